@@ -10,11 +10,10 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import click
 import typer
@@ -63,14 +62,13 @@ def demo(
     )
     planned = stages(out, scans, seed)
     for number, stage in enumerate(planned, start=1):
-        _do(console, stage, f"{number}/{len(planned)}")
-    for line in (*_new_scans(out), *_places(out)):
+        _run_stage(console, stage, f"{number}/{len(planned)}")
+    for line in (*_new_scan_lines(out), *_place_lines(out)):
         console.print(line)
     console.print(f"\nAll of it took {time.monotonic() - begin:.0f} s.")
 
 
-@dataclass(frozen=True)
-class Stage:
+class Stage(NamedTuple):
     """One command, and the file that it writes last."""
 
     title: str
@@ -81,51 +79,56 @@ class Stage:
 def stages(out: Path, scans: int, seed: int) -> list[Stage]:
     """Return the stages in order; sizes suit two cores, not the best result."""
     drawing = f"--slices {SLICES} --positive 0.5 --contrast 2"
-    split = out / "splits" / f"split-{seed}.csv"
-    return [
-        _stage(
+    names = ("scans", "index", "splits", "store", "model", "new", "predicted")
+    drawn, index, splits, store, model, new, predicted = (out / name for name in names)
+    split = splits / f"split-{seed}.csv"
+    rows: list[tuple[str, list[str | Path], Path]] = [
+        (
             "Draw head CTs and write them as DICOM",
-            *("phantom folder", out / "scans", f"--scans {scans} {drawing} --seed {seed}"),
-            made=out / "scans" / "phantom.json",
+            ["phantom folder", drawn, f"--scans {scans} {drawing} --seed {seed}"],
+            drawn / "phantom.json",
         ),
-        _stage(
+        (
             "Find the scans, put their slices in order, join their labels",
-            *("index folder", out / "scans", "--table", out / "scans" / "labels.csv", "-o", out / "index"),
-            made=out / "index" / "manifest.parquet",
+            ["index folder", drawn, "--table", drawn / "labels.csv", "-o", index],
+            index / "manifest.parquet",
         ),
-        _stage(
+        (
             "Split them by patient: a quarter is kept to test the model on",
-            *("split", out / "index", f"--seeds {seed} --proportions 2:1:1 -o", out / "splits"),
-            made=split,
+            ["split", index, f"--seeds {seed} --proportions 2:1:1 -o", splits],
+            split,
         ),
-        _stage(
+        (
             "Encode every slice with a pretrained network, whose weights come inside a package",
-            *("encode", out / "index", "--encoder efficientnet-lite0 --offline --device cpu --window head"),
-            *("--split", split, "-o", out / "store"),
-            made=out / "store" / "store.json",
+            [
+                *("encode", index, "--encoder efficientnet-lite0 --offline --device cpu --window head"),
+                *("--split", split, "-o", store),
+            ],
+            store / "store.json",
         ),
-        _stage(
+        (
             "Fit a model to scan labels alone, with nothing to choose, and test it",
-            *("fit", out / "store", "--split", split, "-o", out / "model"),
-            made=out / "model" / "bundle.json",
+            ["fit", store, "--split", split, "-o", model],
+            model / "bundle.json",
         ),
-        _stage(
+        (
             "Draw new scans, of other patients",
-            *("phantom folder", out / "new", f"--scans {NEW_SCANS} {drawing} --seed {seed + 1}"),
-            made=out / "new" / "phantom.json",
+            ["phantom folder", new, f"--scans {NEW_SCANS} {drawing} --seed {seed + 1}"],
+            new / "phantom.json",
         ),
-        _stage(
+        (
             "Predict them; results as pages, pictures and DICOM",
-            *("predict", out / "new" / "scans", "--model", out / "model"),
-            *("--offline --device cpu --dicom -o", out / "predicted"),
-            made=out / "predicted" / "summary.json",
+            ["predict", new / "scans", "--model", model, "--offline --device cpu --dicom -o", predicted],
+            predicted / "summary.json",
         ),
     ]
+    return [Stage(title, tuple(_words(parts)), made) for title, parts, made in rows]
 
 
-def _stage(title: str, *words: str | Path, made: Path) -> Stage:
+def _words(parts: Iterable[str | Path]) -> Iterator[str]:
     """Split text into words; a path is one word, even with spaces."""
-    return Stage(title, tuple(w for one in words for w in ([str(one)] if isinstance(one, Path) else one.split())), made)
+    for part in parts:
+        yield from [str(part)] if isinstance(part, Path) else part.split()
 
 
 def _open(out: Path, options: Mapping[str, Any]) -> None:
@@ -143,7 +146,7 @@ def _open(out: Path, options: Mapping[str, Any]) -> None:
         raise UserError(f"{out} holds another demo: {changed}; choose another folder (-o), or delete it first")
 
 
-def _do(console: Console, stage: Stage, number: str) -> None:
+def _run_stage(console: Console, stage: Stage, number: str) -> None:
     """Run a stage, unless its result exists."""
     console.print(f"\n{number}  {stage.title}", style="bold")
     for line in command_lines(stage.words):
@@ -152,28 +155,21 @@ def _do(console: Console, stage: Stage, number: str) -> None:
         console.print(f"     done before: {stage.made}")
         return
     begin = time.monotonic()
-    with console.status(stage.words[0]):
-        code, printed = _run(stage.words)
-    for line in worth_telling(printed):
+    printed, command, code = io.StringIO(), click.get_current_context().find_root().command, 0
+    with console.status(stage.words[0]), redirect_stdout(printed):
+        try:  # `main` would turn an interrupt into an exit code
+            with command.make_context("nguide", list(stage.words)) as context:
+                command.invoke(context)
+        except typer.Exit as end:
+            code = end.exit_code
+    for line in result_lines(printed.getvalue()):
         console.print(f"     {line}")
     if code:
         raise typer.Exit(code)
     console.print(f"     {time.monotonic() - begin:.0f} s", style="dim")
 
 
-def _run(words: Sequence[str]) -> tuple[int, str]:
-    """Run the command in this process; return its exit code and output."""
-    printed, command, code = io.StringIO(), click.get_current_context().find_root().command, 0
-    with redirect_stdout(printed):
-        try:  # `main` would turn an interrupt into an exit code
-            with command.make_context("nguide", list(words)) as context:
-                command.invoke(context)
-        except typer.Exit as end:
-            code = end.exit_code
-    return code, printed.getvalue()
-
-
-def worth_telling(printed: str) -> list[str]:
+def result_lines(printed: str) -> list[str]:
     """Return a command's lines without those that announce a beginning or a next command, and without pages."""
     lines = f"\n{printed}".partition("\n# ")[0].splitlines()
     return [line for line in lines if line and not line.endswith(": begins") and not line.startswith("Next: ")]
@@ -181,7 +177,11 @@ def worth_telling(printed: str) -> list[str]:
 
 def command_lines(words: Sequence[str]) -> list[str]:
     """Return a command as lines to paste into a shell; long ones break before an option."""
-    lines = [_program()]
+    program = "nguide"
+    if not shutil.which(program):  # `make` calls it from .venv, which need not be on the path
+        path = Path(sys.executable).with_name(program)
+        program = str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
+    lines = [program]
     for word in map(shlex.quote, words):
         if word.startswith("-") and len(lines[-1]) > COLUMNS:
             lines[-1] += " \\"
@@ -191,25 +191,17 @@ def command_lines(words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _program() -> str:
-    """Return nguide as it can be typed here: `make` calls it from .venv, which need not be on the path."""
-    if shutil.which("nguide"):
-        return "nguide"
-    path = Path(sys.executable).with_name("nguide")
-    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)
-
-
-def _new_scans(out: Path) -> Iterator[str]:
+def _new_scan_lines(out: Path) -> Iterator[str]:
     """Yield the predictions beside the truth that was drawn."""
     from normal_guidance.base.files import read_json
     from normal_guidance.scans.phantom.phantom_files import TRUTH
 
-    truth = {one["scan_id"]: one["slice_labels"] for one in read_json(out / "new" / TRUTH)["scans"]}
+    truth = {scan["scan_id"]: scan["slice_labels"] for scan in read_json(out / "new" / TRUTH)["scans"]}
     yield "\nNew scans: drawn and predicted\n"
     for line in read_json(out / "predicted" / "summary.json")["scans"]:
         if line["state"] != "predicted":
             continue  # the command has printed why
-        drawn = [place for place, label in enumerate(truth[line["scan_id"]], start=1) if label]
+        drawn = [number for number, label in enumerate(truth[line["scan_id"]], start=1) if label]
         right = "right" if bool(line["positive"]) == bool(drawn) else "wrong"
         side = {None: "", 0: f", negative: {right}", 1: f", positive: {right}"}[line["positive"]]
         where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
@@ -222,12 +214,12 @@ def _new_scans(out: Path) -> Iterator[str]:
 
 def _ranges(numbers: Sequence[int]) -> str:
     """Write consecutive numbers as ranges."""
-    firsts = [one for one in numbers if one - 1 not in numbers]
-    lasts = [one for one in numbers if one + 1 not in numbers]
+    firsts = [number for number in numbers if number - 1 not in numbers]
+    lasts = [number for number in numbers if number + 1 not in numbers]
     return ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
-def _places(out: Path) -> Iterator[str]:
+def _place_lines(out: Path) -> Iterator[str]:
     """Yield the files to look at, and the next commands."""
     yield "\nResults to look at"
     for what, where in (

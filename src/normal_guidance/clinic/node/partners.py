@@ -49,10 +49,10 @@ class Peer:
     def addresses(self) -> frozenset[str]:
         """The IP addresses of its host, looked up once."""
         try:
-            found = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
+            records = socket.getaddrinfo(self.host, None, type=socket.SOCK_STREAM)
         except OSError as error:
             raise UserError(f"the host of {self} is unknown ({error.strerror}); give its IP address") from error
-        return frozenset(plain_address(str(one[4][0])) for one in found)
+        return frozenset(plain_address(str(record[4][0])) for record in records)
 
 
 def parse_peer(text: str, *, needs_port: bool = False) -> Peer:
@@ -129,10 +129,6 @@ def _lives_at(peer: Peer, address: str) -> bool:
         return False
 
 
-# The audit log: what happened when and with whom, one JSON object a line, without patients' data.
-# A series is named by the hash that is also the name of its folder.  The file is rotated by size.
-
-
 LARGEST_BYTES = 10 * 2**20
 """Size from which on a new file is begun."""
 
@@ -141,7 +137,10 @@ KEPT = 10
 
 
 class Audit:
-    """Appends events to a file, each by one write, so that a kill leaves whole lines."""
+    """Appends what happened, without patients' data, to a file: a JSON object a line, by one write, whole after a kill.
+
+    A series is named by the hash that is also the name of its folder.  The file is rotated by size.
+    """
 
     def __init__(self, path: Path, largest: int = LARGEST_BYTES, kept: int = KEPT) -> None:
         self.path, self.largest, self.kept = path, largest, kept

@@ -20,38 +20,20 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pynetdicom import evt
-from pynetdicom.association import Association
-from pynetdicom.transport import AssociationServer, AssociationSocket, RequestHandler, ThreadedAssociationServer
-
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
-from normal_guidance.clinic.node.incoming import (
-    Incoming,
-    NotTakenError,
-    Received,
-    read_received,
-)
+from normal_guidance.base.system import importing
+from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, Received, read_received
 from normal_guidance.clinic.node.partners import Audit, Callers, plain_address
-from normal_guidance.clinic.node.series_queue import (
-    ABORTED,
-    OPEN,
-    RELEASED,
-    Series,
-    SeriesQueue,
-    Stored,
-)
+from normal_guidance.clinic.node.series_queue import ABORTED, OPEN, RELEASED, QueuedSeries, SeriesQueue, Stored
 from normal_guidance.scans.index.dicom_files import EXPLICIT, IMPLICIT
 from normal_guidance.scans.index.pixels import GDCM, OPENJPEG, PYDICOM
 
-try:
+with importing("node", "the node needs pynetdicom"):
     from pynetdicom import AE, evt
     from pynetdicom.association import Association
     from pynetdicom.events import Event
     from pynetdicom.sop_class import StorageCommitmentPushModel, Verification  # type: ignore[attr-defined]
-
-except ImportError as error:
-    raise UserError(f"the node needs pynetdicom; {install_command('node')}") from error
+    from pynetdicom.transport import AssociationSocket, RequestHandler, ThreadedAssociationServer
 
 STORAGE = {
     "CT": "1.2.840.10008.5.1.4.1.1.2",
@@ -110,16 +92,7 @@ Committing = Callable[[Event], tuple[int, Any]]
 
 
 class Receiver:
-    """The server, and what is known of its associations.
-
-    Args:
-        listening: where and as whom.
-        callers: who may call.
-        queue: records what arrives.
-        incoming: holds what arrives.
-        audit: records who sent what.
-        touched: receives the key of each series of which something arrived.
-    """
+    """The server, and what is known of its associations; `touched` receives the key of each series that arrives."""
 
     def __init__(
         self,
@@ -141,20 +114,21 @@ class Receiver:
         self._thread: threading.Thread | None = None
         self._contexts: list[Any] = []
 
-    # ------------------------------------------------------------------------------------------------
-    # Start and end
-    # ------------------------------------------------------------------------------------------------
-
-    def start(self, committing: dict[Any, Committing]) -> int:
-        """Listen, and return the port; `committing` handles what belongs to storage commitment, by event."""
-        silence_log()
+    def start(self, report: Committing, commit: Committing) -> int:
+        """Listen, and return the port; the two answer reports of, and requests for, storage commitment."""
+        # pynetdicom's log repeats what peers send, which may name patients.
+        logger = logging.getLogger("pynetdicom")
+        logger.setLevel(logging.CRITICAL)
+        logger.propagate = False
         entity = self._entity()
         handlers: list[Any] = [
             (evt.EVT_REQUESTED, self._requested),
             (evt.EVT_C_STORE, self._store),
-            (evt.EVT_RELEASED, self._released),
-            (evt.EVT_CONN_CLOSE, self._closed),
-            *((event, handler) for event, handler in committing.items()),
+            (evt.EVT_RELEASED, lambda event: self._end(event.assoc, RELEASED)),
+            # Every connection ends here; one that was released is known no more.
+            (evt.EVT_CONN_CLOSE, lambda event: self._end(event.assoc, ABORTED)),
+            (evt.EVT_N_EVENT_REPORT, report),
+            (evt.EVT_N_ACTION, commit),
         ]
         where = self.listening
         try:
@@ -162,7 +136,7 @@ class Receiver:
                 (where.address, where.port),
                 evt_handlers=handlers,
                 ssl_context=where.tls,
-                server_class=make_bounded_server(self._may_connect),
+                server_class=type("Server", (BoundedServer,), {"may_connect": staticmethod(self._may_connect)}),
                 request_handler=BoundedHandler,
             )
         except OSError as error:
@@ -182,7 +156,7 @@ class Receiver:
         entity = AE(self.listening.aet)
         # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
         entity.require_called_aet = True
-        entity.require_calling_aet = sorted({one.aet for one in (*self.callers.senders, *self.callers.destinations)})
+        entity.require_calling_aet = sorted({peer.aet for peer in (*self.callers.senders, *self.callers.destinations)})
         # Never reached: `_requested` counts associations, and `_may_connect` those that wait.
         entity.maximum_associations = 2 * (MOST_ASSOCIATIONS + MOST_WAITING)
         entity.maximum_pdu_size = PDU_BYTES
@@ -208,15 +182,11 @@ class Receiver:
         for association in running:
             association.join(2)
 
-    # ------------------------------------------------------------------------------------------------
-    # Who may call
-    # ------------------------------------------------------------------------------------------------
-
     def _may_connect(self, address: str) -> bool:
         if not self.callers.knows(address):
             self._reject("", address, "address")
             return False
-        waiting = [one for one in self._server.active_associations if not one.is_established]
+        waiting = [call for call in self._server.active_associations if not call.is_established]
         for oldest in waiting[: max(0, len(waiting) - MOST_WAITING + 1)]:
             close_connection(oldest)  # so that whoever says nothing cannot keep others out
         return True
@@ -243,19 +213,15 @@ class Receiver:
             verdict, why = REJECT_CALLER, "calling AE title or address"
         elif str(request.called_ae_title).strip() != self.listening.aet:
             verdict, why = REJECT_CALLED, "called AE title"
-        elif sum(one.is_established for one in self._server.active_associations) >= MOST_ASSOCIATIONS:
+        elif sum(call.is_established for call in self._server.active_associations) >= MOST_ASSOCIATIONS:
             verdict, why = REJECT_BUSY, "too many associations"
         else:
             association.acceptor.supported_contexts = deepcopy(self._contexts)
-            hurry(association)
+            association.dul._run_loop_delay = ASSOCIATED_DELAY
             return
         association.acse.send_reject(*verdict)
         association.kill()
         self._reject(aet, address, why)
-
-    # ------------------------------------------------------------------------------------------------
-    # Objects
-    # ------------------------------------------------------------------------------------------------
 
     def _store(self, event: Event) -> int:
         association = event.assoc
@@ -266,43 +232,45 @@ class Receiver:
         try:
             data = event.encoded_dataset(include_meta=False)
             content = event.encoded_dataset()
-            one = read_received(content, len(content) - len(data))
+            received = read_received(content, len(content) - len(data))
         except NotTakenError as error:
             return self._refuse(NOT_UNDERSTOOD, peer, str(error))
         stated = str(request.AffectedSOPInstanceUID), str(request.AffectedSOPClassUID)
-        if (one.sop_uid, one.sop_class) != stated:
+        if (received.sop_uid, received.sop_class) != stated:
             return self._refuse(MISMATCH, peer, "the object is not the one that the message names")
         if shutil.disk_usage(self.incoming.path).free < FREE_BYTES:
-            return self._refuse(NO_RESOURCES, peer, "the disk is full", one.series)
+            return self._refuse(NO_RESOURCES, peer, "the disk is full", received.series)
         try:
-            verdict = self.store(one, peer, OPEN)
+            verdict = self.store(received, peer, OPEN)
         except (OSError, sqlite3.Error) as error:
-            return self._refuse(NO_RESOURCES, peer, f"the disk does not take it: {type(error).__name__}", one.series)
-        self._series[association].add(one.series)
+            return self._refuse(
+                NO_RESOURCES, peer, f"the disk does not take it: {type(error).__name__}", received.series
+            )
+        self._series[association].add(received.series)
         if verdict == "full":
-            return self._refuse(NO_RESOURCES, peer, "the queue is full", one.series)
+            return self._refuse(NO_RESOURCES, peer, "the queue is full", received.series)
         if verdict == "conflict":
-            return self._refuse(DUPLICATE, peer, "an object with the same UID has other content", one.series)
+            return self._refuse(DUPLICATE, peer, "an object with the same UID has other content", received.series)
         return SUCCESS
 
-    def store(self, one: Received, peer: str, association: str) -> Stored:
+    def store(self, received: Received, peer: str, association: str) -> Stored:
         """Write an object and record it, unless it is known, contradicts a known one, or there is no room."""
-        verdict = self.queue.judge(one)
+        verdict = self.queue.judge(received)
         if verdict == "new":
             with self._storing:  # two senders of the same object must not write it both
-                verdict = self.queue.judge(one)
+                verdict = self.queue.judge(received)
                 if verdict == "new":
-                    self.incoming.write(one)
-                    verdict = self.queue.add(one, peer, association)
-        if verdict == "new" or (verdict == "known" and self.queue.set_association([one.series], association)):
-            self.touched(one.series)
+                    self.incoming.write(received)
+                    verdict = self.queue.add(received, peer, association)
+        if verdict == "new" or (verdict == "known" and self.queue.set_association([received.series], association)):
+            self.touched(received.series)
         return verdict
 
-    def forget(self, one: Series) -> None:
+    def forget(self, series: QueuedSeries) -> None:
         """Delete the files of a finished series, unless a slice has arrived meanwhile."""
         with self._storing:
-            if self.queue.purge(one):
-                shutil.rmtree(self.incoming.folder(one.key), ignore_errors=True)
+            if self.queue.purge(series):
+                shutil.rmtree(self.incoming.folder(series.key), ignore_errors=True)
 
     def problems(self) -> list[str]:
         """What keeps it from receiving."""
@@ -320,17 +288,6 @@ class Receiver:
         self.audit.write("refused object", peer=peer, series=series, status=f"{status:04X}", reason=reason)
         return status
 
-    # ------------------------------------------------------------------------------------------------
-    # Ends of associations
-    # ------------------------------------------------------------------------------------------------
-
-    def _released(self, event: Event) -> None:
-        self._end(event.assoc, RELEASED)
-
-    def _closed(self, event: Event) -> None:
-        """Every connection ends here; one that was released is known no more."""
-        self._end(event.assoc, ABORTED)
-
     def _end(self, association: Association, how: str) -> None:
         keys = self._series.pop(association, set())
         if keys:
@@ -343,10 +300,10 @@ def read_image(file: Path) -> Received:
     """Read a file that came another way than by C-STORE; what is not an image that a model may take is refused."""
     if file.stat().st_size > LARGEST_OBJECT:
         raise NotTakenError("larger than 2 GB")
-    one = read_received(file.read_bytes())
-    if one.sop_class not in STORAGE.values():
+    received = read_received(file.read_bytes())
+    if received.sop_class not in STORAGE.values():
         raise NotTakenError("not an image of CT, MR or PET")
-    return one
+    return received
 
 
 def address_of(association: Association) -> str:
@@ -354,18 +311,9 @@ def address_of(association: Association) -> str:
     return plain_address(str(association.requestor.address))
 
 
-def silence_log() -> None:
-    """Keep pynetdicom's log quiet: it repeats what peers send, which may name patients."""
-    logger = logging.getLogger("pynetdicom")
-    logger.setLevel(logging.CRITICAL)
-    logger.propagate = False
-
-
-# pynetdicom's server with bounds: who may connect, how many at once, how large and how slow a message may be.
 # Bounds that pynetdicom 3.0 lacks: it starts two threads for each connection before it knows who calls, waits for a TLS
 # handshake in the only thread that accepts connections, waits without end for the rest of a truncated PDU, and takes
 # PDUs of any stated length (up to 4 GB).
-
 
 HANDSHAKE_SECONDS = 10.0
 """A TLS handshake that takes longer is given up."""
@@ -429,18 +377,16 @@ class BoundedServer(ThreadedAssociationServer):
 
 
 class BoundedHandler(RequestHandler):
-    """Makes associations whose socket has the bounds above, and which are slow until `hurry` is called."""
+    """Makes associations whose socket has the bounds above, and which are slow until they are accepted."""
 
     def _create_association(self) -> Association:
         association = super()._create_association()
-        bound(association)
+        reader, message = association.dul.socket, MessageCount()
+        assert reader is not None
+        setattr(reader, "recv", lambda size: message.read(reader, size))  # noqa: B010  # a method of pynetdicom
+        association.bind(evt.EVT_DIMSE_RECV, lambda event: message.begin())
         association.dul._run_loop_delay = WAITING_DELAY
         return association
-
-
-def hurry(association: Association) -> None:
-    """Let an association that is accepted look for messages as often as pynetdicom does."""
-    association.dul._run_loop_delay = ASSOCIATED_DELAY
 
 
 def close_connection(association: Association) -> None:
@@ -451,16 +397,7 @@ def close_connection(association: Association) -> None:
             reader.socket.shutdown(socket.SHUT_RDWR)
 
 
-def bound(association: Association) -> None:
-    """Bound the size and the time of what an association reads."""
-    reader = association.dul.socket
-    assert reader is not None
-    message = Message()
-    setattr(reader, "recv", lambda size: message.read(reader, size))  # noqa: B010  # a method of pynetdicom
-    association.bind(evt.EVT_DIMSE_RECV, lambda event: message.begin())
-
-
-class Message:
+class MessageCount:
     """Counts the bytes of the message that is being read."""
 
     def __init__(self) -> None:
@@ -484,8 +421,3 @@ class Message:
             if time.monotonic() > end:
                 raise TimeoutError(f"a PDU of {size} bytes took more than {PDU_SECONDS:g} s")
         return content
-
-
-def make_bounded_server(may_connect: Callable[[str], bool]) -> type[AssociationServer]:
-    """Make the class of a server that asks `may_connect`."""
-    return type("Server", (BoundedServer,), {"may_connect": staticmethod(may_connect)})

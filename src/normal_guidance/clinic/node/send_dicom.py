@@ -1,10 +1,14 @@
-"""A PACS that takes results by C-STORE, and confirms them by storage commitment if asked to."""
+"""Archives that take results by C-STORE or DICOMweb; storage commitment, asked of archives and answered to senders.
+
+A client asks by N-ACTION whether objects are stored for good (DICOM part 4, annex J); the answer is an N-EVENT-REPORT,
+in the same association or in a new one that the server opens.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,23 +23,12 @@ from pynetdicom.pdu_primitives import SCP_SCU_RoleSelectionNegotiation
 from pynetdicom.presentation import build_context
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.node.destination import (
-    About,
-    Accepted,
-    Identity,
-    NotSentError,
-)
+from normal_guidance.clinic.node.destination import Accepted, Destination, Identity, NotSentError, SentSeries
 from normal_guidance.clinic.node.incoming import hash_of
 from normal_guidance.clinic.node.partners import Audit, Callers, Peer
 from normal_guidance.clinic.node.receiver import address_of
 from normal_guidance.clinic.node.series_queue import SeriesQueue
-from normal_guidance.clinic.predict.dicomweb import DicomWeb, parse_server
-from normal_guidance.clinic.results.result_folder import dicom_results
-
-# Storage commitment (DICOM part 4, annex J): as a client of archives, and for senders that ask this node.
-# A client asks by N-ACTION whether objects are stored for good; the answer is an N-EVENT-REPORT, in the same
-# association or in a new one that the server opens.
-
+from normal_guidance.clinic.predict.dicomweb import DicomWeb
 
 COMMITMENT, INSTANCE = "1.2.840.10008.1.20.1", "1.2.840.10008.1.20.1.1"
 """SOP class Storage Commitment Push Model, and its only instance."""
@@ -53,11 +46,31 @@ MOST_OBJECTS = 100_000
 """Objects in one request."""
 
 
+PLAIN = [ExplicitVRLittleEndian, ImplicitVRLittleEndian]
+
+CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
+
+REPORT_SECONDS = 1.0
+"""An association in which storage commitment was asked for stays open for so long: some archives report at once."""
+
+WARNINGS = (0xB000, 0xB006, 0xB007)
+"""Answers to a C-STORE that mean: stored, with a change or a doubt."""
+
+
+def associate(identity: Identity, peer: Peer, contexts: Sequence[Any], **options: Any) -> Association:
+    """Ask a partner for an association, which may not be established."""
+    entity = AE(identity.aet)
+    entity.connection_timeout = CONNECT_SECONDS
+    entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = ANSWER_SECONDS
+    tls = None if identity.tls is None else (identity.tls, peer.host)
+    return entity.associate(peer.host, peer.port or 0, list(contexts), ae_title=peer.aet, tls_args=tls, **options)
+
+
 def request_dataset(transaction: str, objects: Sequence[tuple[str, str]]) -> Dataset:
     """Make the content of a request: a UID of its own, and SOP class and instance of each object."""
     dataset = Dataset()
     dataset.TransactionUID = transaction
-    dataset.ReferencedSOPSequence = [_reference(*one) for one in objects]
+    dataset.ReferencedSOPSequence = [_reference(*instance) for instance in objects]
     return dataset
 
 
@@ -77,16 +90,12 @@ class Reports:
         self._came = threading.Condition()
         self._awaited: set[str] = set()
 
-    def handlers(self) -> list[Any]:
-        """What an association that may bring a report is bound to."""
-        return [(evt.EVT_N_EVENT_REPORT, self.receive)]
-
     def receive(self, event: Event) -> tuple[int, None]:
         """Record a report; one that nobody asked for changes nothing."""
         try:
             dataset = event.event_information
             transaction = str(dataset.TransactionUID)
-            missing = [str(one.ReferencedSOPInstanceUID) for one in dataset.get("FailedSOPSequence") or []]
+            missing = [str(item.ReferencedSOPInstanceUID) for item in dataset.get("FailedSOPSequence") or []]
         except Exception:  # decoding foreign bytes
             return 0x0110, None
         known = self.queue.confirm(transaction, missing)
@@ -109,13 +118,15 @@ class Reports:
             self._awaited.discard(transaction)
 
 
+@dataclass
 class Committer:
     """Answers senders: what is on this disk and in the queue is safe until its series is finished."""
 
-    def __init__(
-        self, identity: Identity, callers: Callers, queue: SeriesQueue, audit: Audit, ended: threading.Event
-    ) -> None:
-        self.identity, self.callers, self.queue, self.audit, self.ended = identity, callers, queue, audit, ended
+    identity: Identity
+    callers: Callers
+    queue: SeriesQueue
+    audit: Audit
+    ended: threading.Event
 
     def receive(self, event: Event) -> tuple[int, None]:
         """Take a request, and report in a thread of its own."""
@@ -126,7 +137,7 @@ class Committer:
             dataset = event.action_information
             transaction = str(dataset.TransactionUID)
             items = dataset.ReferencedSOPSequence
-            objects = [(str(one.ReferencedSOPClassUID), str(one.ReferencedSOPInstanceUID)) for one in items]
+            objects = [(str(item.ReferencedSOPClassUID), str(item.ReferencedSOPInstanceUID)) for item in items]
         except Exception:  # decoding foreign bytes
             return 0x0115, None
         if event.action_type != 1 or len(objects) > MOST_OBJECTS:
@@ -139,15 +150,18 @@ class Committer:
 
     def judge(self, transaction: str, objects: Sequence[tuple[str, str]]) -> tuple[int, Dataset]:
         """Make a report: which objects are stored, and which are not."""
-        held = [self.queue.holds(sop_uid, sop_class, hash_of(sop_uid)) for sop_class, sop_uid in objects]
-        stored = [one for one, here in zip(objects, held, strict=True) if here]
-        missing = [one for one, here in zip(objects, held, strict=True) if not here]
+        stored, missing = [], []
+        for sop_class, sop_uid in objects:
+            if self.queue.holds(sop_uid, sop_class, hash_of(sop_uid)):
+                stored.append(_reference(sop_class, sop_uid))
+            else:
+                missing.append(_reference(sop_class, sop_uid, reason=NOT_HERE))
         report = Dataset()
         report.TransactionUID = transaction
         if stored:
-            report.ReferencedSOPSequence = [_reference(*one) for one in stored]
+            report.ReferencedSOPSequence = stored
         if missing:
-            report.FailedSOPSequence = [_reference(*one, reason=NOT_HERE) for one in missing]
+            report.FailedSOPSequence = missing
         return SOME_MISSING if missing else ALL_STORED, report
 
     def _report(self, association: Association, peer: str, address: str, kind: int, report: Dataset) -> None:
@@ -160,18 +174,14 @@ class Committer:
             self.audit.write("commitment report lost", peer=peer, reason="--from names no port to report to")
             return
         for seconds in (0.0, *RETRIES):
-            if self.ended.wait(seconds) or self._report_anew(known.host, known.port, peer, kind, report):
+            if self.ended.wait(seconds) or self._report_anew(known, kind, report):
                 return
         self.audit.write("commitment report lost", peer=peer, reason="the sender cannot be reached")
 
-    def _report_anew(self, host: str, port: int, peer: str, kind: int, report: Dataset) -> bool:
-        entity = AE(self.identity.aet)
-        entity.connection_timeout = 10
+    def _report_anew(self, sender: Peer, kind: int, report: Dataset) -> bool:
         role = SCP_SCU_RoleSelectionNegotiation()
         role.sop_class_uid, role.scu_role, role.scp_role = COMMITMENT, False, True
-        context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-        tls = None if self.identity.tls is None else (self.identity.tls, host)
-        association = entity.associate(host, port, [context], ae_title=peer, ext_neg=[role], tls_args=tls)
+        association = associate(self.identity, sender, [build_context(COMMITMENT, PLAIN)], ext_neg=[role])
         done = _sent(association, kind, report)
         if association.is_established:
             association.release()
@@ -189,31 +199,9 @@ def _sent(association: Association, kind: int, report: Dataset) -> bool:
     return answer.get("Status") == 0x0000
 
 
-Handler = Callable[[Event], tuple[int, None]]
-
-
-def handlers_of(reports: Reports, committer: Committer) -> dict[Any, Handler]:
-    """What the node's own server is bound to."""
-    return {evt.EVT_N_EVENT_REPORT: reports.receive, evt.EVT_N_ACTION: committer.receive}
-
-
-CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
-
-REPORT_SECONDS = 1.0
-"""An association in which storage commitment was asked for stays open for so long: some archives report at once."""
-
-WARNINGS = (0xB000, 0xB006, 0xB007)
-"""Answers to a C-STORE that mean: stored, with a change or a doubt."""
-
-
 @dataclass(frozen=True)
-class DicomDestination:
-    """A DICOM archive.
-
-    Args:
-        peer: its AE title, host and port.
-        identity: who we are.
-    """
+class DicomDestination(Destination):
+    """A DICOM archive."""
 
     peer: Peer
     identity: Identity
@@ -226,16 +214,11 @@ class DicomDestination:
     def commits(self) -> bool:
         return self.identity.commit
 
-    def files(self, folder: Path) -> list[Path]:
-        """The DICOM results."""
-        return dicom_results(folder)
-
-    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+    def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store each file."""
         datasets = {file: dcmread(file) for file in files}
-        classes = sorted({str(one.SOPClassUID) for one in datasets.values()})
-        contexts = [build_context(uid, [ExplicitVRLittleEndian, ImplicitVRLittleEndian]) for uid in classes]
-        with self._associated(contexts) as association:
+        classes = sorted({str(dataset.SOPClassUID) for dataset in datasets.values()})
+        with self._associated([build_context(uid, PLAIN) for uid in classes]) as association:
             for file, dataset in datasets.items():
                 try:
                     status = association.send_c_store(dataset).get("Status")
@@ -250,9 +233,13 @@ class DicomDestination:
 
     def ask_commitment(self, files: Sequence[Path], transaction: str, reports: Reports) -> None:
         """Ask whether the archive has stored files for good; `reports` receives the answer, now or later."""
-        context = build_context(COMMITMENT, [ExplicitVRLittleEndian, ImplicitVRLittleEndian])
-        dataset = request_dataset(transaction, [_identity(file) for file in files])
-        with self._associated([context], handlers=reports.handlers()) as association:
+        objects = []
+        for file in files:
+            meta = dcmread(file, specific_tags=[0x00080016, 0x00080018], stop_before_pixels=True)
+            objects.append((str(meta.SOPClassUID), str(meta.SOPInstanceUID)))
+        dataset = request_dataset(transaction, objects)
+        handlers = [(evt.EVT_N_EVENT_REPORT, reports.receive)]
+        with self._associated([build_context(COMMITMENT, PLAIN)], handlers) as association:
             reports.expect(transaction)
             try:
                 answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
@@ -265,20 +252,9 @@ class DicomDestination:
             reports.wait(transaction, REPORT_SECONDS)
 
     @contextmanager
-    def _associated(self, contexts: list[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:
+    def _associated(self, contexts: Sequence[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:
         """An association that is released at the end, and aborted after an error."""
-        entity = AE(self.identity.aet)
-        entity.connection_timeout = CONNECT_SECONDS
-        entity.acse_timeout = entity.dimse_timeout = entity.network_timeout = ANSWER_SECONDS
-        tls = None if self.identity.tls is None else (self.identity.tls, self.peer.host)
-        association = entity.associate(
-            self.peer.host,
-            self.peer.port or 0,
-            contexts,
-            ae_title=self.peer.aet,
-            tls_args=tls,
-            evt_handlers=list(handlers),
-        )
+        association = associate(self.identity, self.peer, contexts, evt_handlers=list(handlers))
         if not association.is_established:
             what = "rejected the association" if association.is_rejected else "cannot be reached"
             raise NotSentError(f"{self.peer} {what}")
@@ -291,35 +267,17 @@ class DicomDestination:
             association.release()
 
 
-def _identity(file: Path) -> tuple[str, str]:
-    """SOP class and instance of a file."""
-    meta = dcmread(file, specific_tags=[0x00080016, 0x00080018], stop_before_pixels=True)
-    return str(meta.SOPClassUID), str(meta.SOPInstanceUID)
-
-
-# A DICOMweb server that takes results by STOW-RS.
-
-
 @dataclass(frozen=True)
-class WebDestination:
-    """A DICOMweb server.
-
-    Args:
-        url: address of its root, as https://pacs/dicom-web.
-    """
+class WebDestination(Destination):
+    """A DICOMweb server that takes results by STOW-RS; `url` is the address of its root, as https://pacs/dicom-web."""
 
     url: str
-    commits: bool = False
 
     @property
     def name(self) -> str:
         return self.url
 
-    def files(self, folder: Path) -> list[Path]:
-        """The DICOM results."""
-        return dicom_results(folder)
-
-    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+    def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store all files together."""
         try:
             DicomWeb(self.url).store(files)
@@ -327,8 +285,3 @@ class WebDestination:
             raise NotSentError(str(error)) from error
         for file in files:
             accepted(file)
-
-
-def parse_web(url: str) -> WebDestination:
-    """Make a destination from the address of a server."""
-    return WebDestination(parse_server(url).url)

@@ -1,7 +1,7 @@
-"""A reading list that takes results as HL7 v2 messages: ORU^R01 of version 2.5.1 over MLLP, acknowledged one by one.
+"""Reading lists that take results: HL7 v2 messages (ORU^R01 2.5.1 over MLLP), and FHIR Observations (R4B).
 
-Each finding is a group of observations: the probability, with the threshold as its reference range and a flag, the
-call, and the key slices.  Results are preliminary: a radiologist decides.
+Each finding is a group of observations, or an Observation: the probability, with the threshold as its reference range
+and a flag, the call, and the key slices.  Results are preliminary: a radiologist decides.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,50 +22,72 @@ from pydicom import Dataset, dcmread
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.dicom.objects import NOTICE
-from normal_guidance.clinic.node.destination import (
-    About,
-    Accepted,
-    Identity,
-    NotSentError,
-)
+from normal_guidance.clinic.node.destination import Accepted, Destination, Identity, NotSentError, SentSeries
 from normal_guidance.clinic.node.incoming import hash_of
 from normal_guidance.clinic.node.partners import Peer
 from normal_guidance.clinic.predict.dicomweb import refuse_open_token
 from normal_guidance.clinic.predict.job import PREDICTION
 
-# A scan's result as messages for reading lists tell it: patient and study from its DICOM report, numbers from JSON.
-
+with importing("node", "HL7 and FHIR need hl7apy, requests and fhir.resources"):
+    import requests
+    from fhir.resources.R4B.observation import Observation
+    from hl7apy.core import Message, Segment
+    from hl7apy.exceptions import HL7apyException
+    from hl7apy.parser import parse_message
 
 REPORT = "structured_report.dcm"
+
+CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
+
+VERSION = "2.5.1"
+
+START, END = b"\x0b", b"\x1c\r"
+"""The frame of a message in MLLP."""
+
+LARGEST_ANSWER = 65_536
+"""Bytes of an acknowledgement; a longer one is refused."""
+
+ACCEPTED = ("AA", "CA")
+
+PRELIMINARY = "P"
+
+SCHEME = "99NGUIDE"
+"""Our own codes in HL7."""
+
+STUDY_UID = "110180^Study Instance UID^DCM"
+
+TOKEN = "NGUIDE_FHIR_TOKEN"
+"""Environment variable of the bearer token."""
+
+SNOMED, UCUM = "http://snomed.info/sct", "http://unitsofmeasure.org"
+OURS = "urn:normal-guidance"
+"""Our own identifiers in FHIR."""
+
+CATEGORY = "http://terminology.hl7.org/CodeSystem/observation-category"
+INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpretation"
 
 
 @dataclass(frozen=True)
 class FindingResult:
-    """What a model says of one finding.
-
-    Args:
-        name: the finding's name; empty where the model does not name it.
-        code: its SNOMED CT identifier; None if unknown.
-        meaning: what SNOMED CT calls it; None if unknown.
-        sought: what was looked for, in words.
-        probability: calibrated.
-        threshold: from which on a scan is positive; None if none was chosen.
-        positive: None without a threshold.
-        key_slices: DICOM's numbers of the slices of the highest attention, or their places from 1 without such.
-        model: fingerprint of the model.
-    """
+    """What a model says of one finding; `key_slices` are DICOM's instance numbers, or places from 1 without such."""
 
     name: str
+    """Empty where the model does not name it."""
     code: str | None
+    """Its SNOMED CT identifier."""
     meaning: str | None
+    """What SNOMED CT calls it."""
     sought: str
+    """What was looked for, in words."""
     probability: float
     threshold: float | None
     positive: bool | None
+    """None without a threshold."""
     key_slices: tuple[int, ...]
     model: str
+    """Fingerprint of the model."""
 
     @property
     def title(self) -> str:
@@ -75,16 +97,10 @@ class FindingResult:
 
 @dataclass(frozen=True)
 class ResultContent:
-    """The result of one scan.
-
-    Args:
-        identity: a hash of the series and its slices: the same result has the same, however often it is sent.
-        patient: headers of the patient and study, as the results have them.
-        findings: what was found.
-        cautions: what a reader must know before trusting it.
-    """
+    """The result of one scan: patient and study from its DICOM report, numbers from prediction.json."""
 
     identity: str
+    """A hash of the series and its slices: the same result has the same, however often it is sent."""
     patient: Dataset
     findings: tuple[FindingResult, ...]
     cautions: tuple[str, ...]
@@ -100,69 +116,39 @@ class ResultContent:
         return (NOTICE, *self.cautions)
 
 
-def prediction_files(folder: Path) -> list[Path]:
-    """The files that `read_content` reads: those of scans that have DICOM results, in a fixed order."""
-    return [one for one in sorted(folder.glob(f"*/{PREDICTION}")) if _report_of(one) is not None]
-
-
-def read_content(file: Path, series: str, round: int) -> ResultContent:
+def read_content(file: Path, series: SentSeries) -> ResultContent:
     """The content of a scan's prediction.json and of the report beside it."""
     about = read_json(file, "predict again")
     report = _report_of(file)
     patient = dcmread(report, stop_before_pixels=True) if report is not None else Dataset()
     patient.pop("ContentSequence", None)
-    found = about.get("findings") or [{**about, "name": ""}]
-    return ResultContent(
-        identity=hash_of(series, str(round), file.parent.name),
-        patient=patient,
-        findings=tuple(_finding(one) for one in found),
-        cautions=tuple(about["cautions"]),
+    findings = tuple(
+        FindingResult(
+            name=finding["name"],
+            code=finding.get("code"),
+            meaning=finding.get("meaning"),
+            sought=finding["sought"],
+            probability=finding["probability"],
+            threshold=finding["threshold"],
+            positive=finding["positive"],
+            key_slices=tuple(place["instance_number"] or place["slice"] for place in finding["key_slices"]),
+            model=finding["model"]["identity"]["fingerprint"],
+        )
+        for finding in about.get("findings") or [{**about, "name": ""}]
     )
+    identity = hash_of(series.key, str(series.round), file.parent.name)
+    return ResultContent(identity, patient, findings, tuple(about["cautions"]))
 
 
 def _report_of(prediction: Path) -> Path | None:
     return next(iter(sorted(prediction.parent.glob(f"dicom/**/{REPORT}"))), None)
 
 
-def _finding(about: Mapping[str, Any]) -> FindingResult:
-    return FindingResult(
-        name=about["name"],
-        code=about.get("code"),
-        meaning=about.get("meaning"),
-        sought=about["sought"],
-        probability=about["probability"],
-        threshold=about["threshold"],
-        positive=about["positive"],
-        key_slices=tuple(one["instance_number"] or one["slice"] for one in about["key_slices"]),
-        model=about["model"]["identity"]["fingerprint"],
-    )
+class TextDestination(Destination):
+    """Takes the predictions of scans that have DICOM results, in a fixed order."""
 
-
-try:
-    from hl7apy.core import Message, Segment
-    from hl7apy.exceptions import HL7apyException
-    from hl7apy.parser import parse_message
-except ImportError as error:
-    raise UserError(f"HL7 messages need hl7apy; {install_command('node')}") from error
-
-VERSION = "2.5.1"
-
-START, END = b"\x0b", b"\x1c\r"
-"""The frame of a message in MLLP."""
-
-CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
-
-LARGEST_ANSWER = 65_536
-"""Bytes of an acknowledgement; a longer one is refused."""
-
-ACCEPTED = ("AA", "CA")
-
-PRELIMINARY = "P"
-
-SCHEME = "99NGUIDE"
-"""Our own codes."""
-
-STUDY_UID = "110180^Study Instance UID^DCM"
+    def files(self, folder: Path) -> list[Path]:
+        return [file for file in sorted(folder.glob(f"*/{PREDICTION}")) if _report_of(file) is not None]
 
 
 class ObservationSegment(NamedTuple):
@@ -177,31 +163,21 @@ class ObservationSegment(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Hl7Destination:
-    """A receiver of HL7 messages.
-
-    Args:
-        receiver: its application (MSH-5), host and port.
-        identity: who we are.
-    """
+class Hl7Destination(TextDestination):
+    """A receiver of HL7 messages: its application (MSH-5), host and port."""
 
     receiver: Peer
     identity: Identity
-    commits: bool = False
 
     @property
     def name(self) -> str:
         return f"hl7:{self.receiver}"
 
-    def files(self, folder: Path) -> list[Path]:
-        """The predictions."""
-        return prediction_files(folder)
-
-    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+    def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Send a message for each scan, and wait for its acknowledgement."""
         with self._connected() as connection:
             for file in files:
-                content = read_content(file, about.series, about.round)
+                content = read_content(file, series)
                 message = make_message(content, self.identity.aet, self.receiver.aet)
                 connection.sendall(START + message.encode() + END)
                 self._check(_answer(connection), content.identity)
@@ -232,13 +208,13 @@ class Hl7Destination:
 
 def _answer(connection: socket.socket) -> str:
     """The next message, without its frame."""
-    found = b""
-    while not found.endswith(END):
+    content = b""
+    while not content.endswith(END):
         more = connection.recv(4096)
-        if not more or len(found) > LARGEST_ANSWER:
+        if not more or len(content) > LARGEST_ANSWER:
             raise OSError("no whole message")
-        found += more
-    return found.removesuffix(END).lstrip(START).decode("utf-8", "replace")
+        content += more
+    return content.removesuffix(END).lstrip(START).decode("utf-8", "replace")
 
 
 def control_id(identity: str) -> str:
@@ -248,76 +224,60 @@ def control_id(identity: str) -> str:
 
 def make_message(content: ResultContent, sender: str, receiver: str, now: datetime | None = None) -> str:
     """Make the message about a scan."""
+    moment = f"{now or datetime.now(UTC):%Y%m%d%H%M%S+0000}"
     message = Message("ORU_R01", version=VERSION)
     message.msh.msh_3, message.msh.msh_5 = plain(sender), plain(receiver)
-    message.msh.msh_7 = f"{now or datetime.now(UTC):%Y%m%d%H%M%S+0000}"
-    message.msh.msh_9 = "ORU^R01^ORU_R01"
+    message.msh.msh_7, message.msh.msh_9 = moment, "ORU^R01^ORU_R01"
     message.msh.msh_10, message.msh.msh_11, message.msh.msh_18 = control_id(content.identity), "P", "UNICODE UTF-8"
     result = message.add_group("ORU_R01_PATIENT_RESULT")
-    result.add_group("ORU_R01_PATIENT").add(_patient_segment(content))
-    order = result.add_group("ORU_R01_ORDER_OBSERVATION")
-    order.add(_order(content, now))
-    for number, one in enumerate(observations(content), start=1):
-        order.add_group("ORU_R01_OBSERVATION").add(_observation(number, one))
-    return str(message.to_er7())
-
-
-def _patient_segment(content: ResultContent) -> Any:
-    segment = Segment("PID", version=VERSION)
-    segment.pid_1 = "1"
+    patient = Segment("PID", version=VERSION)
     issuer = plain(content.header("IssuerOfPatientID"))
-    segment.pid_3 = plain(content.header("PatientID")) + (f"^^^{issuer}" if issuer else "")
-    segment.pid_5 = "^".join(plain(part) for part in content.header("PatientName").partition("=")[0].split("^")[:5])
-    segment.pid_7 = plain(content.header("PatientBirthDate"))
-    segment.pid_8 = plain(content.header("PatientSex"))
-    return segment
-
-
-def _order(content: ResultContent, now: datetime | None) -> Any:
-    segment = Segment("OBR", version=VERSION)
-    segment.obr_1 = "1"
-    segment.obr_3 = plain(content.header("AccessionNumber"))
-    segment.obr_4 = f"AI^Slices that matter, AI, research only^{SCHEME}"
-    segment.obr_7 = plain(content.header("StudyDate") + content.header("StudyTime").partition(".")[0])
-    segment.obr_22 = f"{now or datetime.now(UTC):%Y%m%d%H%M%S+0000}"
-    segment.obr_25 = PRELIMINARY
-    return segment
+    patient.pid_1 = "1"
+    patient.pid_3 = plain(content.header("PatientID")) + (f"^^^{issuer}" if issuer else "")
+    patient.pid_5 = "^".join(plain(part) for part in content.header("PatientName").partition("=")[0].split("^")[:5])
+    patient.pid_7, patient.pid_8 = plain(content.header("PatientBirthDate")), plain(content.header("PatientSex"))
+    result.add_group("ORU_R01_PATIENT").add(patient)
+    order = result.add_group("ORU_R01_ORDER_OBSERVATION")
+    request = Segment("OBR", version=VERSION)
+    request.obr_1, request.obr_3 = "1", plain(content.header("AccessionNumber"))
+    request.obr_4 = f"AI^Slices that matter, AI, research only^{SCHEME}"
+    request.obr_7 = plain(content.header("StudyDate") + content.header("StudyTime").partition(".")[0])
+    request.obr_22, request.obr_25 = moment, PRELIMINARY
+    order.add(request)
+    for number, observation in enumerate(observations(content), start=1):
+        segment = Segment("OBX", version=VERSION)
+        segment.obx_1, segment.obx_2, segment.obx_3 = str(number), observation.kind, observation.code
+        segment.obx_4, segment.obx_5, segment.obx_7 = observation.group, observation.value, observation.reference
+        segment.obx_8, segment.obx_11 = observation.flag, PRELIMINARY
+        order.add_group("ORU_R01_OBSERVATION").add(segment)
+    return str(message.to_er7())
 
 
 def observations(content: ResultContent) -> Iterator[ObservationSegment]:
     """What is said of the study, and of each finding."""
     yield ObservationSegment("ST", STUDY_UID, "", plain(content.header("StudyInstanceUID")))
-    for number, one in enumerate(content.findings, start=1):
-        yield from _of_finding(one, str(number))
+    for number, finding in enumerate(content.findings, start=1):
+        yield from _of_finding(finding, str(number))
     for note in content.notes:
         yield ObservationSegment("TX", f"note^Note^{SCHEME}", "", plain(note))
     yield ObservationSegment("ST", f"software^Software^{SCHEME}", "", f"normal-guidance {__version__}")
 
 
-def _of_finding(one: FindingResult, group: str) -> Iterator[ObservationSegment]:
-    code = (
-        f"{one.code}^{plain(one.title)}^SCT"
-        if one.code
-        else f"{plain(one.name) or 'finding'}^{plain(one.title)}^{SCHEME}"
-    )
-    flag = {None: "", True: "A", False: "N"}[one.positive]
-    below = "" if one.threshold is None else f"<{one.threshold:.4g}"
-    yield ObservationSegment("NM", "111047^Probability^DCM", group, f"{one.probability:.4f}", below, flag)
+def _of_finding(finding: FindingResult, group: str) -> Iterator[ObservationSegment]:
+    code = f"{plain(finding.name) or 'finding'}^{plain(finding.title)}^{SCHEME}"
+    if finding.code:
+        code = f"{finding.code}^{plain(finding.title)}^SCT"
+    flag = {None: "", True: "A", False: "N"}[finding.positive]
+    below = "" if finding.threshold is None else f"<{finding.threshold:.4g}"
+    yield ObservationSegment("NM", "111047^Probability^DCM", group, f"{finding.probability:.4f}", below, flag)
     yield ObservationSegment("CE", f"sought^What was looked for^{SCHEME}", group, code)
-    if one.positive is not None:
-        call = "10828004^Positive^SCT" if one.positive else "260385009^Negative^SCT"
+    if finding.positive is not None:
+        call = "10828004^Positive^SCT" if finding.positive else "260385009^Negative^SCT"
         yield ObservationSegment("CE", f"call^Scan by the threshold^{SCHEME}", group, call)
-    if one.positive is not False:
-        slices = ", ".join(map(str, one.key_slices))
+    if finding.positive is not False:
+        slices = ", ".join(map(str, finding.key_slices))
         yield ObservationSegment("ST", f"key_slices^Instance numbers of the key slices^{SCHEME}", group, slices)
-    yield ObservationSegment("ST", f"model^Fingerprint of the model^{SCHEME}", group, one.model)
-
-
-def _observation(number: int, one: ObservationSegment) -> Any:
-    segment = Segment("OBX", version=VERSION)
-    segment.obx_1, segment.obx_2, segment.obx_3, segment.obx_4 = str(number), one.kind, one.code, one.group
-    segment.obx_5, segment.obx_7, segment.obx_8, segment.obx_11 = one.value, one.reference, one.flag, PRELIMINARY
-    return segment
+    yield ObservationSegment("ST", f"model^Fingerprint of the model^{SCHEME}", group, finding.model)
 
 
 def plain(text: str) -> str:
@@ -325,58 +285,22 @@ def plain(text: str) -> str:
     return " ".join(re.sub(r"[|^&~\\\x00-\x1f\x7f]", " ", text).split())
 
 
-# A FHIR server that takes each finding as an Observation (R4B), created once however often it is sent.
-
-
-try:
-    import requests
-    from fhir.resources.R4B.observation import Observation
-except ImportError as error:
-    raise UserError(f"FHIR needs {error.name}; {install_command('node')}") from error
-
-TOKEN = "NGUIDE_FHIR_TOKEN"
-"""Environment variable of the bearer token."""
-
-SECONDS = (10.0, 60.0)
-"""Longest wait for a connection, and for an answer."""
-
-SNOMED, DCM, UCUM = (
-    "http://snomed.info/sct",
-    "http://dicom.nema.org/resources/ontology/DCM",
-    "http://unitsofmeasure.org",
-)
-OURS = "urn:normal-guidance"
-"""Systems of codes and identifiers."""
-
-CATEGORY = "http://terminology.hl7.org/CodeSystem/observation-category"
-INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpretation"
-
-
 @dataclass(frozen=True)
-class FhirDestination:
-    """A FHIR server.
-
-    Args:
-        url: address of its root, as https://server/fhir.
-    """
+class FhirDestination(TextDestination):
+    """A FHIR server; `url` is the address of its root, as https://server/fhir."""
 
     url: str
-    commits: bool = False
 
     @property
     def name(self) -> str:
         return f"fhir:{self.url}"
 
-    def files(self, folder: Path) -> list[Path]:
-        """The predictions."""
-        return prediction_files(folder)
-
-    def send(self, files: Sequence[Path], about: About, accepted: Accepted) -> None:
+    def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Create an Observation for each finding, unless the server has it."""
         for file in files:
-            content = read_content(file, about.series, about.round)
-            for one in content.findings:
-                self._create(make_observation(content, one), identifier(content, one))
+            content = read_content(file, series)
+            for finding in content.findings:
+                self._create(make_observation(content, finding), identifier(content, finding))
             accepted(file)
 
     def _create(self, observation: Observation, value: str) -> None:
@@ -386,23 +310,18 @@ class FhirDestination:
             "If-None-Exist": f"identifier={quote(f'{OURS}|{value}', safe='')}",
             **({"Authorization": f"Bearer {token}"} if token else {}),
         }
-        with self._reached():
+        try:
             answer = requests.post(
                 f"{self.url}/Observation",
                 observation.model_dump_json(exclude_none=True).encode(),
                 headers=headers,
-                timeout=SECONDS,
+                timeout=(CONNECT_SECONDS, ANSWER_SECONDS),
                 allow_redirects=False,
             )
-        if answer.status_code not in (200, 201):
-            raise NotSentError(f"{self.name} answered with HTTP status {answer.status_code}")
-
-    @contextmanager
-    def _reached(self) -> Iterator[None]:
-        try:
-            yield
         except requests.RequestException as error:
             raise NotSentError(f"{self.name} cannot be reached, or does not answer") from error
+        if answer.status_code not in (200, 201):
+            raise NotSentError(f"{self.name} answered with HTTP status {answer.status_code}")
 
 
 def parse_fhir(text: str) -> FhirDestination:
@@ -415,45 +334,37 @@ def parse_fhir(text: str) -> FhirDestination:
     return FhirDestination(url)
 
 
-def identifier(content: ResultContent, one: FindingResult) -> str:
+def identifier(content: ResultContent, finding: FindingResult) -> str:
     """What the same result always has: a server creates no second Observation with it."""
-    return f"{content.identity}-{one.name or 'finding'}"
+    return f"{content.identity}-{finding.name or 'finding'}"
 
 
-def make_observation(content: ResultContent, one: FindingResult) -> Observation:
+def make_observation(content: ResultContent, finding: FindingResult) -> Observation:
     """Make the Observation of a finding: the probability, the call, and key slices as components."""
-    coding = [{"system": SNOMED, "code": one.code, "display": one.title}] if one.code else []
+    coding = [{"system": SNOMED, "code": finding.code, "display": finding.title}] if finding.code else []
+    patient: dict[str, Any] = {"value": content.header("PatientID") or "unknown"}
+    if issuer := content.header("IssuerOfPatientID"):
+        patient["assigner"] = {"display": issuer}
+    study = {"system": "urn:dicom:uid", "value": f"urn:oid:{content.header('StudyInstanceUID')}"}
+    key_slices = finding.key_slices if finding.positive is not False else ()
     fields: dict[str, Any] = {
-        "identifier": [{"system": OURS, "value": identifier(content, one)}],
+        "identifier": [{"system": OURS, "value": identifier(content, finding)}],
         "status": "preliminary",
         "category": [{"coding": [{"system": CATEGORY, "code": "imaging"}]}],
-        "code": {"coding": coding, "text": f"Probability of: {one.sought}"},
-        "subject": {"identifier": _patient(content)},
-        "derivedFrom": [{"identifier": _study(content), "type": "ImagingStudy"}],
-        "valueQuantity": {"value": round(one.probability, 4), "system": UCUM, "code": "1"},
-        "device": {"display": f"normal-guidance {__version__}, model {one.model}"},
+        "code": {"coding": coding, "text": f"Probability of: {finding.sought}"},
+        "subject": {"identifier": patient},
+        "derivedFrom": [{"identifier": study, "type": "ImagingStudy"}],
+        "valueQuantity": {"value": round(finding.probability, 4), "system": UCUM, "code": "1"},
+        "device": {"display": f"normal-guidance {__version__}, model {finding.model}"},
         "note": [{"text": note} for note in content.notes],
-        "component": list(_components(one)),
+        "component": [
+            {"code": {"text": "instance number of a key slice"}, "valueInteger": number} for number in key_slices
+        ],
     }
-    if one.positive is not None:
-        call = ("POS", "Positive") if one.positive else ("NEG", "Negative")
+    if finding.positive is not None:
+        call = ("POS", "Positive") if finding.positive else ("NEG", "Negative")
         fields["interpretation"] = [{"coding": [{"system": INTERPRETATION, "code": call[0], "display": call[1]}]}]
-    if one.threshold is not None:
-        limit = {"value": round(one.threshold, 4), "system": UCUM, "code": "1"}
+    if finding.threshold is not None:
+        limit = {"value": round(finding.threshold, 4), "system": UCUM, "code": "1"}
         fields["referenceRange"] = [{"high": limit, "text": "scans below the threshold are called negative"}]
     return Observation(**{name: value for name, value in fields.items() if value})
-
-
-def _patient(content: ResultContent) -> dict[str, Any]:
-    issuer = content.header("IssuerOfPatientID")
-    return {"value": content.header("PatientID") or "unknown", **({"assigner": {"display": issuer}} if issuer else {})}
-
-
-def _study(content: ResultContent) -> dict[str, str]:
-    return {"system": "urn:dicom:uid", "value": f"urn:oid:{content.header('StudyInstanceUID')}"}
-
-
-def _components(one: FindingResult) -> Iterator[dict[str, Any]]:
-    if one.positive is not False:
-        for number in one.key_slices:
-            yield {"code": {"text": "instance number of a key slice"}, "valueInteger": number}

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from pydicom.uid import generate_uid
 
 from normal_guidance.base.errors import UserError, shorten
-from normal_guidance.clinic.node.destination import About, Destination, FolderDestination, Identity, NotSentError
+from normal_guidance.clinic.node.destination import Destination, FolderDestination, Identity, NotSentError, SentSeries
 from normal_guidance.clinic.node.partners import Audit, parse_peer
-from normal_guidance.clinic.node.send_dicom import DicomDestination, Reports
-from normal_guidance.clinic.node.series_queue import Dispatch, Series, SeriesQueue
-from normal_guidance.clinic.node.serving import Results
+from normal_guidance.clinic.node.send_dicom import DicomDestination, Reports, WebDestination
+from normal_guidance.clinic.node.series_queue import Dispatch, QueuedSeries, SeriesQueue
+from normal_guidance.clinic.node.serving import NodeResults
+from normal_guidance.clinic.predict.dicomweb import parse_server
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 """Seconds before the second attempt, and the longest pause; each pause is twice as long as the one before."""
@@ -27,84 +29,80 @@ def pause(attempts: int) -> float:
     return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 16))
 
 
+@dataclass
 class Sending:
     """Sends results to one destination."""
 
-    def __init__(
-        self, destination: Destination, queue: SeriesQueue, results: Results, audit: Audit, reports: Reports
-    ) -> None:
-        self.destination, self.queue, self.results = destination, queue, results
-        self.audit, self.reports = audit, reports
+    destination: Destination
+    queue: SeriesQueue
+    results: NodeResults
+    audit: Audit
+    reports: Reports
 
     def step(self) -> bool:
         """Send one result that is due, and ask for commitment that is due; whether there was a result."""
-        one = self.queue.next_dispatch(self.destination.name, time.time())
-        if one is not None:
-            self._send(one)
+        dispatch = self.queue.next_dispatch(self.destination.name, time.time())
+        if dispatch is not None:
+            self._send(dispatch)
         if self.destination.commits:
             for sent in self.queue.unconfirmed(self.destination.name, time.time()):
                 self._ask(sent)
-        return one is not None
+        return dispatch is not None
 
-    def _send(self, one: Dispatch) -> None:
-        series = self.queue.series(one.series)
+    def _send(self, dispatch: Dispatch) -> None:
+        series = self.queue.series(dispatch.series)
         if series is None:
             return
+        try:
+            count = self._send_files(dispatch, series)
+        except (NotSentError, OSError) as error:
+            self._postpone(dispatch, error)
+            return
+        self.queue.sent(dispatch, self.destination.commits)
+        seconds = round(time.time() - series.arrived, 1)
+        about = {"series": dispatch.series, "destination": dispatch.destination, "files": count}
+        self.audit.write("sent", **about, seconds_after_last_slice=seconds)
+
+    def _send_files(self, dispatch: Dispatch, series: QueuedSeries) -> int:
+        """Send the files that the destination has not yet accepted, and return their number."""
         folder = self.results.folder(series.key, series.digest)
         if not self.results.is_complete(folder):  # new slices have removed them, or a person
-            self._postpone(one, "its results are gone")
-            return
-        known = self.queue.accepted(one)
-        files = [file for file in self.destination.files(folder) if self._name(file) not in known]
-        about = About(series.key, series.study_uid, series.series_uid, folder, series.round)
-        try:
-            if files:
-                self.destination.send(files, about, lambda file: self.queue.accept(one, self._name(file)))
-        except (NotSentError, OSError) as error:  # OSError: new slices have removed the results
-            self._postpone(one, str(error) if isinstance(error, NotSentError) else type(error).__name__)
-            return
-        self.queue.sent(one, self.destination.commits)
-        seconds = round(time.time() - series.arrived, 1)
-        self.audit.write(
-            "sent", series=one.series, destination=one.destination, files=len(files), seconds_after_last_slice=seconds
-        )
+            raise NotSentError("its results are gone")
+        known = self.queue.accepted(dispatch)
+        names = {file: file.relative_to(self.results.path).as_posix() for file in self.destination.files(folder)}
+        files = [file for file, name in names.items() if name not in known]
+        sent = SentSeries(series.key, series.study_uid, series.series_uid, folder, series.round)
+        if files:
+            self.destination.send(files, sent, lambda file: self.queue.accept(dispatch, names[file]))
+        return len(files)
 
-    def _ask(self, one: Dispatch) -> None:
+    def _ask(self, dispatch: Dispatch) -> None:
         """Ask for storage commitment."""
-        series = self.queue.series(one.series)
+        series = self.queue.series(dispatch.series)
         if series is None or not isinstance(self.destination, DicomDestination):
             return
         transaction = str(generate_uid())
-        self.queue.asked(one, transaction, time.time() + REPORT_PATIENCE)
+        self.queue.asked(dispatch, transaction, time.time() + REPORT_PATIENCE)
         try:
-            self.destination.ask_commitment(self._files(series), transaction, self.reports)
+            files = self.destination.files(self.results.folder(series.key, series.digest))
+            self.destination.ask_commitment(files, transaction, self.reports)
         except (NotSentError, OSError) as error:
-            self._postpone(one, str(error) if isinstance(error, NotSentError) else type(error).__name__)
+            self._postpone(dispatch, error)
 
-    def _files(self, series: Series) -> Sequence[Path]:
-        return self.destination.files(self.results.folder(series.key, series.digest))
-
-    def _postpone(self, one: Dispatch, reason: str) -> None:
-        self.queue.postpone(one, time.time() + pause(one.attempts + 1), reason)
-        self.audit.write(
-            "not sent", series=one.series, destination=one.destination, attempts=one.attempts + 1, reason=reason
-        )
-
-    def _name(self, file: Path) -> str:
-        return file.relative_to(self.results.path).as_posix()
+    def _postpone(self, dispatch: Dispatch, error: NotSentError | OSError) -> None:
+        """Try again later; an OSError means that new slices have removed the results."""
+        reason = str(error) if isinstance(error, NotSentError) else type(error).__name__
+        attempts = dispatch.attempts + 1
+        self.queue.postpone(dispatch, time.time() + pause(attempts), reason)
+        about = {"series": dispatch.series, "destination": dispatch.destination}
+        self.audit.write("not sent", **about, attempts=attempts, reason=reason)
 
 
 def _to_folder(text: str, identity: Identity) -> Destination:
-    place = text.removeprefix("folder:")
-    if not place:
+    path = text.removeprefix("folder:")
+    if not path:
         raise UserError("--to folder: names no folder; write for example folder:/data/results")
-    return FolderDestination(Path(place))
-
-
-def _to_dicom(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_dicom import DicomDestination
-
-    return DicomDestination(parse_peer(text, needs_port=True), identity)
+    return FolderDestination(Path(path))
 
 
 def _to_hl7(text: str, identity: Identity) -> Destination:
@@ -120,9 +118,11 @@ def _to_fhir(text: str, identity: Identity) -> Destination:
 
 
 def _to_web(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_dicom import parse_web
+    return WebDestination(parse_server(text).url)
 
-    return parse_web(text)
+
+def _to_dicom(text: str, identity: Identity) -> Destination:
+    return DicomDestination(parse_peer(text, needs_port=True), identity)
 
 
 KINDS: dict[str, Callable[[str, Identity], Destination]] = {

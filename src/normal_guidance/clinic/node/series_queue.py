@@ -73,7 +73,7 @@ Stored = Literal["new", "known", "conflict", "full"]
 """What became of an object: stored, there already, refused because its UID has other content, or no room."""
 
 
-class Series(NamedTuple):
+class QueuedSeries(NamedTuple):
     """A row of the table."""
 
     key: str
@@ -162,47 +162,43 @@ class SeriesQueue:
         with self._lock:
             return self._database.execute(query, values).fetchall()
 
-    # ------------------------------------------------------------------------------------------------
-    # Arrivals
-    # ------------------------------------------------------------------------------------------------
-
-    def judge(self, one: Received) -> Stored:
+    def judge(self, received: Received) -> Stored:
         """Say what should become of an object, before it is written."""
-        known = self._all("SELECT digest, series FROM objects WHERE name = ?", one.name)
+        known = self._all("SELECT digest, series FROM objects WHERE name = ?", received.name)
         if known:
-            return "known" if known[0] == (one.digest, one.series) else "conflict"
+            return "known" if known[0] == (received.digest, received.series) else "conflict"
         held = self._all(f"SELECT count(*), coalesce(sum(bytes), 0) FROM series WHERE state IN {_list(UNFINISHED)}")[0]
-        begun = self._all(f"SELECT 1 FROM series WHERE key = ? AND state IN {_list(UNFINISHED)}", one.series)
-        if held[1] + len(one.content) > self.limits.bytes or (not begun and held[0] >= self.limits.series):
+        begun = self._all(f"SELECT 1 FROM series WHERE key = ? AND state IN {_list(UNFINISHED)}", received.series)
+        if held[1] + len(received.content) > self.limits.bytes or (not begun and held[0] >= self.limits.series):
             return "full"
         return "new"
 
-    def add(self, one: Received, peer: str, association: str = OPEN) -> Stored:
+    def add(self, received: Received, peer: str, association: str = OPEN) -> Stored:
         """Record an object whose file is written."""
         now = time.time()
         with self._transaction() as database:
-            verdict = self.judge(one)
+            verdict = self.judge(received)
             if verdict in ("conflict", "known"):
                 return verdict
-            size = len(one.content)
+            size = len(received.content)
             database.execute(
                 "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)",
-                (one.name, one.series, one.sop_uid, one.sop_class, one.digest, size),
+                (received.name, received.series, received.sop_uid, received.sop_class, received.digest, size),
             )
             database.execute(
                 "INSERT INTO series (key, study_uid, series_uid, state, association, peer, arrived, changed) "
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                (one.series, one.study_uid, one.series_uid, RECEIVING, association, peer, now, now),
+                (received.series, received.study_uid, received.series_uid, RECEIVING, association, peer, now, now),
             )
             database.execute(
                 "UPDATE series SET state = ?, reason = '', detail = '', association = ?, peer = ?, files = files + 1, "
                 "bytes = bytes + ?, attempts = 0, arrivals = arrivals + 1, arrived = ?, changed = ?, latency = NULL, "
                 "purged = 0 WHERE key = ?",
-                (RECEIVING, association, peer, size, now, now, one.series),
+                (RECEIVING, association, peer, size, now, now, received.series),
             )
             of_series = "SELECT number FROM dispatches WHERE series = ?"
-            database.execute(f"DELETE FROM accepted WHERE dispatch IN ({of_series})", (one.series,))
-            database.execute("DELETE FROM dispatches WHERE series = ?", (one.series,))
+            database.execute(f"DELETE FROM accepted WHERE dispatch IN ({of_series})", (received.series,))
+            database.execute("DELETE FROM dispatches WHERE series = ?", (received.series,))
         return "new"
 
     def set_association(self, keys: Iterable[str], association: str) -> int:
@@ -226,65 +222,59 @@ class SeriesQueue:
         """The names of all objects."""
         return {name for (name,) in self._all("SELECT name FROM objects")}
 
-    # ------------------------------------------------------------------------------------------------
-    # Predicting
-    # ------------------------------------------------------------------------------------------------
-
-    def in_state(self, *states: str) -> list[Series]:
+    def in_state(self, *states: str) -> list[QueuedSeries]:
         """The series in these states, the oldest first, but after them those whose prediction ended the program."""
         query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY attempts, arrived"
-        return [Series(*row) for row in self._all(query)]
+        return [QueuedSeries(*row) for row in self._all(query)]
 
-    def series(self, key: str) -> Series | None:
+    def series(self, key: str) -> QueuedSeries | None:
         """One series."""
         rows = self._all("SELECT * FROM series WHERE key = ?", key)
-        return Series(*rows[0]) if rows else None
+        return QueuedSeries(*rows[0]) if rows else None
 
     def digest(self, key: str) -> str:
         """A hash of the objects of a series that are here."""
         rows = self._all("SELECT name, digest FROM objects WHERE series = ? ORDER BY name", key)
         return hashlib.sha256(repr(rows).encode()).hexdigest()
 
-    def move(self, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
-        """Change the state of a series, unless a slice has arrived since `one` was read; whether it was changed."""
+    def move(self, series: QueuedSeries, state: str, reason: str = "", detail: str = "") -> bool:
+        """Change the state of a series, unless a slice has arrived since `series` was read; whether it was changed."""
         with self._transaction() as database:
-            return self._move(database, one, state, reason, detail)
+            return self._move(database, series, state, reason, detail)
 
-    def _move(self, database: sqlite3.Connection, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
+    def _move(
+        self, database: sqlite3.Connection, series: QueuedSeries, state: str, reason: str = "", detail: str = ""
+    ) -> bool:
         changed = database.execute(
             "UPDATE series SET state = ?, reason = ?, detail = ?, changed = ? WHERE key = ? AND arrivals = ?",
-            (state, reason, detail, time.time(), one.key, one.arrivals),
+            (state, reason, detail, time.time(), series.key, series.arrivals),
         )
         return changed.rowcount == 1
 
-    def begin_attempt(self, one: Series) -> None:
+    def begin_attempt(self, series: QueuedSeries) -> None:
         """Count an attempt at a prediction before it begins: it may end the program."""
-        self._attempts(one, 1)
+        self._attempts(series, 1)
 
-    def take_back_attempt(self, one: Series) -> None:
+    def take_back_attempt(self, series: QueuedSeries) -> None:
         """Do not count an attempt that failed for another reason than the series."""
-        self._attempts(one, -1)
+        self._attempts(series, -1)
 
-    def _attempts(self, one: Series, more: int) -> None:
+    def _attempts(self, series: QueuedSeries, more: int) -> None:
         with self._transaction() as database:
-            database.execute("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", (more, one.key))
+            database.execute("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", (more, series.key))
 
-    def predicted(self, one: Series, digest: str, destinations: Sequence[str]) -> bool:
-        """Record results that are written; whether no slice has arrived since `one` was read."""
+    def predicted(self, series: QueuedSeries, digest: str, destinations: Sequence[str]) -> bool:
+        """Record results that are written; whether no slice has arrived since `series` was read."""
         with self._transaction() as database:
-            if not self._move(database, one, PREDICTED if destinations else DONE):
+            if not self._move(database, series, PREDICTED if destinations else DONE):
                 return False
             database.execute(
                 "UPDATE series SET round = round + 1, digest = ?, predicted_files = files WHERE key = ?",
-                (digest, one.key),
+                (digest, series.key),
             )
-            rows = [(one.key, name, WAITING) for name in destinations]
+            rows = [(series.key, name, WAITING) for name in destinations]
             database.executemany("INSERT INTO dispatches (series, destination, state) VALUES (?, ?, ?)", rows)
         return True
-
-    # ------------------------------------------------------------------------------------------------
-    # Sending
-    # ------------------------------------------------------------------------------------------------
 
     def next_dispatch(self, destination: str, now: float) -> Dispatch | None:
         """The results that wait longest for a destination and are due."""
@@ -303,40 +293,41 @@ class SeriesQueue:
         )
         return [Dispatch(*row) for row in rows]
 
-    def accepted(self, one: Dispatch) -> set[str]:
+    def accepted(self, dispatch: Dispatch) -> set[str]:
         """The files that the destination has accepted."""
-        return {file for (file,) in self._all("SELECT file FROM accepted WHERE dispatch = ?", one.number)}
+        return {file for (file,) in self._all("SELECT file FROM accepted WHERE dispatch = ?", dispatch.number)}
 
-    def accept(self, one: Dispatch, file: str) -> None:
+    def accept(self, dispatch: Dispatch, file: str) -> None:
         """Record a file that the destination has accepted; not if new slices have cancelled its sending."""
         with self._transaction() as database:
             database.execute(
-                "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?", (file, one.number)
+                "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?",
+                (file, dispatch.number),
             )
 
-    def sent(self, one: Dispatch, commit: bool) -> None:
+    def sent(self, dispatch: Dispatch, commit: bool) -> None:
         """Record that the destination has all files."""
         with self._transaction() as database:
             database.execute(
                 "UPDATE dispatches SET state = ?, reason = '', next = 0 WHERE number = ?",
-                (ACCEPTED if commit else CONFIRMED, one.number),
+                (ACCEPTED if commit else CONFIRMED, dispatch.number),
             )
-            self._finish(database, one.series)
+            self._finish(database, dispatch.series)
 
-    def postpone(self, one: Dispatch, until: float, reason: str) -> None:
+    def postpone(self, dispatch: Dispatch, until: float, reason: str) -> None:
         """Record an attempt that failed, and when the next is due."""
         with self._transaction() as database:
             database.execute(
                 "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?",
-                (until, reason, one.number),
+                (until, reason, dispatch.number),
             )
 
-    def asked(self, one: Dispatch, transaction: str, until: float) -> None:
+    def asked(self, dispatch: Dispatch, transaction: str, until: float) -> None:
         """Record that storage commitment was asked for; without an answer it is asked again at `until`."""
         with self._transaction() as database:
             database.execute(
                 "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?",
-                (transaction, until, one.number),
+                (transaction, until, dispatch.number),
             )
 
     def confirm(self, transaction: str, missing: Sequence[str]) -> Dispatch | None:
@@ -347,17 +338,17 @@ class SeriesQueue:
             ).fetchall()
             if not rows:
                 return None
-            one = Dispatch(*rows[0])
+            dispatch = Dispatch(*rows[0])
             state, reason = CONFIRMED, ""
             if missing:
                 state, reason = WAITING, f"the destination does not hold {len(missing)} of the results"
-                database.execute("DELETE FROM accepted WHERE dispatch = ?", (one.number,))
+                database.execute("DELETE FROM accepted WHERE dispatch = ?", (dispatch.number,))
             database.execute(
                 "UPDATE dispatches SET state = ?, reason = ?, next = 0, transaction_uid = '' WHERE number = ?",
-                (state, reason, one.number),
+                (state, reason, dispatch.number),
             )
-            self._finish(database, one.series)
-        return one
+            self._finish(database, dispatch.series)
+        return dispatch
 
     def _finish(self, database: sqlite3.Connection, key: str) -> None:
         """Move a series on when all destinations have its results."""
@@ -372,26 +363,22 @@ class SeriesQueue:
             (state, now, now, key),
         )
 
-    # ------------------------------------------------------------------------------------------------
-    # Cleaning and counting
-    # ------------------------------------------------------------------------------------------------
-
-    def finished_before(self, moment: float) -> list[Series]:
+    def finished_before(self, moment: float) -> list[QueuedSeries]:
         """Finished series whose files are still here, and that did not change since."""
         query = f"SELECT * FROM series WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?"
-        return [Series(*row) for row in self._all(query, moment)]
+        return [QueuedSeries(*row) for row in self._all(query, moment)]
 
-    def purge(self, one: Series) -> bool:
+    def purge(self, series: QueuedSeries) -> bool:
         """Forget the objects of a series before its files are deleted; whether no slice has arrived since."""
         with self._transaction() as database:
             changed = database.execute(
                 f"UPDATE series SET purged = 1, files = 0, bytes = 0 WHERE key = ? AND arrivals = ? "
                 f"AND state IN {_list(FINISHED)}",
-                (one.key, one.arrivals),
+                (series.key, series.arrivals),
             )
             if changed.rowcount != 1:
                 return False
-            database.execute("DELETE FROM objects WHERE series = ?", (one.key,))
+            database.execute("DELETE FROM objects WHERE series = ?", (series.key,))
         return True
 
     def by_state(self) -> dict[str, int]:
@@ -408,10 +395,10 @@ class SeriesQueue:
         query = "SELECT * FROM dispatches WHERE reason != '' AND state != ?"
         return [Dispatch(*row) for row in self._all(query, CONFIRMED)]
 
-    def recent(self, states: Sequence[str], most: int) -> list[Series]:
+    def recent(self, states: Sequence[str], most: int) -> list[QueuedSeries]:
         """The series that entered one of these states last."""
         query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?"
-        return [Series(*row) for row in self._all(query, most)]
+        return [QueuedSeries(*row) for row in self._all(query, most)]
 
     def latencies(self, since: float) -> list[float]:
         """Seconds from the last slice to the last file sent, of results that were sent since then."""

@@ -28,7 +28,7 @@ from normal_guidance.clinic.node.series_queue import (
     READY,
     RECEIVING,
     REFUSED,
-    Series,
+    QueuedSeries,
     SeriesQueue,
 )
 from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
@@ -48,15 +48,12 @@ OUTCOME = "outcome.json"
 
 @dataclass(frozen=True)
 class Taking:
-    """Which series are predicted, and when they are complete.
-
-    Args:
-        rules: one must fit; without rules all series are taken.
-        settle: seconds without a new slice after which a series is complete.
-    """
+    """Which series are predicted, and when they are complete."""
 
     rules: tuple[Rule, ...] = ()
+    """One must fit; without rules all series are taken."""
     settle: float = 60.0
+    """Seconds without a new slice after which a series is complete."""
 
 
 class Arrivals:
@@ -82,7 +79,7 @@ class Arrivals:
             return self._clock() - self._last.get(series, self._begin)
 
 
-class Results:
+class NodeResults:
     """The folder of the results."""
 
     def __init__(self, path: Path) -> None:
@@ -103,132 +100,121 @@ class Results:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
+@dataclass
 class Predicting:
     """Moves series from `receiving` to `ready` and on to `predicted`, `ignored`, `refused` or `failed`."""
 
-    def __init__(
-        self,
-        predictor: Predictor,
-        queue: SeriesQueue,
-        incoming: Incoming,
-        results: Results,
-        audit: Audit,
-        taking: Taking,
-        destinations: Sequence[Destination],
-        arrivals: Arrivals,
-        ended: threading.Event,
-    ) -> None:
-        self.predictor, self.queue, self.incoming, self.results = predictor, queue, incoming, results
-        self.audit, self.taking, self.destinations = audit, taking, destinations
-        self.arrivals, self.ended = arrivals, ended
+    predictor: Predictor
+    queue: SeriesQueue
+    incoming: Incoming
+    results: NodeResults
+    audit: Audit
+    taking: Taking
+    destinations: Sequence[Destination]
+    arrivals: Arrivals
+    ended: threading.Event
 
     def step(self) -> bool:
-        """Settle what is complete and predict one series; whether there was one."""
-        for one in self.queue.in_state(RECEIVING):
-            if self._is_complete(one):
-                self._settle(one)
+        """Settle what is complete and predict one series; whether there was series."""
+        for series in self.queue.in_state(RECEIVING):
+            if self._is_complete(series):
+                self._settle(series)
         ready = self.queue.in_state(READY)
         if ready:
             self._predict(ready[0])
         return bool(ready)
 
-    # ------------------------------------------------------------------------------------------------
-    # Complete?
-    # ------------------------------------------------------------------------------------------------
+    def _is_complete(self, series: QueuedSeries) -> bool:
+        wait = self.taking.settle * (ABORTED_FACTOR if series.association == ABORTED else 1)
+        return self.arrivals.quiet(series.key) >= wait
 
-    def _is_complete(self, one: Series) -> bool:
-        wait = self.taking.settle * (ABORTED_FACTOR if one.association == ABORTED else 1)
-        return self.arrivals.quiet(one.key) >= wait
-
-    def _settle(self, one: Series) -> None:
+    def _settle(self, series: QueuedSeries) -> None:
         """Decide whether a complete series is predicted."""
         state, reason = READY, ""
-        file = next(iter(sorted(self.incoming.folder(one.key).glob("*.dcm"))), None)
+        file = next(iter(sorted(self.incoming.folder(series.key).glob("*.dcm"))), None)
         conditions = {} if file is None else read_conditions(file)
-        ignored = why_ignored(self.taking.rules, {**conditions, FILES: str(one.files)})
+        ignored = why_ignored(self.taking.rules, {**conditions, FILES: str(series.files)})
         if ignored is not None:
             state, reason = IGNORED, ignored
-        elif one.files < one.predicted_files:
+        elif series.files < series.predicted_files:
             state = FAILED
             reason = (
-                f"{one.files} of its slices came after {one.predicted_files} were predicted and deleted; send the "
-                "whole series again"
+                f"{series.files} of its slices came after {series.predicted_files} were predicted and deleted; send "
+                "the whole series again"
             )
-        elif one.digest and self.queue.digest(one.key) == one.digest:
+        elif series.digest and self.queue.digest(series.key) == series.digest:
             state, reason = DONE, "the same slices were predicted before"
-        self._move(one, state, reason)
-        self.arrivals.forget(one.key)
+        self._move(series, state, reason)
+        self.arrivals.forget(series.key)
 
-    def _move(self, one: Series, state: str, reason: str = "", detail: str = "") -> bool:
-        moved = self.queue.move(one, state, reason, detail)
+    def _move(self, series: QueuedSeries, state: str, reason: str = "", detail: str = "") -> bool:
+        moved = self.queue.move(series, state, reason, detail)
         if moved:
-            self.audit.write(state, series=one.key, peer=one.peer, files=one.files, reason=reason or None)
+            self.audit.write(state, series=series.key, peer=series.peer, files=series.files, reason=reason or None)
         return moved
 
-    # ------------------------------------------------------------------------------------------------
-    # Predict
-    # ------------------------------------------------------------------------------------------------
-
-    def _predict(self, one: Series) -> None:
-        digest = self.queue.digest(one.key)
-        folder = self.results.folder(one.key, digest)
+    def _predict(self, series: QueuedSeries) -> None:
+        digest = self.queue.digest(series.key)
+        folder = self.results.folder(series.key, digest)
         if not self.results.is_complete(folder):
-            if one.attempts >= ATTEMPTS:
-                self._move(one, FAILED, f"the program ended {ATTEMPTS} times while it was predicted")
+            if series.attempts >= ATTEMPTS:
+                self._move(series, FAILED, f"the program ended {ATTEMPTS} times while it was predicted")
                 return
-            self.queue.begin_attempt(one)
-            if not self._write(one, folder):
+            self.queue.begin_attempt(series)
+            if not self._write(series, folder):
                 return
-        if self.queue.predicted(one, digest, [destination.name for destination in self.destinations]):
-            self.audit.write("predicted", series=one.key, peer=one.peer, files=one.files, round=one.round + 1)
-            self.results.remove(one.key, but=folder)
+        if self.queue.predicted(series, digest, [destination.name for destination in self.destinations]):
+            self.audit.write(
+                "predicted", series=series.key, peer=series.peer, files=series.files, round=series.round + 1
+            )
+            self.results.remove(series.key, but=folder)
         else:  # a slice came meanwhile: the series is predicted again when it is complete
-            self.results.remove(one.key)
+            self.results.remove(series.key)
 
-    def _write(self, one: Series, folder: Path) -> bool:
+    def _write(self, series: QueuedSeries, folder: Path) -> bool:
         """Predict a series and write its results; whether there are any.  An end of the node is not its fault."""
         shutil.rmtree(folder, ignore_errors=True)  # of a node that was killed
         try:
-            found = find_scans([self.incoming.folder(one.key)], modalities=self.predictor.bundle.expects.modalities)
+            found = find_scans([self.incoming.folder(series.key)], modalities=self.predictor.bundle.expects.modalities)
             outcomes = list(self.predictor.predict(found))
-            predicted = [self._marked(outcome, one) for outcome in outcomes if isinstance(outcome, ScanPrediction)]
+            predicted = [self._marked(outcome, series) for outcome in outcomes if isinstance(outcome, ScanPrediction)]
             refused = [outcome for outcome in outcomes if isinstance(outcome, NotPredicted)]
             if self.ended.is_set() and refused:
                 raise OSError("the workers end with the node")
             written = [write_scan(prediction, self.predictor.bundle, folder, dicom=True) for prediction in predicted]
         except Exception as error:  # a bug must not end the node
             if isinstance(error, OSError) or self.ended.is_set():  # the disk, or the end: not the series
-                self.queue.take_back_attempt(one)
+                self.queue.take_back_attempt(series)
                 raise
             known = isinstance(error, UserError)
             reason = "it holds no scan, or its results cannot be written" if known else type(error).__name__
-            self._move(one, FAILED, reason if known else f"predicting failed with {reason}", repr(error))
+            self._move(series, FAILED, reason if known else f"predicting failed with {reason}", repr(error))
             return False
         if not written:
-            self._refuse(one, refused)
+            self._refuse(series, refused)
             return False
         if not dicom_results(folder):
             problems = [problem for each in written for problem in each.problems]
             detail = "; ".join(problem.detail for problem in problems)
-            self._move(one, FAILED, "its headers do not allow DICOM results", detail)
+            self._move(series, FAILED, "its headers do not allow DICOM results", detail)
             shutil.rmtree(folder, ignore_errors=True)
             return False
-        write_json(folder / OUTCOME, {"series": one.key, "round": one.round + 1, "files": one.files})
+        write_json(folder / OUTCOME, {"series": series.key, "round": series.round + 1, "files": series.files})
         return True
 
-    def _marked(self, prediction: ScanPrediction, one: Series) -> ScanPrediction:
-        """Say in a later result that it replaces an earlier one."""
-        if not one.round:
+    def _marked(self, prediction: ScanPrediction, series: QueuedSeries) -> ScanPrediction:
+        """Say in a later result that it replaces an earlier series."""
+        if not series.round:
             return prediction
-        detail = f"{one.predicted_files} files had arrived at the earlier result, {one.files} at this one"
+        detail = f"{series.predicted_files} files had arrived at the earlier result, {series.files} at this one"
         note = Problem(prediction.row.scan_id, "", "late_slices", detail, "predicted again")
         further = tuple(replace(each, problems=(*each.problems, note)) for each in prediction.further)
         return replace(prediction, problems=(*prediction.problems, note), further=further)
 
-    def _refuse(self, one: Series, refused: Sequence[NotPredicted]) -> None:
+    def _refuse(self, series: QueuedSeries, refused: Sequence[NotPredicted]) -> None:
         first = refused[0].reason if refused else Problem("", "", "no_image", "no scan in it", "")
         # Reasons of a refusal are sizes and kinds; others may quote a header, and stay in the queue's file.
         if first.kind == "unsuitable":
-            self._move(one, REFUSED, first.detail)
+            self._move(series, REFUSED, first.detail)
         else:
-            self._move(one, FAILED, KINDS.get(first.kind, first.kind), first.detail)
+            self._move(series, FAILED, KINDS.get(first.kind, first.kind), first.detail)

@@ -59,7 +59,6 @@ def status_json(node: Node) -> dict[str, Any]:
     queue, now = node.queue, time.time()
     problems = node.problems()
     hour, day = queue.latencies(now - HOUR), queue.latencies(now - DAY)
-    failures = queue.recent((FAILED, REFUSED), LISTED)
     listening = node.settings.listening
     return {
         "ok": not problems,
@@ -78,18 +77,15 @@ def status_json(node: Node) -> dict[str, Any]:
         "seconds_from_last_slice_to_sent": {"median": _quantile(day, 0.5), "p95": _quantile(day, 0.95)},
         "memory_bytes": memory_bytes(),
         "destinations": [
-            {"name": one.destination, "series": one.series, "attempts": one.attempts, "reason": one.reason}
-            for one in queue.late_dispatches()[:LISTED]
+            {"name": late.destination, "series": late.series, "attempts": late.attempts, "reason": late.reason}
+            for late in queue.late_dispatches()[:LISTED]
         ],
         "failures": [
             {
-                "series": one.key,
-                "state": one.state,
-                "reason": one.reason,
-                "files": one.files,
-                "time": _clock(one.changed),
+                **{"series": series.key, "state": series.state, "reason": series.reason, "files": series.files},
+                "time": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(series.changed)),
             }
-            for one in failures
+            for series in queue.recent((FAILED, REFUSED), LISTED)
         ],
     }
 
@@ -110,14 +106,10 @@ def memory_bytes() -> int | None:
         return None
 
 
-def _clock(moment: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-
-
 def status_page(about: dict[str, Any]) -> str:
     """The page."""
     health = '<span class="ok">works</span>' if about["ok"] else '<span class="bad">needs attention</span>'
-    problems = "".join(f'<p class="bad">{escape(one)}</p>' for one in about["problems"])
+    problems = "".join(f'<p class="bad">{escape(problem)}</p>' for problem in about["problems"])
     states = "".join(f"<div><b>{count}</b>{escape(state)}</div>" for state, count in about["queue"].items())
     wait = about["seconds_from_last_slice_to_sent"]
     facts = [
@@ -130,8 +122,8 @@ def status_page(about: dict[str, Any]) -> str:
         ("Memory", "unknown" if about["memory_bytes"] is None else size_text(about["memory_bytes"])),
         *((name.capitalize(), str(value)) for name, value in about["counts"].items()),
     ]
-    late = [(one["name"], one["series"][:12], str(one["attempts"]), one["reason"]) for one in about["destinations"]]
-    failures = [(one["time"], one["series"][:12], one["state"], one["reason"]) for one in about["failures"]]
+    late = [(row["name"], row["series"][:12], str(row["attempts"]), row["reason"]) for row in about["destinations"]]
+    failures = [(row["time"], row["series"][:12], row["state"], row["reason"]) for row in about["failures"]]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nguide node</title>'
         f'<meta http-equiv="refresh" content="{RELOAD_SECONDS}">'
