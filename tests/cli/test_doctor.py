@@ -14,15 +14,9 @@ from normal_guidance import __version__
 from normal_guidance.base.system import source_version
 from normal_guidance.cli import app, probes
 from normal_guidance.cli import doctor as checks
-from normal_guidance.cli import doctor as packages
-from normal_guidance.cli.doctor import Check, Diagnosis, describe
+from normal_guidance.cli.doctor import Check, Diagnosis, check_packages, report_lines, requirements, wrong_packages
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The whole command
-# ----------------------------------------------------------------------------------------------------
 
 
 def nguide_doctor(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -55,7 +49,7 @@ def test_here_everything_that_the_core_needs_is_there(tmp_path):
     assert (states["encoder efficientnet-lite0"], states["encoder vit-b16-imagenet"]) == ("ok", "missing")
     details = {check["name"]: check["details"] for check in found["checks"]}
     assert details["core"]["versions"]["torch"] == subprocess_version("torch")
-    assert all(one["error"] is None for one in details["codecs"]["syntaxes"].values())
+    assert all(syntax["error"] is None for syntax in details["codecs"]["syntaxes"].values())
     assert "1.2.840.10008.1.2.4.70" in details["codecs"]["syntaxes"]
 
 
@@ -97,59 +91,49 @@ def test_a_broken_torch_is_told_and_fails(tmp_path, break_torch, found):
     assert "unknown, because torch cannot be imported" in result.stdout
 
 
-# ----------------------------------------------------------------------------------------------------
-# Packages
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_every_package_that_is_needed_is_found_under_its_modules_name():
     """`MODULES` has the exceptions; a new requirement with another name belongs there."""
-    needed = packages.requirements()
+    needed = requirements()
     assert set(checks.EXTRAS) == set(needed) - {"", "all", "dev", "docs"}
     for extra in ("", *checks.EXTRAS):
         assert needed[extra]
-        assert packages.wrong_packages(needed[extra], {}) == {}
+        assert wrong_packages(needed[extra], {}) == {}
 
 
 def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
-    from_clone = packages.requirements()
-    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path)
-    installed = packages.requirements()
+    from_clone = requirements()
+    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path)
+    installed = requirements()
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
-    assert checks.check_extra("ray", {"no-such-package": "1.0"}).fix.endswith("pip install 'normal-guidance[ray]'")
+    assert check_packages("ray", {"no-such-package": "1.0"}).fix.endswith("pip install 'normal-guidance[ray]'")
 
 
 def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path)
-    monkeypatch.setattr(packages, "PACKAGE", "no-such-package")
-    assert packages.requirements() == {}
-    check = checks.check_core({}, {})
+    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path)
+    monkeypatch.setattr(checks, "PACKAGE", "no-such-package")
+    assert requirements() == {}
+    check = check_packages("", {}, {})
     assert (check.state, check.essential) == ("broken", True)
 
 
 def test_packages_that_are_gone_old_or_broken():
     needed = {"numpy": "999.0", "pandas": "1.0", "no-such-package": "", "pyarrow": "1.0"}
-    wrong = packages.wrong_packages(needed, {"pandas": "ImportError: no GLIBC"})
+    wrong = wrong_packages(needed, {"pandas": "ImportError: no GLIBC"})
     assert set(wrong) == {"numpy", "pandas", "no-such-package"}
     assert "too old; 999.0 or newer" in wrong["numpy"]
     assert "cannot be imported (ImportError: no GLIBC)" in wrong["pandas"]
-    check = checks.check_core(needed, {"pandas": "ImportError: no GLIBC"})
+    check = check_packages("", needed, {"pandas": "ImportError: no GLIBC"})
     assert (check.state, check.essential) == ("broken", True)
     assert check.found.startswith("not installed: no-such-package; numpy")
     assert "--force-reinstall 'numpy>=999.0' 'pandas>=1.0' no-such-package" in check.fix
-    gone = checks.check_core({"no-such-package": "2.0"}, {})
+    gone = check_packages("", {"no-such-package": "2.0"}, {})
     assert gone.state == "missing"
     assert gone.fix == f"{sys.executable} -m pip install 'no-such-package>=2.0'"
 
 
 def test_an_imports_process_that_dies_breaks_all_that_it_was_to_import():
-    assert set(packages.wrong_packages({"numpy": "", "pandas": ""}, {"error": "SIGILL"})) == {"numpy", "pandas"}
-
-
-# ----------------------------------------------------------------------------------------------------
-# Codecs, weights, GPU, machine, viewer
-# ----------------------------------------------------------------------------------------------------
+    assert set(wrong_packages({"numpy": "", "pandas": ""}, {"error": "SIGILL"})) == {"numpy", "pandas"}
 
 
 def test_a_codec_that_is_missing_is_named(monkeypatch):
@@ -231,7 +215,7 @@ def test_a_full_or_closed_disk_is_told(monkeypatch):
 
 
 def test_the_viewers_page(monkeypatch, tmp_path):
-    monkeypatch.setattr(packages, "SOURCE_FOLDER", tmp_path / "src" / "normal_guidance")
+    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path / "src" / "normal_guidance")
     (page,) = checks.check_viewer(None)
     assert page.state == "missing"
     assert "--force-reinstall --no-deps normal-guidance" in page.fix
@@ -251,11 +235,6 @@ def test_the_viewers_page(monkeypatch, tmp_path):
     (static / "index.html").touch()
     page, node = checks.check_viewer(None)
     assert (page.state, node.state, node.fix) == ("ok", "none", "")
-
-
-# ----------------------------------------------------------------------------------------------------
-# What is printed
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
@@ -279,6 +258,6 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
 
 def test_what_is_missing_comes_with_its_purpose_and_its_command():
     extra = Check("extra ray", "missing", "not installed: ray", "several machines", "pip install ray")
-    lines = describe(Diagnosis({"id": "5175879274098e", "dirty": True}, [GOOD, extra]))
+    lines = report_lines(Diagnosis({"id": "5175879274098e", "dirty": True}, [GOOD, extra]))
     assert lines[0] == f"nguide {__version__}, commit 5175879 with changes"
     assert [line.strip() for line in lines[3:5]] == ["for: several machines", "fix: pip install ray"]

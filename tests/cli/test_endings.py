@@ -47,11 +47,6 @@ def leaves(command: Any, name: str = "") -> dict[str, Any]:
 COMMANDS = leaves(typer.main.get_command(app))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The table
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_every_ending_has_its_own_code_in_order():
     codes = [ending.code for ending in endings.ENDINGS]
     assert codes == sorted(set(codes))
@@ -83,11 +78,6 @@ def test_every_command_tells_its_name_and_options():
 
 def test_the_commands_whose_help_promises_to_resume_say_so_when_they_end():
     assert sorted(name for name, command in COMMANDS.items() if "resume" in command.help) == list(endings.RESUMING)
-
-
-# ----------------------------------------------------------------------------------------------------
-# From an error to a code and a line
-# ----------------------------------------------------------------------------------------------------
 
 
 def end(error: BaseException, *words: object, name: str = "split", before: Any = lambda out: None) -> Any:
@@ -198,11 +188,6 @@ def test_the_line_says_how_to_go_on_or_what_was_written(tmp_path):
         assert end(error, "-o", tmp_path / "c", "--dry-run", name=name).stderr == "interrupted; nothing was written\n"
 
 
-# ----------------------------------------------------------------------------------------------------
-# The commands on a full disk
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_store(tmp_path_factory.mktemp("endings") / "store").folder
@@ -306,11 +291,6 @@ def test_the_error_counts_and_not_the_draft_that_cannot_be_deleted(tmp_path):
 
     with pytest.raises(KeyboardInterrupt), files.folder_atomically(tmp_path / "out") as draft:
         lose(draft)
-
-
-# ----------------------------------------------------------------------------------------------------
-# The process: signals, pipes and bugs
-# ----------------------------------------------------------------------------------------------------
 
 
 def start(code: str, **options: Any) -> subprocess.Popen[str]:
@@ -513,11 +493,6 @@ def test_a_full_standard_output_is_named():
     assert process.returncode == 74
     assert said.startswith("error: no space left on device at standard output; ")
     assert len(said.splitlines()) == 1
-
-
-# ----------------------------------------------------------------------------------------------------
-# Real commands, really interrupted
-# ----------------------------------------------------------------------------------------------------
 
 
 def alive(group: int) -> list[str]:

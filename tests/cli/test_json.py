@@ -7,21 +7,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import pytest
-from typer.testing import CliRunner
 
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import app
 from normal_guidance.cli.command import print_json
 from normal_guidance.core.methods import BEYOND, EVERY_METHOD
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.scans.index.manifest import write_manifest
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import DATASETS
-from small_bundle import make_run
+from small_command import nguide
 
 
 def refuse(word: str) -> NoReturn:
-    raise AssertionError(f"{word} is no JSON")
+    raise AssertionError(f"{word} is not JSON")
 
 
 def loads(text: str) -> Any:
@@ -30,18 +28,11 @@ def loads(text: str) -> Any:
 
 
 def ask(*words: object, code: int = 0) -> Any:
-    result = CliRunner().invoke(app, [str(word) for word in words] + ["--json"])
-    assert result.exit_code == code, (result.output, result.exception)
-    return loads(result.stdout)
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("trained"))
+    return loads(nguide(*words, "--json", code=code).stdout)
 
 
 def test_numbers_that_are_none_are_null(capsys):
-    with pytest.raises(AssertionError, match="NaN is no JSON"):
+    with pytest.raises(AssertionError, match="NaN is not JSON"):
         loads(json.dumps(math.nan))  # what Python does on its own
     print_json({"a": [math.nan, 1.5], "b": (-math.inf, Path("x")), 3: None})
     assert loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, "x"], "3": None}
@@ -54,7 +45,7 @@ def test_methods():
     assert not any(one["guided"] for one in told if one["name"] in ("abmil", "transmil"))
     assert next(one for one in told if one["name"] == "max")["parameters"] == 769  # 768 weights and a bias
     assert [one["name"] for one in told if one["when"]] == list(BEYOND)
-    printed = CliRunner().invoke(app, ["methods"]).output
+    printed = nguide("methods").output
     assert "whole_bells, whole_bells_ng: Use it for findings in one block of slices" in printed
 
 
@@ -77,8 +68,7 @@ def test_split_audit_and_describe(trained, tmp_path):
     assert about == read_json(tmp_path / "about" / "description.json")
     lines = (tmp_path / "split-5.csv").read_text().splitlines()
     (tmp_path / "short.csv").write_text("\n".join(lines[:-1]))
-    result = CliRunner().invoke(app, ["audit", str(index), str(tmp_path / "short.csv"), "--json"])
-    assert (result.exit_code, result.stdout) == (2, "")
+    assert nguide("audit", index, tmp_path / "short.csv", "--json", code=2).stdout == ""
 
 
 def test_store(trained, tmp_path):

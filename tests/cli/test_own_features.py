@@ -7,20 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from click.testing import Result
-from typer.testing import CliRunner
 
-from normal_guidance.cli import app
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.scans.features.store import open_store
-from small_bundle import make_run
-
-
-def nguide(*words: object, code: int = 0) -> Result:
-    result = CliRunner().invoke(app, [str(word) for word in words])
-    assert result.exit_code == code, (result.output, result.exception)
-    return result
+from small_command import nguide, refusal
 
 
 def draw(scans: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -35,7 +26,7 @@ def draw(scans: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory) -> Path:
+def imported(tmp_path_factory) -> Path:
     """The folder of the chain: features.npz and labels.csv, store, splits, runs."""
     folder = tmp_path_factory.mktemp("own")
     features, lengths, labels = draw(48, seed=1)
@@ -56,34 +47,34 @@ def trained(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def run(trained) -> Path:
-    return trained / "runs" / "abmil" / "1001"
+def run(imported) -> Path:
+    return imported / "runs" / "abmil" / "1001"
 
 
-def test_a_store_is_split_by_patient_and_audited(trained):
-    split = pd.read_csv(trained / "splits" / "split-1001.csv")
+def test_a_store_is_split_by_patient_and_audited(imported):
+    split = pd.read_csv(imported / "splits" / "split-1001.csv")
     assert split.groupby("patient_id")["part"].nunique().max() == 1
     assert split["part"].value_counts().to_dict() == {"train": 32, "val": 8, "test": 8}
-    said = nguide("audit", trained / "store", trained / "splits" / "split-1001.csv").stdout
+    said = nguide("audit", imported / "store", imported / "splits" / "split-1001.csv").stdout
     assert "no overlap; compared 48 scans, 24 patients, 48 checksums" in said
     with_scan = split.assign(scan_id=split["scan_id"].replace("S0", "S99"))
-    with_scan.to_csv(trained / "other.csv", index=False)
-    said = nguide("audit", trained / "store", trained / "other.csv", code=2).stderr
+    with_scan.to_csv(imported / "other.csv", index=False)
+    said = nguide("audit", imported / "store", imported / "other.csv", code=2).stderr
     assert "scan 'S99' is not in the store" in said
     assert (
         "is neither an index (no manifest.parquet) nor a feature store"
-        in nguide("split", trained / "splits", "-o", trained / "x", code=2).stderr
+        in nguide("split", imported / "splits", "-o", imported / "x", code=2).stderr
     )
 
 
-def test_a_warning_without_patients(trained, tmp_path):
+def test_a_warning_without_patients(tmp_path):
     features, lengths, labels = draw(4, seed=3)
     np.savez(tmp_path / "f.npz", x=features, lengths=lengths, y=labels)
     said = nguide("store", "import", tmp_path / "f.npz", "-o", tmp_path / "store").stderr
     assert "warning: no scan has a patient id ('f-0'): every scan without a patient id counts as a patient" in said
 
 
-def test_predictions_from_a_file_and_from_a_store_are_the_models(trained, run, tmp_path):
+def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, tmp_path):
     features, lengths, _ = draw(3, seed=2)
     ids = ["a/1", "b", "=c"]  # no file names, and a formula for spreadsheets
     np.savez(tmp_path / "new.npz", x=features, lengths=lengths, ids=ids)
@@ -109,10 +100,10 @@ def test_predictions_from_a_file_and_from_a_store_are_the_models(trained, run, t
     assert "href='a%252F1/report.html'" in (tmp_path / "out" / "index.html").read_text()
 
     nguide("bundle", run, "-o", tmp_path / "bundle")
-    nguide("predict", trained / "store", "-m", tmp_path / "bundle", "-o", tmp_path / "again")
+    nguide("predict", imported / "store", "-m", tmp_path / "bundle", "-o", tmp_path / "again")
     known = pd.read_parquet(run / "predictions.parquet").set_index("scan_id")
     again = pd.read_parquet(tmp_path / "again" / "predictions.parquet").set_index("scan_id")
-    assert set(again.index) == set(open_store(trained / "store").scan_ids)
+    assert set(again.index) == set(open_store(imported / "store").scan_ids)
     for scan in known.index:
         assert again.loc[scan, "logit"] == pytest.approx(known.loc[scan, "logit"], abs=1e-5)
 
@@ -150,28 +141,24 @@ def test_a_first_scan_that_is_not_finite_does_not_stop_the_others(run, tmp_path)
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["WIDE"], "wide.npy: scan 'wide' has 7 features a slice, but the model was trained on 6; make the features"),
-        (["NOWHERE"], "the model takes features, because it was trained on features that nguide encode did not make: "),
-        (["DICOM"], "dicom holds no scan: it is not a file of features"),
-        (["GOOD", "--dicom"], "--dicom is for scans, but features are given, which have no images"),
-        (["GOOD", "--encoder", "efficientnet-lite0"], "--encoder is for scans"),
-        (["GOOD", "GOOD"], "scan 'good' is in"),
+        ("wide.npy", "wide.npy: scan 'wide' has 7 features a slice, but the model was trained on 6; make the features"),
+        ("nowhere", "the model takes features, because it was trained on features that nguide encode did not make: "),
+        ("dicom", "dicom holds no scan: it is not a file of features"),
+        ("good.npy --dicom", "--dicom is for scans, but features are given, which have no images"),
+        ("good.npy --encoder efficientnet-lite0", "--encoder is for scans"),
+        ("good.npy good.npy", "scan 'good' is in"),
     ],
 )
-def test_mistakes_are_one_line(run, tmp_path, words, message):
-    np.save(tmp_path / "wide.npy", np.ones((4, 7), np.float32))
-    np.save(tmp_path / "good.npy", np.ones((4, 6), np.float32))
-    (tmp_path / "dicom").mkdir()
-    (tmp_path / "dicom" / "1.dcm").write_bytes(bytes(200))
-    place = {"WIDE": "wide.npy", "GOOD": "good.npy", "DICOM": "dicom", "NOWHERE": "nowhere"}
-    given = [tmp_path / place[word] if word in place else word for word in words]
-    said = nguide("predict", *given, "-m", run, "-o", tmp_path / "out", code=2).stderr
-    assert message in said
-    assert said.count("\n") == 1
-    assert not (tmp_path / "out").exists()
+def test_mistakes_are_one_line(run, tmp_path, monkeypatch, words, message):
+    monkeypatch.chdir(tmp_path)
+    np.save("wide.npy", np.ones((4, 7), np.float32))
+    np.save("good.npy", np.ones((4, 6), np.float32))
+    Path("dicom").mkdir()
+    Path("dicom/1.dcm").write_bytes(bytes(200))
+    assert message in refusal("predict", *words.split(), "-m", run, "-o", "out")
+    assert not Path("out").exists()
 
 
-def test_a_model_of_scans_takes_no_features(tmp_path):
-    model = make_run(tmp_path / "scans", scans=16)
-    said = nguide("predict", model.store.folder, "-m", model.run, "-o", tmp_path / "out", code=2).stderr
-    assert "holds features, but the model takes scans: it was trained on features of the encoder tiny" in said
+def test_a_model_of_scans_takes_no_features(trained, tmp_path):
+    line = refusal("predict", trained.store.folder, "-m", trained.run, "-o", tmp_path / "out")
+    assert "holds features, but the model takes scans: it was trained on features of the encoder tiny" in line

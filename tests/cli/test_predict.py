@@ -276,11 +276,6 @@ def test_an_encoder_with_other_weights_is_refused(trained, scans, tmp_path, monk
     assert "fingerprint tiny-1.0, but tiny here has tiny-2.0" in result.stderr
 
 
-# ----------------------------------------------------------------------------------------------------
-# Names
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
     """Once every such scan was called `scan`, `scan-2`, ...: two patients were told apart by the order of folders."""
     given = {
@@ -322,10 +317,6 @@ def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch):
     said = [json.loads(line)["scan_id"] for line in nguide(*command, "--json").stdout.splitlines()]
     assert sorted(said) == sorted(given.values())
 
-
-# ----------------------------------------------------------------------------------------------------
-# Two at once
-# ----------------------------------------------------------------------------------------------------
 
 TESTS = Path(__file__).parents[1]
 
@@ -393,10 +384,6 @@ def test_results_that_another_process_completed_meanwhile_stay(trained, scans, t
     assert {"nothing yet": b"", **every_file(out)} == kept
     assert not (tmp_path / "out.job").exists()
 
-
-# ----------------------------------------------------------------------------------------------------
-# A full disk
-# ----------------------------------------------------------------------------------------------------
 
 PLACES = {
     "scan": ["strip.png", "structured_report.dcm", "prediction.json", "report.html"],
@@ -466,11 +453,6 @@ def test_a_disk_that_is_really_full(trained, scans, tmp_path, room):
         nguide(*command)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Who may read the results
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def usual_umask():
     """The umask of most machines: files are readable for everyone."""
@@ -501,11 +483,6 @@ def test_only_the_user_may_read_what_is_written(trained, scans, tmp_path, monkey
     kinds = {one.suffix for one in (tmp_path / "out").rglob("*") if one.is_file()}
     assert kinds == {".csv", ".dcm", ".html", ".json", ".parquet", ".png"}
     assert os.umask(0o022) == 0o022  # a program that runs the command keeps its own
-
-
-# ----------------------------------------------------------------------------------------------------
-# DICOMweb
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)

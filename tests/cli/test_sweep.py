@@ -1,7 +1,7 @@
 """`nguide sweep` on a small store: what it prints, what it writes, and what it says to mistakes."""
 
 import json
-from collections.abc import Sequence
+import shlex
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -9,11 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import app
 from normal_guidance.cli import progress as progress_bar
 from normal_guidance.cli.options import TrainingOptions, choose_execution
 from normal_guidance.cli.progress import describe, watch_run
@@ -26,10 +24,9 @@ from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.run import load_run
 from normal_guidance.sweep.sweep import SweepProgress
 from own_clock import OwnClock
+from small_command import nguide, refusal
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
-
-runner = CliRunner()
 
 
 @pytest.fixture(scope="module")
@@ -40,10 +37,8 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sweep(*arguments: object, code: int = 0) -> str:
-    result = runner.invoke(app, ["sweep", *map(str, arguments)])
-    assert result.exit_code == code, result.output
-    return result.output
+def sweep(*words: object, code: int = 0) -> str:
+    return nguide("sweep", *words, code=code).output
 
 
 def rows(output: str) -> list[list[str]]:
@@ -62,18 +57,6 @@ def test_a_dry_run_estimates_and_writes_nothing(store: Path, tmp_path: Path) -> 
     assert [one["method"] for one in document["methods"]] == ["mean", "ng"]
     assert document["total_s"] == pytest.approx(sum(one["runs"] * one["total_s"] for one in document["methods"]))
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("fast", "--engine fast is unknown; choose one of auto, packed, recorded, compiled"),
-        ("compiled", "--engine compiled is for CUDA; on cpu use auto or packed"),
-    ],
-)
-def test_an_engine_that_is_not_there_is_an_error(given: str, said: str, store: Path, tmp_path: Path) -> None:
-    output = sweep(store, "-o", tmp_path, *QUICK, "--engine", given, code=2)
-    assert said in " ".join(output.split())
 
 
 def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
@@ -201,72 +184,60 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
     assert [row[2] for row in rows(output)] == groups
 
 
+GUIDED = "is guided; add one of ng, mhng to --methods, or leave the option out"
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ("--methods", "abml"),
-            "method 'abml' is unknown (did you mean 'abmil'?); nguide methods lists them",
-        ),
-        (("--methods", "ng,"), "--methods ng,: '' is empty or given twice"),
-        (("--seeds", "0,x"), "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
-        (("--lr", "fast"), "--lr fast: 'fast' is not a number"),
-        (("--divergence", "kl"), "divergence 'kl' is unknown"),
-        (("--device", "abacus"), "--device abacus is unknown"),
-        (("--device", "quantum"), "--device quantum is unknown"),
-        (("--device", ""), "--device is unknown; give cpu, cuda or cuda:1"),
-        (("--device", "meta"), "--device meta: this machine or torch has none; use cpu"),
-        (("--device", "cuda:9"), "--device cuda:9: this machine or torch has none; use c"),
-        (("--device", "cpu:1"), "--device cpu:1: this machine or torch has none; use cpu"),
-        (("--precision", "int4"), "--precision int4 is unknown; choose one of auto"),
-        (("--precision", "bf16"), "precision bf16 is for CUDA"),
-        (("--split", "nowhere.csv"), "--split nowhere.csv is not a file; "),
-        (("--save-minutes", "0"), "--save-minutes is 0; it must be above 0"),
-        (("--save-minutes", "nan"), "--save-minutes is nan; it must be above 0"),
-        (("--batch-size", "1000"), "48 training scans do not fill one batch of 1000"),
-        (("--seeds", "99999999999999999999"), "seed is 99999999999999999999; it must be"),
-        (("--seeds", ""), "--seeds : '' is not a whole number"),
-        (("--lr", ""), "--lr : '' is not a number"),
-        (("--l1", ""), "--l1 : '' is not a number"),
-        (("--lr", "inf"), "lr is inf; it must be"),
-        (("--guidance-weight", ""), "--guidance-weight : '' is not a number"),
-        (("--divergence", ""), "--divergence : '' is empty or given twice"),
-        (
-            ("--methods", "abmil", "--divergence", "foo"),
-            "--divergence foo: none of abmil is guided; add one of ng, mhng to --methods, or leave the option out",
-        ),
-        (("--methods", "abmil,mean", "--guidance-weight", "1"), "--guidance-weight 1: none of abmil, mean is guided"),
-        (("--methods", "mean", "--no-renormalize"), "--no-renormalize: none of mean is guided"),
-        (("--methods", "mean", "--modes", "2"), "--modes 2: none of mean is guided; add one of ng, mhng to --methods"),
-        (("--methods", "mean,abmil", "--negatives", "none"), "--negatives none: none of mean, abmil is guided"),
-        (("--methods", "evidence", "--warmup", "10"), "--warmup 10: none of evidence is guided"),
-        (("--methods", "bells_ng", "--warmup", "10"), "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
-        (("--negatives", "all"), "negatives 'all' is unknown; choose one of own, uniform, none"),
-        (("--optimizer", "adam"), "optimizer 'adam' is unknown; choose one of sgd, adamw"),
-        (("--schedule", "linear"), "schedule 'linear' is unknown; choose one of constant, cosine"),
-        (("--weight-decay", "-1"), "weight_decay is -1.0; it must be at least 0.0, and finite"),
-        (("--methods", "abmil,ng", "--divergence", "foo"), "divergence 'foo' is unknown"),
-        (("--out", "/proc/runs"), "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
-        (("--out", "/dev/null"), "/dev/null/ng/0 is, or lies under, a file; name a folder"),
-        (["--methods", "abmil", "--least-width", "8mm"], "--least-width 8mm: none of abmil is guided"),
-        (["--least-width", "8mm"], "--least-width 8mm: these features do not record the distance of slices"),
-        (["--regularizer", "bell"], "--regularizer bell is unknown; choose one of clusters, distance, entropy, ng"),
-        (["--methods", "mean", "--regularizer", "ng"], "--regularizer ng: none of mean has attention to regularize"),
+        ("--methods abml", "method 'abml' is unknown (did you mean 'abmil'?); nguide methods lists them"),
+        ("--methods ng,", "--methods ng,: '' is empty or given twice"),
+        ("--seeds 0,x", "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
+        ("--lr fast", "--lr fast: 'fast' is not a number"),
+        ("--divergence kl", "divergence 'kl' is unknown"),
+        ("--device abacus", "--device abacus is unknown"),
+        ("--device quantum", "--device quantum is unknown"),
+        ("--device ''", "--device is unknown; give cpu, cuda or cuda:1"),
+        ("--device meta", "--device meta: this machine or torch has none; use cpu"),
+        ("--device cuda:9", "--device cuda:9: this machine or torch has none; use c"),
+        ("--device cpu:1", "--device cpu:1: this machine or torch has none; use cpu"),
+        ("--engine fast", "--engine 'fast' is unknown; choose one of auto, packed, recorded, compiled"),
+        ("--engine compiled", "--engine compiled is for CUDA; on cpu use auto or packed"),
+        ("--precision int4", "--precision 'int4' is unknown; choose one of auto"),
+        ("--precision bf16", "precision bf16 is for CUDA"),
+        ("--split nowhere.csv", "--split nowhere.csv is not a file; "),
+        ("--save-minutes 0", "--save-minutes is 0; it must be above 0"),
+        ("--save-minutes nan", "--save-minutes is nan; it must be above 0"),
+        ("--batch-size 1000", "48 training scans do not fill one batch of 1000"),
+        ("--seeds 99999999999999999999", "seed is 99999999999999999999; it must be"),
+        ("--seeds ''", "--seeds : '' is not a whole number"),
+        ("--lr ''", "--lr : '' is not a number"),
+        ("--l1 ''", "--l1 : '' is not a number"),
+        ("--lr inf", "lr is inf; it must be"),
+        ("--guidance-weight ''", "--guidance-weight : '' is not a number"),
+        ("--divergence ''", "--divergence : '' is empty or given twice"),
+        ("--methods abmil --divergence foo", f"--divergence foo: none of abmil {GUIDED}"),
+        ("--methods abmil,mean --guidance-weight 1", f"--guidance-weight 1: none of abmil, mean {GUIDED}"),
+        ("--methods mean --no-renormalize", f"--no-renormalize: none of mean {GUIDED}"),
+        ("--methods mean --modes 2", f"--modes 2: none of mean {GUIDED}"),
+        ("--methods mean,abmil --negatives none", f"--negatives none: none of mean, abmil {GUIDED}"),
+        ("--methods evidence --warmup 10", f"--warmup 10: none of evidence {GUIDED}"),
+        ("--methods abmil --least-width 8mm", f"--least-width 8mm: none of abmil {GUIDED}"),
+        ("--least-width 8mm", "--least-width 8mm: these features do not record the distance of slices"),
+        ("--methods bells_ng --warmup 10", "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
+        ("--negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
+        ("--optimizer adam", "optimizer 'adam' is unknown; choose one of sgd, adamw"),
+        ("--schedule linear", "schedule 'linear' is unknown; choose one of constant, cosine"),
+        ("--weight-decay -1", "weight_decay is -1.0; it must be at least 0.0, and finite"),
+        ("--methods abmil,ng --divergence foo", "divergence 'foo' is unknown"),
+        ("--out /proc/runs", "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
+        ("--out /dev/null", "/dev/null/ng/0 is, or lies under, a file; name a folder"),
+        ("--regularizer bell", "--regularizer 'bell' is unknown; choose one of clusters, distance, entropy, ng"),
+        ("--methods mean --regularizer ng", "--regularizer ng: none of mean has attention to regularize"),
     ],
 )
-def test_mistakes_are_one_line(
-    store: Path, tmp_path: Path, options: Sequence[str], message: str, unchecked: None
-) -> None:
-    result = runner.invoke(app, ["sweep", str(store), "--out", str(tmp_path), *QUICK, *options])
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: ")
-    assert result.stderr.count("\n") == 1
-    assert message in result.stderr
-
-
-def test_parts_is_no_option(store: Path) -> None:
-    assert "--parts" in sweep(store, "--parts", "split.csv", code=2)
-    assert "--parts" not in sweep("--help")
+def test_mistakes_are_one_line(store: Path, tmp_path: Path, options: str, message: str, unchecked: None) -> None:
+    assert message in refusal("sweep", store, "--out", tmp_path, *QUICK, *shlex.split(options))
 
 
 def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None:
@@ -282,8 +253,10 @@ def test_a_missing_store_is_named(tmp_path: Path) -> None:
     assert "method 'abmill' is unknown (did you mean 'abmil'?); nguide methods lists them" in wrong
 
 
-def test_a_folder_must_be_named(store: Path) -> None:
+def test_a_folder_must_be_named_and_parts_is_no_option(store: Path) -> None:
     assert "--out" in sweep(store, code=2)
+    assert "--parts" in sweep(store, "--parts", "split.csv", code=2)
+    assert "--parts" not in sweep("--help")
 
 
 def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
@@ -353,11 +326,6 @@ def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_execution("cuda:1", "bf16") == Execution("cuda:1", "bf16")
     with pytest.raises(UserError, match="--device cuda:2: this machine or torch has none; use cuda:0 to cuda:1"):
         choose_execution("cuda:2", "auto")
-
-
-# ----------------------------------------------------------------------------------------------------
-# SweepProgress
-# ----------------------------------------------------------------------------------------------------
 
 
 def at(epoch: int, best: float = 0.75) -> SweepProgress:

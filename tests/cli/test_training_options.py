@@ -4,7 +4,6 @@ from dataclasses import fields
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app
@@ -72,14 +71,6 @@ def test_a_study_takes_one_value_of_each_guide():
         value = "0.1,1" if name == "guidance_weight" else "forward_kl,reverse_kl"
         with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: this command takes one value"):
             TrainingOptions(**{name: value}).study_axes()
-
-
-def test_sensitivity_varies_what_it_is_not_given(tmp_path):
-    words = ["reproduce", "semi-synthetic", "--sensitivity", "--guidance-weight", "0.1", "-o", str(tmp_path / "out")]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 2
-    assert result.stderr.startswith("error: --guidance-weight 0.1: --sensitivity trains every lambda")
-    assert not (tmp_path / "out").exists()
 
 
 def test_every_folder_that_is_made_must_be_named():

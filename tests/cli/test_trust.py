@@ -3,10 +3,9 @@
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import app
+from small_command import nguide, refusal
 from small_trust import make_run
 
 
@@ -15,14 +14,8 @@ def trained(tmp_path_factory):
     return make_run(tmp_path_factory.mktemp("trained"))
 
 
-def call(*words: object) -> tuple[int, str, str]:
-    result = CliRunner().invoke(app, ["trust", *map(str, words)])
-    return result.exit_code, result.stdout, result.stderr
-
-
 def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
-    code, said, _ = call(trained.run, "-o", tmp_path / "out", "--device", "cpu")
-    assert code == 0
+    said = nguide("trust", trained.run, "-o", tmp_path / "out", "--device", "cpu").stdout
     for title in ("Shuffle slices", "Randomise weights", "Delete and insert", "Inverted attention"):
         assert said.count(title) >= 2  # in the table, and in words
     assert sorted(file.name for file in (tmp_path / "out").iterdir()) == ["trust.json", "trust.md", "trust.png"]
@@ -36,9 +29,8 @@ def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
 
 
 def test_json_is_the_file(trained, tmp_path):
-    code, said, _ = call(trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention", "--json")
-    assert code == 0
-    told = json.loads(said, parse_constant=lambda word: pytest.fail(f"{word} is no JSON"))
+    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention", "--json")
+    told = json.loads(nguide("trust", *words).stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert told == read_json(tmp_path / "trust.json")
     assert (told["by"], told["part"]) == ("attention", "test")
 
@@ -46,12 +38,9 @@ def test_json_is_the_file(trained, tmp_path):
 def test_mistakes_are_one_line(trained, tmp_path):
     for words, reason in (
         ([trained.run, "--store", tmp_path, "-o", tmp_path], "is not a feature store"),
-        ([trained.run, "-o", tmp_path, "--by", "heads"], "--by heads is unknown; choose one of slices, attention"),
+        ([trained.run, "-o", tmp_path, "--by", "heads"], "--by 'heads' is unknown; choose one of slices, attention"),
         ([trained.run, "-o", tmp_path, "--part", "train"], "models are not tested on part 'train'"),
         ([tmp_path, "-o", tmp_path / "out"], "is not a complete run"),
     ):
-        code, _, complaint = call(*words)
-        assert code == 2
-        assert reason in complaint
-        assert len(complaint.splitlines()) == 1
+        assert reason in refusal("trust", *words)
     assert not (tmp_path / "out").exists()

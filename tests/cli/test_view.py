@@ -9,24 +9,15 @@ from typing import Any
 
 import httpx
 import pytest
-from typer.testing import CliRunner
 
 from killing import signals_of_a_terminal
-from normal_guidance.cli import app
 from normal_guidance.clinic.viewer import server
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.clinic.viewer.server import FILES, STATIC
 from normal_guidance.sweep.predictions import write_predictions_table
+from small_command import nguide, output_of
 
 BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
-runner = CliRunner()
-
-
-def test_help_tells_what_it_takes():
-    result = runner.invoke(app, ["view", "--help"])
-    assert result.exit_code == 0
-    for word in ("DIR", "--index", "--store", "--port"):
-        assert word in result.output
 
 
 @pytest.mark.parametrize(
@@ -40,25 +31,22 @@ def test_help_tells_what_it_takes():
 )
 def test_mistakes_are_told(words, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = runner.invoke(app, ["view", *words])
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
+    assert message in output_of("view", *words, code=2)
 
 
 def test_a_folder_without_a_predicted_scan_is_told(tmp_path):
     write_predictions_table(tmp_path / "predictions.parquet", [])
-    result = runner.invoke(app, ["view", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "no scan in it was predicted; its summary.csv says why" in " ".join(result.output.split())
+    said = output_of("view", tmp_path, code=2)
+    assert "no scan in it was predicted; its summary.csv says why" in said
 
 
 def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_path, monkeypatch):
     """Where the scans lie is left out of them on purpose, so --index would not help."""
     shutil.copy(next(small_experiment.folder.glob("ng/*/predictions.parquet")), tmp_path)
     monkeypatch.setattr(server, "serve", lambda gallery, port, announce: None)
-    assert "images: no, give --index INDEX to see them" in runner.invoke(app, ["view", str(tmp_path)]).stdout
+    assert "images: no, give --index INDEX to see them" in nguide("view", tmp_path).stdout
     (tmp_path / "summary.json").write_text('{"anonymous": true}')
-    said = runner.invoke(app, ["view", str(tmp_path)]).stdout
+    said = nguide("view", tmp_path).stdout
     assert (
         "images: no, anonymous results do not record where the scans are; predict without --anonymize to see them"
         in said

@@ -66,11 +66,6 @@ def segments(message: str) -> dict[str, list[list[str]]]:
     return found
 
 
-# ----------------------------------------------------------------------------------------------------
-# HL7
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_a_message_names_patient_order_and_score():
     message = make_message(content(), "NGUIDE", "RIS")
     assert parse_message(message).validate()
@@ -172,11 +167,6 @@ def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch):
             one.send([tmp_path / "prediction.json"], about, accepted.append)
         server.close()
     assert accepted == []
-
-
-# ----------------------------------------------------------------------------------------------------
-# FHIR
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_an_observation_names_patient_study_and_score():

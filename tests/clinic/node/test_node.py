@@ -58,11 +58,6 @@ def test_what_is_stored_is_what_was_sent_byte_for_byte(bundle, series, state):
     assert all(one == by_uid[one.SOPInstanceUID] for one in stored)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The same object, other content, late slices
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_the_same_object_is_stored_once_and_other_content_is_refused(bundle, series, state):
     files = series()
     changed = dcmread(files[0])
@@ -149,11 +144,6 @@ def test_files_are_kept_for_their_days(bundle, series, state):
         assert len(list(state.glob("incoming/*/*.dcm"))) == len(series())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Bounds, and series without a result
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_a_full_queue_tells_senders_to_come_back(bundle, series, state, monkeypatch):
     first, second = series(1), series(2, scan=1)
     with small_archive() as (port, _):
@@ -236,11 +226,6 @@ def test_a_series_that_ends_the_program_is_tried_three_times(bundle, series, sta
         assert "ended 3 times" in run.node.queue.in_state("failed")[0].reason
 
 
-# ----------------------------------------------------------------------------------------------------
-# When a series is complete
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_a_series_is_complete_when_nothing_has_come_for_a_while_longer_after_an_abort(bundle, series, state):
     with running_node(state, bundle, settle=1000) as run:
         now = [0.0]
@@ -267,11 +252,6 @@ def test_an_association_that_was_open_at_a_kill_counts_as_aborted(bundle, series
         run.node.queue.set_association([one.key], "open")
         run.node.queue.abort_open()
         assert run.node.queue.in_state("receiving")[0].association == "aborted"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Destinations
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_an_archive_that_is_down_gets_everything_once_it_is_up(bundle, series, state):
@@ -334,11 +314,6 @@ def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state,
         send(run.port, series())
         assert run.wait_finished() == {"done": 1}
     assert sent == [(STUDY, 1, [len(series())])] * 2
-
-
-# ----------------------------------------------------------------------------------------------------
-# Without a network, and one node for each folder
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_watched_folder_is_emptied_and_predicted(bundle, series, state, tmp_path, monkeypatch):

@@ -31,11 +31,6 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
 
 
-# ----------------------------------------------------------------------------------------------------
-# DCMTK
-# ----------------------------------------------------------------------------------------------------
-
-
 @needs_dcmtk
 def test_dcmtk_sends_and_receives(bundle, series, tmp_path):
     files, out, port = series(), tmp_path / "out", free_port()
@@ -67,11 +62,6 @@ def test_a_compressed_series_is_stored_as_it_is(bundle, series, tmp_path):
         stored = {dcmread(file).file_meta.TransferSyntaxUID for file in run.node.incoming.path.rglob("*.dcm")}
         assert stored == {"1.2.840.10008.1.2.4.70"}
         assert run.wait_finished() == {"done": 1}
-
-
-# ----------------------------------------------------------------------------------------------------
-# Orthanc
-# ----------------------------------------------------------------------------------------------------
 
 
 @needs_orthanc
@@ -124,11 +114,6 @@ def test_results_that_the_archive_lost_are_sent_again(bundle, series, tmp_path, 
             assert run.wait_finished() == {"done": 1}
         assert len(archive.get("/instances")) == RESULTS
     assert '"missing": 1' in (tmp_path / "state" / "audit.jsonl").read_text()
-
-
-# ----------------------------------------------------------------------------------------------------
-# TLS
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_certificates(folder: Path) -> None:
@@ -193,11 +178,6 @@ def test_a_handshake_that_never_comes_does_not_hold_up_others(bundle, series, tm
         socket.create_connection(("127.0.0.1", run.port)),
     ):
         assert set(send(run.port, series(), tls_args=(node[1], "127.0.0.1"))) == {0}
-
-
-# ----------------------------------------------------------------------------------------------------
-# DICOMweb
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)

