@@ -54,16 +54,13 @@ def test_every_ending_has_its_own_code_in_order():
     assert named == set(endings.ENDINGS)
 
 
-def test_signals_have_the_shells_codes():
+def test_codes_are_those_of_the_shell_and_of_sysexits():
     for name, ending in endings.BY_SIGNAL.items():
         assert ending.code == 128 + signal.Signals[name]
     assert endings.NO_READER.code == 128 + signal.SIGPIPE
-    assert (endings.NO_MEMORY.code, endings.GONE.code) == (os.EX_OSERR, os.EX_CANTCREAT)
-    assert (endings.NO_SPACE.code, endings.NOT_ALLOWED.code, endings.BUG.code) == (
-        os.EX_IOERR,
-        os.EX_NOPERM,
-        os.EX_SOFTWARE,
-    )
+    named = (endings.NO_MEMORY, endings.GONE, endings.NO_SPACE, endings.NOT_ALLOWED, endings.BUG)
+    codes = (os.EX_OSERR, os.EX_CANTCREAT, os.EX_IOERR, os.EX_NOPERM, os.EX_SOFTWARE)
+    assert tuple(ending.code for ending in named) == codes
 
 
 def test_the_page_prints_the_table():
@@ -302,6 +299,15 @@ def start(code: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(words, **pipes | {"preexec_fn": signals_of_a_terminal} | options)
 
 
+def ended_by(code: str, number: int, **options: Any) -> tuple[int, str, str]:
+    """The return code, output and complaints of such a process that gets a signal."""
+    with start(code, **options) as process:
+        process.stdout.readline()
+        process.send_signal(number)
+        printed, complaints = process.communicate(timeout=HANGS)
+    return process.returncode, printed, complaints
+
+
 WAIT = 'print("ready", flush=True)\ntime.sleep(600)'
 
 
@@ -314,11 +320,7 @@ WAIT = 'print("ready", flush=True)\ntime.sleep(600)'
     ],
 )
 def test_a_signal_ends_the_process_without_a_traceback(number, code, line):
-    with start(WAIT) as process:
-        assert process.stdout.readline() == "ready\n"
-        process.send_signal(number)
-        assert process.communicate(timeout=HANGS) == ("", line)
-    assert process.returncode == code
+    assert ended_by(WAIT, number) == (code, "", line)
 
 
 def test_an_ignored_signal_stays_ignored():
@@ -344,11 +346,7 @@ def test_an_ignored_signal_stays_ignored():
     ids=["swallowed", "in a finalizer", "turned into another error"],
 )
 def test_an_interrupt_that_a_library_loses_is_not_lost(loses):
-    with start(loses) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=HANGS) == ("", "terminated; nothing was written\n")
-    assert process.returncode == 143
+    assert ended_by(loses, signal.SIGTERM) == (143, "", "terminated; nothing was written\n")
 
 
 def test_a_second_signal_does_not_disturb_the_cleaning():
@@ -386,10 +384,7 @@ def test_a_repeated_signal_is_neither_the_users_nor_repeated_again():
         "finally:\n    time.sleep(6 * endings.SECONDS_TO_NOTICE)\n"
         "    print(endings._signals.count, threading.active_count(), flush=True)"
     )
-    with start(code) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=HANGS) == ("1 2\n", "interrupted; nothing was written\n")
+    assert ended_by(code, signal.SIGINT)[1:] == ("1 2\n", "interrupted; nothing was written\n")
 
 
 LATE = """
@@ -409,11 +404,7 @@ time.sleep(600)
 
 
 def test_a_signal_that_is_repeated_too_late_does_not_kill():
-    with start(LATE) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        assert process.communicate(timeout=HANGS) == ("", "terminated; nothing was written\n")
-    assert process.returncode == 143
+    assert ended_by(LATE, signal.SIGTERM) == (143, "", "terminated; nothing was written\n")
 
 
 SERVE = """
@@ -435,36 +426,27 @@ sys.exit(0)  # as typer does
     ],
 )
 def test_ctrl_c_may_be_the_normal_end_of_a_block(number, code, said):
-    with start(SERVE) as process:
-        process.stdout.readline()
-        process.send_signal(number)
-        assert process.communicate(timeout=HANGS) == said
-    assert process.returncode == code
+    assert ended_by(SERVE, number) == (code, *said)
 
 
-def test_a_bug_keeps_its_traceback_without_values_and_says_where_it_goes():
-    with start('patient = "Mrs Jones"\nraise KeyError("label")') as process:
-        _, said = process.communicate(timeout=HANGS)
-    assert process.returncode == 70
-    assert "Traceback (most recent call last)" in said
-    assert "KeyError: 'label'" in said
-    assert re.search(r"error: nguide \S+ has a bug; send the traceback to its developers", said.splitlines()[-1])
-
-
-def test_a_bug_of_a_command_shows_no_values():
-    """Through typer, whose traceback could print them."""
-    code = (
+@pytest.mark.parametrize(
+    "code",
+    [
+        'patient = "Jones " * 2\nraise KeyError("label")',
+        # Through typer, whose traceback could print them.
         "from normal_guidance.cli import app\n"
         "def broken():\n    patient = 'Jones ' * 2\n    raise KeyError('label')\n"
-        "app.command('broken')(broken)\n"
-        "sys.argv = ['nguide', 'broken']\napp()"
-    )
+        "app.command('broken')(broken)\nsys.argv = ['nguide', 'broken']\napp()",
+    ],
+)
+def test_a_bug_keeps_its_traceback_without_values_and_says_where_it_goes(code):
     with start(code) as process:
         _, said = process.communicate(timeout=HANGS)
     assert process.returncode == 70, said
+    assert "Traceback (most recent call last)" in said
     assert "KeyError" in said
     assert "Jones Jones" not in said
-    assert "error: nguide" in said.splitlines()[-1]
+    assert re.search(r"error: nguide \S+ has a bug; send the traceback to its developers", said.splitlines()[-1])
 
 
 @pytest.mark.parametrize("out", [None, "out"])
