@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance import __version__
+from normal_guidance.base import system
 from normal_guidance.base.system import source_version
 from normal_guidance.cli import app, probes
 from normal_guidance.cli import doctor as checks
@@ -102,7 +103,7 @@ def test_every_package_that_is_needed_is_found_under_its_modules_name():
 
 def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
     from_clone = requirements()
-    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path)
+    monkeypatch.setattr(system, "SOURCE_FOLDER", tmp_path)
     installed = requirements()
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
@@ -110,7 +111,7 @@ def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
 
 
 def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path)
+    monkeypatch.setattr(system, "SOURCE_FOLDER", tmp_path)
     monkeypatch.setattr(checks, "PACKAGE", "no-such-package")
     assert requirements() == {}
     check = check_packages("", {}, {})
@@ -215,7 +216,8 @@ def test_a_full_or_closed_disk_is_told(monkeypatch):
 
 
 def test_the_viewers_page(monkeypatch, tmp_path):
-    monkeypatch.setattr(checks, "SOURCE_FOLDER", tmp_path / "src" / "normal_guidance")
+    for module in (checks, system):
+        monkeypatch.setattr(module, "SOURCE_FOLDER", tmp_path / "src" / "normal_guidance")
     (page,) = checks.check_viewer(None)
     assert page.state == "missing"
     assert "--force-reinstall --no-deps normal-guidance" in page.fix

@@ -179,30 +179,6 @@ def test_help_does_not_wait_for_torch(command):
     assert result.stdout.strip().endswith("False")
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_a_grid_of_one_s_own(store, tmp_path):
-    options = (store, "--split", store.parent / "splits", "--methods", "ng", *QUICK, "--out", tmp_path / "out")
-    invoke(*options, "--lr", "0.1,0.01", "--l1", "0")
-    runs = [load_run(folder) for folder in sorted((tmp_path / "out").glob("*/*")) if (folder / "report.json").exists()]
-    assert len(runs) >= 3  # ng and both references
-    assert {run.report["configurations"]["trained"] for run in runs} == {2}
-    assert "'x' is not a number" in refused(*options, "--lr", "x")
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_lambda_and_divergence_are_for_guided_methods(store, tmp_path):
-    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
-    given = ("--guidance-weight", "0.1", "--divergence", "reverse_kl")
-    invoke(*options, "--methods", "mean,ng", *given)
-    changed = {method: load_run(tmp_path / "out" / method / "1001").report["departures"] for method in ("mean", "ng")}
-    assert (changed["ng"]["guidance_weight"], changed["ng"]["divergence"]) == ([0.1], ["reverse_kl"])
-    assert not {"guidance_weight", "divergence"} & changed["mean"].keys()
-    assert "guidance_weight" in (tmp_path / "out" / "tables.md").read_text()
-    # The old name of --split, and other guidance: mean stays as it is, ng is another run.
-    line = refused(store, "--splits", store.parent / "splits", *options[3:], "--methods", "mean,ng")
-    assert "ng/1001 holds another run: configs.0.guidance_weight was 0.1, now it is 1.0" in line
-
-
 def test_the_old_name_of_split_is_hidden():
     printed = nguide("experiment", "--help", env={"COLUMNS": "160"}).output
     assert "--split " in printed
@@ -210,24 +186,25 @@ def test_the_old_name_of_split_is_hidden():
 
 
 @pytest.mark.usefixtures("unrendered")
-def test_the_protocol_is_that_of_methods_and_references(store, tmp_path):
-    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
-    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
-    invoke(*options, "--methods", "mean", *given)
+def test_the_protocol_is_that_of_all_and_guides_are_those_of_guided_methods(store, tmp_path):
+    out, splits = tmp_path / "out", store.parent / "splits"
+    options = (store, "--split", splits, *QUICK, "--lr", "0.1,0.01", "--l1", "0", "-o", out)
     protocol = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
-    for method in ("mean", "slice_reference", "scan_reference"):
-        assert protocol.items() <= load_run(tmp_path / "out" / method / "1001").report["departures"].items()
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_guides_concern_guided_methods_only(store, tmp_path):
-    options = (store, "--split", store.parent / "splits", *QUICK, "--lr", "0.1", "--l1", "0", "-o", tmp_path / "out")
     guides = {"modes": 2, "negatives": "none", "warmup": 3}
-    given = [word for name, value in guides.items() for word in (f"--{name}", value)]
-    invoke(*options, "--methods", "mean,ng", *given)
+    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
+    guided = [word for name, value in guides.items() for word in (f"--{name}", value)]
+    guided += ["--guidance-weight", "0.1", "--divergence", "reverse_kl"]
+    invoke(*options, "--methods", "mean,ng", *given, *guided)
+    of_guides = guides | {"guidance_weight": [0.1], "divergence": ["reverse_kl"]}
     for method in ("mean", "ng", "slice_reference", "scan_reference"):
-        changed = load_run(tmp_path / "out" / method / "1001").report["departures"]
-        assert {name: changed[name] for name in guides if name in changed} == (guides if method == "ng" else {})
-    # So what is not guided need not be trained again beside other guides.
-    again = invoke(*options, "--methods", "mean")
-    assert "begins" not in again.output
+        report = load_run(out / method / "1001").report
+        assert report["configurations"]["trained"] == 2
+        assert protocol.items() <= report["departures"].items()
+        changed = {name: value for name, value in report["departures"].items() if name in of_guides}
+        assert changed == (of_guides if method == "ng" else {})
+    assert "guidance_weight" in (out / "tables.md").read_text()
+    # So what is not guided need not be trained again beside other guides; another guided one is another run.
+    assert "begins" not in invoke(*options, "--methods", "mean", *given).output
+    old_name = (store, "--splits", splits, *options[3:], "--methods", "mean,ng", *given, *guided[:-4])
+    assert "ng/1001 holds another run: configs.0.guidance_weight was 0.1, now it is 1.0" in refused(*old_name)
+    assert "'x' is not a number" in refused(*options, "--lr", "x")

@@ -75,18 +75,6 @@ def test_the_selection_filter_can_be_left_out(tmp_path):
     assert "train_above_val False" in (tmp_path / "tables.md").read_text()
 
 
-@pytest.mark.usefixtures("tiny")
-def test_guides_concern_guided_methods_only(tmp_path):
-    options = ("semi-synthetic", "--seeds", "1001", "--epochs", "1", "--device", "cpu", "-o", tmp_path)
-    guides = ("--modes", "2", "--negatives", "uniform", "--warmup", "3")
-    invoke(*options, "--methods", "mean,ng", *guides)
-    changed = {method: load_run(tmp_path / method / "1001").report["departures"] for method in ("mean", "ng")}
-    assert changed["mean"] == {"epochs": 1}
-    assert changed["ng"] == {"epochs": 1, "modes": 2, "negatives": "uniform", "warmup": 3}
-    again = invoke(*options, "--methods", "mean")
-    assert "begins" not in again.output
-
-
 def test_lidc_positions_end_with_their_bayes_oracle(monkeypatch, tmp_path):
     monkeypatch.setattr(lidc_positions, "SIZES", {"train": 70, "val": 30, "test": 30})
     scans = [(f"p{i}", [float(z) for z in range(12 + i)], agreed(i, i + 1)) for i in range(10)]

@@ -175,12 +175,11 @@ def test_the_modules_of_commands_are_light(module):
 def test_a_terminal_gets_a_bar():
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    with watch(console, "rsna-pe in root", shown_as("rsna-pe in root"), begins=True) as update:
+    with watch(console, "rsna-pe in root", shown_as("rsna-pe in root")) as update:
         update(IndexProgress(640, 3, None))
         update(IndexProgress(1280, 7, 0.5))
     assert "1,280 files, 7 scans" in screen.getvalue()
     assert "left" in screen.getvalue()
-    assert "begins\n" not in screen.getvalue()
 
 
 @pytest.fixture

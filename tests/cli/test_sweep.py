@@ -230,8 +230,6 @@ GUIDED = "is guided; add one of ng, mhng to --methods, or leave the option out"
         ("--schedule linear", "schedule 'linear' is unknown; choose one of constant, cosine"),
         ("--weight-decay -1", "weight_decay is -1.0; it must be at least 0.0, and finite"),
         ("--methods abmil,ng --divergence foo", "divergence 'foo' is unknown"),
-        ("--out /proc/runs", "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
-        ("--out /dev/null", "/dev/null/ng/0 is, or lies under, a file; name a folder"),
         ("--regularizer bell", "--regularizer 'bell' is unknown; choose one of clusters, distance, entropy, ng"),
         ("--methods mean --regularizer ng", "--regularizer ng: none of mean has attention to regularize"),
     ],
@@ -251,6 +249,17 @@ def test_a_missing_store_is_named(tmp_path: Path) -> None:
     assert "is not a feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
     wrong = sweep(tmp_path / "nowhere", "--methods", "abmill", "--out", tmp_path / "out", code=2)
     assert "method 'abmill' is unknown (did you mean 'abmil'?); nguide methods lists them" in wrong
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        ("/proc/runs", "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
+        ("/dev/null", "/dev/null/ng/0 is, or lies under, a file; name a folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_made_is_named(store: Path, out: str, message: str) -> None:
+    assert message in sweep(store, "--out", out, *QUICK, code=2)
 
 
 def test_a_folder_must_be_named_and_parts_is_no_option(store: Path) -> None:
@@ -287,30 +296,26 @@ def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> Non
     assert [departures(configs[0]) for configs in grids.values()] == [usual, usual | guides, usual, usual | guides]
 
 
-def test_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:
+def test_protocol_and_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:
+    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
     options = (store, "--methods", "abmil,ng", "--no-train-above-val", "--out", tmp_path, *QUICK)
-    sweep(*options, "--modes", "2", "--negatives", "none", "--warmup", "2")
+    sweep(*options, *given, "--modes", "2", "--negatives", "none", "--warmup", "2")
     guided = load_run(tmp_path / "ng" / "0").winners[0].config
     assert (guided.modes, guided.negatives, guided.warmup) == (2, "none", 2)
-    # Beside other guides, a method without guidance has the same run; another guided one is refused.
-    before = (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns
-    sweep(*options, "--methods", "abmil")
-    assert (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns == before
-    assert "ng/0 holds another run: configs.0.modes was 2, now it is 3" in sweep(*options, "--modes", "3", code=2)
-    for option, value in (("--modes", "0"), ("--warmup", "-1")):
-        assert option in sweep(*options, option, value, code=2)
-
-
-def test_the_protocol_is_the_one_that_was_given(store: Path, tmp_path: Path) -> None:
-    options = (store, "--methods", "abmil", "--out", tmp_path, *QUICK)
-    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
-    sweep(*options, *given)
     run = load_run(tmp_path / "abmil" / "0")
     protocol = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
     assert {name: getattr(run.winners[0].config, name) for name in protocol} == protocol
     assert protocol.items() <= run.report["departures"].items()
     assert protocol.items() <= run.report["options"].items()
+    # Beside other guides, a method without guidance has the same run; another guided one is refused.
+    before = (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns
+    sweep(*options, *given, "--methods", "abmil")
+    assert (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns == before
+    other = sweep(*options, *given, "--methods", "ng", "--modes", "3", code=2)
+    assert "ng/0 holds another run: configs.0.modes was 2, now it is 3" in other
     assert "abmil/0 holds another run: configs.0.optimizer was " in sweep(*options, code=2)
+    for option, value in (("--modes", "0"), ("--warmup", "-1")):
+        assert option in sweep(*options, option, value, code=2)
 
 
 def test_precision_follows_the_device() -> None:

@@ -323,7 +323,7 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
         yield Check(label, "missing", text, purpose, fix, details=details)
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "huggingface")
     folder = Path(os.environ.get("HF_HUB_CACHE") or Path(home, "hub"))
-    snapshots = {config.parents[1].name for config in folder.glob("models--*/snapshots/*/config.json")}
+    snapshots = {config.parents[2].name for config in folder.glob("models--*/snapshots/*/config.json")}
     models = sorted(name.removeprefix("models--").replace("--", "/") for name in snapshots)
     text = f"in {folder}: {', '.join(models)}" if models else f"no model in {folder}"
     details = {"folder": str(folder), "models": models}

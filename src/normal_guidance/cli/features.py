@@ -101,7 +101,7 @@ def encode(
     from normal_guidance.scans.features.encoding_job import REPORT
     from normal_guidance.scans.features.encoding_machine import EncodingOptions
     from normal_guidance.scans.features.preprocessing import Preprocessing, default_window, parse_windows
-    from normal_guidance.scans.features.store import DTYPES
+    from normal_guidance.scans.features.store import DTYPES as TORCH_DTYPES
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.scans.index.splits import read_parts
     from normal_guidance.scans.index.volumes import read_volume
@@ -129,7 +129,7 @@ def encode(
         "parts": None if split is None else read_parts(split, manifest),
         "root": root,
         "options": EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads),
-        "dtype": DTYPES[dtype],
+        "dtype": TORCH_DTYPES[dtype],
         "workers": workers if workers is not None else 1 if ray else os.cpu_count() or 1,
     }
     if dry_run:

@@ -47,13 +47,9 @@ class Shown(NamedTuple):
 
 
 @contextmanager
-def watch(
-    console: Console, title: str, show: Callable[[P], Shown], *, begins: bool = False
-) -> Iterator[Callable[[P], None]]:
-    """Yield a function that receives the progress of a job and shows it; `begins` prints a line before the first."""
+def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[Callable[[P], None]]:
+    """Yield a function that receives the progress of a job and shows it."""
     if not console.is_terminal:
-        if begins:
-            say(console, f"{title}: begins")
         last = time.monotonic()
 
         def print_line(now: P) -> None:
@@ -103,7 +99,9 @@ def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress]
         speed = pace.per_second(now.done)
         return Shown(title, now.done, describe(now, None if speed is None else (1 - now.done) / speed))
 
-    with watch(console, title, show, begins=True) as update:
+    if not console.is_terminal:
+        say(console, f"{title}: begins")
+    with watch(console, title, show) as update:
         yield update
 
 

@@ -105,13 +105,19 @@ def make_watched(
     source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
 ) -> Index:
     """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
-    from normal_guidance.cli.progress import watch
+    from normal_guidance.cli.progress import say, watch
     from normal_guidance.scans.index.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     title = f"Reading headers in {root}, layout {source}"
-    with watch(console, title, shown_as(title), begins=True) as update:
-        return make_index(source, root, out, workers=count, watch=update, **options)
+    with watch(console, title, shown_as(title)) as update:
+
+        def report(now: IndexProgress) -> None:
+            if not now.files and not console.is_terminal:
+                say(console, f"{title}: begins")
+            update(now)
+
+        return make_index(source, root, out, workers=count, watch=report, **options)
 
 
 def shown_as(title: str) -> Callable[[IndexProgress], Shown]:

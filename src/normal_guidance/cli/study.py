@@ -92,7 +92,6 @@ def experiment(
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.study import experiment as experiments
     from normal_guidance.study.reproduction import sensitivity_jobs
-    from normal_guidance.study.study_page import check_manifest
 
     check_track(track)
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
@@ -102,6 +101,8 @@ def experiment(
     plan = plan_study(data, out, names, training, receptive_field, sensitivity)
     manifest = None
     if index is not None:  # checked before training, so that a wrong folder costs no hours
+        from normal_guidance.study.study_page import check_manifest
+
         manifest = read_manifest(index)
         check_manifest(manifest, data)
     console = make_console(stderr=as_json)
@@ -224,7 +225,6 @@ def reproduce(
     from normal_guidance.study import reproduction
     from normal_guidance.study.drawn import read_positions
     from normal_guidance.study.experiment import DATASETS, LIDC_POSITIONS, SENSITIVITY, Study, lidc_data
-    from normal_guidance.study.study_page import write_report
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
     if initialisations and (sensitivity or dataset in SCAN_DATASETS):
@@ -287,6 +287,8 @@ def reproduce(
             show_page(console, page)
         say(console, f"Initialisations: {out / 'initialisations.md'}, and .json and .png beside it")
     if report:
+        from normal_guidance.study.study_page import write_report
+
         say(console, f"Report: {write_report(study)}")
 
 

@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -38,23 +39,12 @@ def content(**changes) -> ResultContent:
     patient.StudyDate, patient.StudyTime, patient.IssuerOfPatientID = "20261118", "101500.25", "HOSPITAL"
     for name, value in changes.items():
         setattr(patient, name, value)
-    found = FindingResult(
-        "any",
-        "1386000",
-        "Intracranial hemorrhage",
-        "any (Intracranial hemorrhage)",
-        0.8125,
-        0.5,
-        True,
-        (12, 7),
-        "ab" * 32,
-    )
+    named = ("any", "1386000", "Intracranial hemorrhage", "any (Intracranial hemorrhage)")
+    found = FindingResult(*named, 0.8125, 0.5, True, (12, 7), "ab" * 32)
     return ResultContent("0123456789abcdef0123456789abcdef", patient, (found,), ("Forced: it has 2 slices.",))
 
 
 def negative(one: ResultContent) -> ResultContent:
-    from dataclasses import replace
-
     return replace(one, findings=(replace(one.findings[0], probability=0.1, positive=False),))
 
 

@@ -116,37 +116,41 @@ def test_results_that_the_archive_lost_are_sent_again(bundle, series, tmp_path, 
     assert '"missing": 1' in (tmp_path / "state" / "audit.jsonl").read_text()
 
 
-def make_certificates(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory) -> Path:
     """An authority, a certificate of it for this host, and one of another authority."""
-
-    def openssl(*words: object) -> None:
-        subprocess.run(["openssl", *map(str, words)], check=True, capture_output=True)
-
+    folder = tmp_path_factory.mktemp("certificates")
     for authority in ("ca", "other-ca"):
         new = ("-newkey", "rsa:2048", "-nodes", "-keyout", folder / f"{authority}.key", "-days", 2)
-        openssl("req", "-x509", *new, "-subj", f"/CN={authority}", "-out", folder / f"{authority}.pem")
+        call("openssl", "req", "-x509", *new, "-subj", f"/CN={authority}", "-out", folder / f"{authority}.pem")
     (folder / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost")
     for name, authority in (("node", "ca"), ("stranger", "other-ca")):
         key, asked, ours = (folder / f"{name}.{kind}" for kind in ("key", "csr", "pem"))
-        openssl("req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", f"/CN={name}", "-out", asked)
+        call("openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", key, "-subj", f"/CN={name}", "-out", asked)
         by = ("-CA", folder / f"{authority}.pem", "-CAkey", folder / f"{authority}.key", "-CAcreateserial")
-        openssl("x509", "-req", "-in", asked, *by, "-days", 2, "-extfile", folder / "names", "-out", ours)
+        call("openssl", "x509", "-req", "-in", asked, *by, "-days", 2, "-extfile", folder / "names", "-out", ours)
+    return folder
+
+
+@pytest.fixture
+def secure(certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+    """The contexts of a node: for those who call it, and for those whom it calls."""
+    return _tls(certificates / "node.pem", certificates / "node.key", certificates / "ca.pem")
 
 
 @needs_openssl
-def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path):
-    make_certificates(tmp_path)
-    node = _tls(tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "ca.pem")
+def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path, certificates, secure):
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    stranger.load_cert_chain(tmp_path / "stranger.pem", tmp_path / "stranger.key")
-    stranger.load_verify_locations(tmp_path / "ca.pem")
+    stranger.load_cert_chain(certificates / "stranger.pem", certificates / "stranger.key")
     nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    nameless.load_verify_locations(tmp_path / "ca.pem")
+    for context in (stranger, nameless):
+        context.load_verify_locations(certificates / "ca.pem")
     with (
-        small_archive(tls=node[0]) as (port, got),
-        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=node) as run,
+        small_archive(tls=secure[0]) as (port, got),
+        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run,
+        socket.create_connection(("127.0.0.1", run.port)),  # a handshake that never comes holds up nobody
     ):
-        assert set(send(run.port, series(), tls_args=(node[1], "127.0.0.1"))) == {0}
+        assert set(send(run.port, series(), tls_args=(secure[1], "127.0.0.1"))) == {0}
         assert not associate(run.port, tls_args=(stranger, "127.0.0.1")).is_established
         assert not associate(run.port, tls_args=(nameless, "127.0.0.1")).is_established
         assert run.wait_finished() == {"done": 1}
@@ -154,30 +158,17 @@ def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path):
 
 
 @needs_openssl
-def test_an_archive_with_a_foreign_certificate_gets_nothing(bundle, series, tmp_path):
-    make_certificates(tmp_path)
-    node = _tls(tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "ca.pem")
+def test_an_archive_with_a_foreign_certificate_gets_nothing(bundle, series, tmp_path, certificates, secure):
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    stranger.load_cert_chain(tmp_path / "stranger.pem", tmp_path / "stranger.key")
+    stranger.load_cert_chain(certificates / "stranger.pem", certificates / "stranger.key")
     with (
         small_archive(tls=stranger) as (port, got),
-        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=node) as run,
+        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run,
     ):
-        send(run.port, series(), tls_args=(node[1], "127.0.0.1"))
+        send(run.port, series(), tls_args=(secure[1], "127.0.0.1"))
         late = wait_until(lambda: [one for one in run.node.queue.late_dispatches() if one.attempts >= 2])
         assert "cannot be reached" in late[0].reason
     assert got == []
-
-
-@needs_openssl
-def test_a_handshake_that_never_comes_does_not_hold_up_others(bundle, series, tmp_path):
-    make_certificates(tmp_path)
-    node = _tls(tmp_path / "node.pem", tmp_path / "node.key", tmp_path / "ca.pem")
-    with (
-        running_node(tmp_path / "state", bundle, settle=1000.0, tls=node) as run,
-        socket.create_connection(("127.0.0.1", run.port)),
-    ):
-        assert set(send(run.port, series(), tls_args=(node[1], "127.0.0.1"))) == {0}
 
 
 @pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)
