@@ -10,7 +10,6 @@ import pytest
 
 from normal_guidance.cli import command as completion
 from normal_guidance.cli.study import SCAN_RECIPES
-from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.scans.features import convert as import_features
@@ -23,7 +22,6 @@ from normal_guidance.scans.phantom.oddities import ODDITIES
 from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, MIXED
 from normal_guidance.scans.phantom.plan import ANATOMIES
 from normal_guidance.study.experiment import DATASETS
-from normal_guidance.sweep.config import OptimizerName, ScheduleName
 
 # As the installed command does; torch and its like must not be imported for it.
 PROGRAM = """
@@ -126,10 +124,6 @@ def test_a_real_bash_completes(tmp_path):
         (completion.BEYOND, BEYOND),
         (completion.FIELD, FIELD),
         (completion.REGULARIZERS, REGULARIZERS),
-        (completion.DIVERGENCES, DIVERGENCES),
-        (completion.NEGATIVES, NEGATIVES),
-        (completion.OPTIMIZERS, get_args(OptimizerName)),
-        (completion.SCHEDULES, get_args(ScheduleName)),
         (completion.ENCODERS, ENCODERS),
         (completion.WINDOWS, WINDOWS),
         (completion.SOURCES, SOURCES),

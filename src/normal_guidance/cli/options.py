@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
@@ -13,34 +13,51 @@ from normal_guidance.base.system import size_text, time_text
 from normal_guidance.cli.command import (
     BEYOND,
     DEVICES,
-    DIVERGENCES,
     ENGINES,
     FIELD,
     METHODS,
-    NEGATIVES,
-    OPTIMIZERS,
     PRECISIONS,
     REGULARIZERS,
-    SCHEDULES,
     TRACKERS,
     one_of,
     print_json,
     some_of,
 )
+from normal_guidance.sweep.config import GUIDES, Config, EngineName, Execution, fitting_batch, paper_config
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.core.method import Method
-    from normal_guidance.sweep.config import Config
     from normal_guidance.sweep.estimate import SweepEstimate
-    from normal_guidance.sweep.execution import EngineName, Execution
 
 
 T = TypeVar("T")
 
 PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
 """Options of training that are None where they are not given: the command's protocol then has its own value."""
+
+PANELS = {
+    "grid": "Grid: every combination is trained, and validation chooses",
+    "guidance": "Guidance, and other regularizers of attention; the defaults are the paper's",
+    "training": "Training",
+    None: "Computing",
+}
+FIELDS = {each.name: each.metadata for each in (*fields(Config), *fields(Execution)) if each.metadata.get("help")}
+
+
+def option(name: str, *words: str, **more: Any) -> Any:
+    """Return the option for a field of `Config` or `Execution`, which says its help, panel and choices."""
+    about = FIELDS[name]
+    least = (about.get("within") or (None,))[0]
+    choices = about.get("choices")
+    if isinstance(least, int):
+        more["min"] = least
+    if choices:
+        more["autocompletion"] = one_of([choice for choice in choices if isinstance(choice, str)])
+    panel, metavar = PANELS[about.get("panel")], about.get("metavar")
+    return typer.Option(*words, help=about["help"], rich_help_panel=panel, metavar=metavar, **more)
+
 
 Track = Annotated[
     str | None,
@@ -50,16 +67,8 @@ Track = Annotated[
         help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/track.md.",
     ),
 ]
-Device = Annotated[
-    str | None,
-    one_of(DEVICES),
-    typer.Option(help="cpu, cuda or cuda:1. Default: cuda where there is one.", rich_help_panel="Computing"),
-]
-Precision = Annotated[
-    str,
-    one_of(PRECISIONS),
-    typer.Option(help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.", rich_help_panel="Computing"),
-]
+Device = Annotated[str | None, one_of(DEVICES), option("device")]
+Precision = Annotated[str, one_of(PRECISIONS), option("precision")]
 DryRun = Annotated[
     bool,
     typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing."),
@@ -76,89 +85,54 @@ def methods_option(show_default: bool | str = True) -> Any:
     )
 
 
+ABOVE = "--train-above-val/--no-train-above-val"
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainingOptions:
     """How to train: grid, guidance, protocol and device, as they were given.
 
-    Grid: every combination is trained, and validation chooses:
-        lr: Learning rates, such as 0.1,0.01. Default: the paper's 4.
-        l1: Strengths of the L1 penalty. Default: the paper's 8.
-
     Guidance, and other regularizers of attention; the defaults are the paper's:
         regularizer: Train every method that attends with this term on its attention: ng (Normal Guidance), entropy,
             clusters, distance or smoothness (nguide methods says what they do).
-        guidance_weight: Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with
-            its own winner. Default: 1.0.
-        divergence: forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner.
-            Default: forward_kl.
-        renormalize: Scale the class token's attention to sum to 1 over the slices before it is guided.
-        modes: Number of bells that attention is guided to.
-        negatives: How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at all
-            (none).
-        warmup: Raise lambda from 0 to its value over so many epochs.
-        least_width: Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans'
-            median spacing in mm (8mm). With 0, attention on one slice is not guided.
-
-    Training:
-        epochs: Most passes over the training scans.
-        batch_size: Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.
-        optimizer: sgd, with momentum, or adamw. Default: sgd.
-        weight_decay: Decay of the weights, as torch's SGD or AdamW does it. Default: 0.
-        schedule: Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.
-        class_weights: Weight positive and negative training scans inversely to their number. Default: all count alike.
-        patience: Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.
-        train_above_val: Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.
-
-    Computing:
-        engine: auto (the one that ends first, by measurement), packed (any device, no preparation), recorded or
-            compiled (a minute of preparation, the fastest steps).
-        chunk: Train at most so many configurations together; fewer need less memory. Default: all.
     """
 
-    lr: str | None = None
-    l1: str | None = None
+    lr: Annotated[str | None, option("lr")] = None
+    l1: Annotated[str | None, option("l1")] = None
     regularizer: Annotated[str | None, one_of(REGULARIZERS)] = None
-    guidance_weight: str | None = None
-    divergence: Annotated[str | None, some_of(DIVERGENCES)] = None
-    renormalize: bool = True
-    modes: Annotated[int, typer.Option(min=1)] = 1
-    negatives: Annotated[str, one_of(NEGATIVES)] = "own"
-    warmup: Annotated[int, typer.Option(min=0, metavar="EPOCHS")] = 0
-    least_width: str = "0"
-    epochs: Annotated[int, typer.Option(min=1)] = 1000
-    batch_size: Annotated[int | None, typer.Option(min=1)] = None
-    optimizer: Annotated[str | None, one_of(OPTIMIZERS)] = None
-    weight_decay: float | None = None
-    schedule: Annotated[str | None, one_of(SCHEDULES)] = None
-    class_weights: Annotated[bool | None, typer.Option("--class-weights", show_default=False)] = None
-    patience: Annotated[int | None, typer.Option(min=0, metavar="EPOCHS")] = None
-    train_above_val: Annotated[
-        bool | None, typer.Option("--train-above-val/--no-train-above-val", show_default=False)
-    ] = None
+    guidance_weight: Annotated[str | None, option("guidance_weight")] = None
+    divergence: Annotated[str | None, some_of(FIELDS["divergence"]["choices"]), option("divergence")] = None
+    renormalize: Annotated[bool, option("renormalize")] = True
+    modes: Annotated[int, option("modes")] = 1
+    negatives: Annotated[str, option("negatives")] = "own"
+    warmup: Annotated[int, option("warmup")] = 0
+    least_width: Annotated[str, option("least_width")] = "0"
+    epochs: Annotated[int, option("epochs")] = 1000
+    batch_size: Annotated[int | None, option("batch_size")] = None
+    optimizer: Annotated[str | None, option("optimizer")] = None
+    weight_decay: Annotated[float | None, option("weight_decay")] = None
+    schedule: Annotated[str | None, option("schedule")] = None
+    class_weights: Annotated[bool | None, option("class_weights", "--class-weights", show_default=False)] = None
+    patience: Annotated[int | None, option("patience", min=0)] = None
+    train_above_val: Annotated[bool | None, option("train_above_val", ABOVE, show_default=False)] = None
     device: Device = None
     precision: Precision = "auto"
-    engine: Annotated[str, one_of(ENGINES)] = "auto"
-    chunk: Annotated[int | None, typer.Option(min=1)] = None
+    engine: Annotated[str, one_of(ENGINES), option("engine")] = "auto"
+    chunk: Annotated[int | None, option("chunk", min=1)] = None
 
     def protocol(self, scans: int) -> Config:
         """Return the protocol for so many training scans.
 
         Its method and seed are placeholders, and the grid's axes have their defaults.
         """
-        from normal_guidance.sweep.config import Config, fitting_batch
-
         return Config("ng", **{"batch_size": fitting_batch(scans), **self._given()})
 
     def paper_protocol(self) -> Config:
         """Return the paper's protocol, but for the options that were given; method and seed are placeholders."""
-        from normal_guidance.sweep.config import paper_config
-
         return paper_config("ng", **self._given())
 
     def _given(self) -> dict[str, Any]:
         """Return the fields of the protocol that were given, and those whose default is the same everywhere."""
-        from normal_guidance.sweep.config import GUIDES
-
         given = {name: getattr(self, name) for name in PROTOCOL if getattr(self, name) is not None}
         if self.patience == 0:
             given["patience"] = None
@@ -226,8 +200,6 @@ class TrainingOptions:
 
     def given_guidance(self) -> list[str]:
         """Return the options of guidance that differ from the defaults, as one types them."""
-        from normal_guidance.sweep.config import GUIDES
-
         names = ("guidance_weight", "divergence", *GUIDES)
         default = TrainingOptions()
         given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
@@ -295,8 +267,6 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     """Return where and how to compute; a device that the machine lacks is an error."""
     import torch
 
-    from normal_guidance.sweep.execution import Execution
-
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -315,7 +285,7 @@ def choose_engine(engine: str, device: str) -> EngineName | None:
     choose_one_of("--engine", engine, ENGINES)
     if engine in ("recorded", "compiled") and not device.startswith("cuda"):
         raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
-    return None if engine == "auto" else cast("EngineName", engine)
+    return None if engine == "auto" else cast(EngineName, engine)
 
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:
