@@ -249,26 +249,18 @@ def test_an_archive_that_is_down_gets_everything_once_it_is_up(bundle, series, s
             assert len(got) == RESULTS
 
 
-def test_only_what_was_refused_is_sent_again(bundle, series, state):
-    refusals = [0xA700]
-    seen = []
+def test_every_destination_gets_the_results_and_only_what_was_refused_is_sent_again(bundle, series, state, tmp_path):
+    refusals, seen, out = [0xA700], [], tmp_path / "out"
 
     def status(dataset):
         seen.append(dataset.SOPInstanceUID)
         return refusals.pop() if dataset.SOPClassUID == SR and refusals else 0
 
-    with small_archive(status) as (port, got), running_node(state, bundle, to=to(port)) as run:
+    with small_archive(status) as (port, got), running_node(state, bundle, to=[*to(port), f"folder:{out}"]) as run:
         send(run.port, series())
         assert run.wait_finished() == {"done": 1}
     assert len(got) == RESULTS == len(set(seen))
     assert len(seen) == RESULTS + 1
-
-
-def test_every_destination_gets_the_results(bundle, series, state, tmp_path):
-    out = tmp_path / "out"
-    with small_archive() as (port, got), running_node(state, bundle, to=[*to(port), f"folder:{out}"]) as run:
-        send(run.port, series())
-        assert run.wait_finished() == {"done": 1}
     copied = [dcmread(file) for file in out.rglob("*.dcm")]
     assert {one.SOPInstanceUID for one in copied} == {one.SOPInstanceUID for one in got}
 

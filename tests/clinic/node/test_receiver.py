@@ -202,6 +202,7 @@ def test_connections_that_say_nothing_do_not_keep_others_out(run, monkeypatch):
             one.close()
 
 
+@pytest.mark.slow
 def test_good_series_go_through_while_others_attack(bundle, series, tmp_path):
     ended = threading.Event()
 
