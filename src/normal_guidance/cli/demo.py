@@ -10,7 +10,7 @@ import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -76,59 +76,54 @@ class Stage(NamedTuple):
     made: Path
 
 
+STAGES = (
+    (
+        "Draw head CTs and write them as DICOM",
+        "phantom folder {out}/scans --scans {scans} --slices {slices} --positive 0.5 --contrast 2 --seed {seed}",
+        "scans/phantom.json",
+    ),
+    (
+        "Find the scans, put their slices in order, join their labels",
+        "index folder {out}/scans --table {out}/scans/labels.csv -o {out}/index",
+        "index/manifest.parquet",
+    ),
+    (
+        "Split them by patient: a quarter is kept to test the model on",
+        "split {out}/index --seeds {seed} --proportions 2:1:1 -o {out}/splits",
+        "splits/split-{seed}.csv",
+    ),
+    (
+        "Encode every slice with a pretrained network, whose weights come inside a package",
+        "encode {out}/index --encoder efficientnet-lite0 --offline --device cpu --window head "
+        "--split {out}/splits/split-{seed}.csv -o {out}/store",
+        "store/store.json",
+    ),
+    (
+        "Fit a model to scan labels alone, with nothing to choose, and test it",
+        "fit {out}/store --split {out}/splits/split-{seed}.csv -o {out}/model",
+        "model/bundle.json",
+    ),
+    (
+        "Draw new scans, of other patients",
+        "phantom folder {out}/new --scans {new} --slices {slices} --positive 0.5 --contrast 2 --seed {next}",
+        "new/phantom.json",
+    ),
+    (
+        "Predict them; results as pages, pictures and DICOM",
+        "predict {out}/new/scans --model {out}/model --offline --device cpu --dicom -o {out}/predicted",
+        "predicted/summary.json",
+    ),
+)
+"""Title, command and last file of each stage; sizes suit two cores, not the best result."""
+
+
 def stages(out: Path, scans: int, seed: int) -> list[Stage]:
-    """Return the stages in order; sizes suit two cores, not the best result."""
-    drawing = f"--slices {SLICES} --positive 0.5 --contrast 2"
-    names = ("scans", "index", "splits", "store", "model", "new", "predicted")
-    drawn, index, splits, store, model, new, predicted = (out / name for name in names)
-    split = splits / f"split-{seed}.csv"
-    rows: list[tuple[str, list[str | Path], Path]] = [
-        (
-            "Draw head CTs and write them as DICOM",
-            ["phantom folder", drawn, f"--scans {scans} {drawing} --seed {seed}"],
-            drawn / "phantom.json",
-        ),
-        (
-            "Find the scans, put their slices in order, join their labels",
-            ["index folder", drawn, "--table", drawn / "labels.csv", "-o", index],
-            index / "manifest.parquet",
-        ),
-        (
-            "Split them by patient: a quarter is kept to test the model on",
-            ["split", index, f"--seeds {seed} --proportions 2:1:1 -o", splits],
-            split,
-        ),
-        (
-            "Encode every slice with a pretrained network, whose weights come inside a package",
-            [
-                *("encode", index, "--encoder efficientnet-lite0 --offline --device cpu --window head"),
-                *("--split", split, "-o", store),
-            ],
-            store / "store.json",
-        ),
-        (
-            "Fit a model to scan labels alone, with nothing to choose, and test it",
-            ["fit", store, "--split", split, "-o", model],
-            model / "bundle.json",
-        ),
-        (
-            "Draw new scans, of other patients",
-            ["phantom folder", new, f"--scans {NEW_SCANS} {drawing} --seed {seed + 1}"],
-            new / "phantom.json",
-        ),
-        (
-            "Predict them; results as pages, pictures and DICOM",
-            ["predict", new / "scans", "--model", model, "--offline --device cpu --dicom -o", predicted],
-            predicted / "summary.json",
-        ),
+    """Return the stages in order; a path is one word, even with spaces."""
+    values = {"out": out, "scans": scans, "slices": SLICES, "seed": seed, "new": NEW_SCANS, "next": seed + 1}
+    return [
+        Stage(title, tuple(word.format(**values) for word in command.split()), out / made.format(**values))
+        for title, command, made in STAGES
     ]
-    return [Stage(title, tuple(_words(parts)), made) for title, parts, made in rows]
-
-
-def _words(parts: Iterable[str | Path]) -> Iterator[str]:
-    """Split text into words; a path is one word, even with spaces."""
-    for part in parts:
-        yield from [str(part)] if isinstance(part, Path) else part.split()
 
 
 def _open(out: Path, options: Mapping[str, Any]) -> None:
