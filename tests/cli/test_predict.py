@@ -129,47 +129,31 @@ def test_a_killed_command_goes_on_and_ends_the_same(trained, scans, tmp_path, mo
     assert resumed.stderr == said.stderr
 
 
-def test_objects_beside_a_scan_cost_nothing(scans, tmp_path, predicting):
-    """A study with a segmentation in it once always ended with 1."""
+def test_what_is_refused_or_odd_or_no_scan_does_not_stop_the_rest(scans, tmp_path, predicting):
+    """A study with a segmentation in it once always ended with 1, and drafts of a killed process are not scans."""
+    count = len(list((scans / "mr").iterdir()))
+    shutil.copytree(scans / "good", scans / f".good.{'a' * 32}.partial")
     header = dcmread(next((scans / "good").iterdir()))
     header.SOPClassUID = header.file_meta.MediaStorageSOPClassUID = "1.2.840.10008.5.1.4.1.1.66.4"
     header.Modality, header.SeriesInstanceUID = "SEG", "1.2.3"
     (scans / "good" / "other").mkdir()
     header.save_as(scans / "good" / "other" / "seg.dcm")
-    said = nguide(*predicting(scans / "good")).stdout
+    said = nguide(*predicting(scans / "good", out="one")).stdout
     assert "1 of 1 scans predicted; " in said
     assert "1 file belongs to no scan (1 no image); see" in said
-    assert "other/seg.dcm" in (tmp_path / "out" / "problems.csv").read_text()
+    assert "other/seg.dcm" in (tmp_path / "one" / "problems.csv").read_text()
 
-
-def test_drafts_beside_scans_are_no_scans(scans, tmp_path, predicting):
-    shutil.copytree(scans / "good", scans / f".good.{'a' * 32}.partial")
-    said = nguide(*predicting(scans), code=1).stdout
-    assert "1 of 2 scans" in said
-
-
-def test_a_refused_scan_does_not_stop_the_rest(trained, scans, tmp_path, predicting):
-    result = nguide(*predicting(scans), code=1)
-    assert "scan good: probability" in result.stdout
-    assert "scan mr: refused: Modality is MR, not CT" in result.stderr
-    assert "--force goes on" in result.stderr
-    assert "1 of 2 scans predicted, 1 refused; " in result.stdout
-    forced = nguide(*predicting(scans, out="forced"), "--force")
-    assert "scan mr: probability" in forced.stdout
-    assert "; CAUTION: Forced: its modality is MR; the model was trained on CT" in forced.stdout
-    options = read_json(tmp_path / "forced" / "summary.json")["options"]
-    assert options["force"] is True
-
-
-def test_what_is_odd_is_named_and_where_to_read_on(scans, tmp_path, predicting):
-    files = sorted((scans / "good").iterdir())
-    files[3].unlink()
+    sorted((scans / "good").glob("*.dcm"))[3].unlink()
     (scans / "notes.txt").write_text("no image")
     result = nguide(*predicting(scans), code=1)
+    assert "scan good: probability" in result.stdout
     assert f"; problems: 1 gap, see {tmp_path / 'out' / 'good'}\n" in result.stdout
-    assert f"1 file belongs to no scan (1 no image); see {tmp_path / 'out' / 'problems.csv'}\n" in result.stdout
-    count = len(list((scans / "mr").iterdir()))
+    assert "1 of 2 scans predicted, 1 refused; " in result.stdout
+    assert f"2 files belong to no scan (2 no image); see {tmp_path / 'out' / 'problems.csv'}\n" in result.stdout
     assert result.stderr == f"scan mr: refused: Modality is MR, not CT ({count} files) (--force goes on)\n"
+    forced = nguide(*predicting(scans, out="forced"), "--force").stdout
+    assert "; CAUTION: Forced: its modality is MR; the model was trained on CT" in forced
+    assert read_json(tmp_path / "forced" / "summary.json")["options"]["force"] is True
 
 
 def test_a_slice_that_is_no_dicom_file_refuses_its_scan(scans, tmp_path, predicting):
