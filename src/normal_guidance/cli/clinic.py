@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.scans.features.encoders import Encoder
     from normal_guidance.scans.index.problems import Problem
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Execution
 
 
 def predict(

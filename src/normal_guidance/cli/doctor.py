@@ -326,8 +326,8 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
     snapshots = {config.parents[2].name for config in folder.glob("models--*/snapshots/*/config.json")}
     models = sorted(name.removeprefix("models--").replace("--", "/") for name in snapshots)
     text = f"in {folder}: {', '.join(models)}" if models else f"no model in {folder}"
-    details = {"folder": str(folder), "models": models}
-    yield Check("Hugging Face", "ok" if models else "none", text, details=details)
+    about = {"folder": str(folder), "models": models}
+    yield Check("Hugging Face", "ok" if models else "none", text, details=about)
 
 
 def check_gpu(torch: Mapping[str, Any]) -> Check:

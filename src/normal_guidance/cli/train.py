@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
     from normal_guidance.fit.fitting import FittedModel
     from normal_guidance.scans.features.store import FeatureStore
-    from normal_guidance.sweep.config import Config
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Config, Execution
     from normal_guidance.sweep.run import Run, Selected
 
     Grids = Mapping[tuple[str, int], tuple[Config, ...]]

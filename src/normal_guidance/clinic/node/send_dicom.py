@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pydicom import Dataset, dcmread
-from pydicom.uid import ExplicitVRLittleEndian, ImplicitVRLittleEndian
+from pydicom.uid import UID, ExplicitVRLittleEndian, ImplicitVRLittleEndian
 from pynetdicom import AE, evt
 from pynetdicom.association import Association
 from pynetdicom.events import Event
@@ -46,7 +46,7 @@ MOST_OBJECTS = 100_000
 """Objects in one request."""
 
 
-PLAIN = [ExplicitVRLittleEndian, ImplicitVRLittleEndian]
+PLAIN: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian]
 
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
