@@ -24,6 +24,7 @@ from normal_guidance.scans.phantom.oddities import ODDITIES
 from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, MIXED
 from normal_guidance.scans.phantom.plan import ANATOMIES
 from normal_guidance.study.experiment import DATASETS
+from normal_guidance.sweep.config import OptimizerName, ScheduleName
 
 PROGRAM = """
 import sys
