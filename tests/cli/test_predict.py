@@ -19,8 +19,9 @@ from pydicom import dcmread
 
 from normal_guidance.base import files
 from normal_guidance.base.files import read_json
-from normal_guidance.clinic import load_bundle, predict, write_predictions
+from normal_guidance.clinic import load_bundle, write_predictions
 from normal_guidance.clinic.predict.job import COMMAND
+from normal_guidance.clinic.predict.predicting import predict
 from normal_guidance.clinic.results import result_folder
 from normal_guidance.clinic.results.result_folder import write_scan
 from normal_guidance.clinic.viewer.gallery import open_gallery
