@@ -50,7 +50,7 @@ def fit(
         finding: Findings to fit, of a store that has several: any,epidural. Default: all of them.
         seed: Seed of the folds.
     """
-    from normal_guidance.scans.features.store import check_store
+    from normal_guidance.scans.features.store_place import check_store
 
     check_store(store)  # before the imports below, which take seconds
     from normal_guidance.cli.progress import Shown, make_console, say, watch

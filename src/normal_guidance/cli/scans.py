@@ -248,7 +248,8 @@ def split(
 
 def _listed(folder: Path) -> Manifest | FeatureStore:
     """Return the scans of an index or of a store: both have ids, patients and labels."""
-    from normal_guidance.scans.features.store import is_store, open_store
+    from normal_guidance.scans.features.store import open_store
+    from normal_guidance.scans.features.store_place import is_store
     from normal_guidance.scans.index.manifest import read_manifest
 
     if is_store(folder):

@@ -40,7 +40,8 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import EVERYTHING
 from normal_guidance.core.metrics import scan_level
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.scans.features.store import DtypeName, FeatureStore, dtype_name, fingerprint_of, is_store
+from normal_guidance.scans.features.store import DtypeName, FeatureStore, dtype_name, fingerprint_of
+from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.index.manifest import MANIFEST, Finding
 from normal_guidance.statistics.split_results import Scores, score
 from normal_guidance.sweep.config import (

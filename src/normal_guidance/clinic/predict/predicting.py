@@ -49,7 +49,8 @@ from normal_guidance.scans.features.encoding_machine import (
     start_workers,
 )
 from normal_guidance.scans.features.feature_files import has_suffix
-from normal_guidance.scans.features.store import DTYPES, FeatureStore, is_store, open_store, write_store
+from normal_guidance.scans.features.store import DTYPES, FeatureStore, open_store, write_store
+from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
 from normal_guidance.scans.index.volumes import read_volume

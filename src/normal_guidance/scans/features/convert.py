@@ -35,7 +35,8 @@ from normal_guidance.scans.features.feature_files import (
     kind_of,
     open_file,
 )
-from normal_guidance.scans.features.store import FeatureStore, is_store, write_store
+from normal_guidance.scans.features.store import FeatureStore, write_store
+from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels
 from normal_guidance.scans.index.problems import file_name
 

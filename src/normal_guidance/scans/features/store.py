@@ -41,6 +41,7 @@ from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.preprocessing import scans_behind
+from normal_guidance.scans.features.store_place import ABOUT, check_store
 from normal_guidance.scans.index.manifest import (
     PARTS,
     Finding,
@@ -55,34 +56,6 @@ from normal_guidance.scans.index.manifest import (
 from normal_guidance.scans.index.splits import read_parts
 
 # Whether a folder is a feature store: the question that commands ask before they import anything slow.
-
-
-ABOUT = "store.json"
-"""The file that makes a folder a feature store."""
-
-
-def is_store(folder: Path) -> bool:
-    """Whether a folder is a feature store."""
-    return (folder / ABOUT).is_file()
-
-
-def check_store(folder: Path) -> None:
-    """Refuse what is not a feature store."""
-    if folder.is_file():
-        raise UserError(
-            f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
-            "-o STORE"
-        )
-    if is_store(folder):
-        return
-    from normal_guidance.scans.index.manifest import MANIFEST  # only here: it imports pyarrow
-
-    if (folder / MANIFEST).is_file():
-        raise UserError(
-            f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
-            "efficientnet-lite0 --window WINDOW -o STORE"
-        )
-    raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
 
 
 # The files of a feature store: their contents, writing and reading.
