@@ -22,6 +22,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app, endings
 from normal_guidance.cli.command import Command
 from normal_guidance.cli.commands import Commands
+from small_command import nguide
 from small_disk import small_disk
 from small_study import make_store
 
@@ -226,15 +227,12 @@ WRITING = {
 def test_a_full_disk_ends_every_command_alike(name, store, tmp_path, full_after):
     names = {"STORE": store, "OUT": tmp_path / "out", "SPLIT": tmp_path / "splits", "NPZ": tmp_path / "npz"}
     if "SPLIT" in WRITING[name]:
-        assert runner.invoke(app, ["split", str(store), "-o", str(names["SPLIT"]), "--seeds", "1"]).exit_code == 0
+        nguide("split", store, "-o", names["SPLIT"], "--seeds", 1)
         names["SPLIT"] /= "split-1.csv"
     if "NPZ" in WRITING[name]:
-        words = ["store", "export", str(store), "-f", "npz", "-o", str(names["NPZ"])]
-        assert runner.invoke(app, words).exit_code == 0
+        nguide("store", "export", store, "-f", "npz", "-o", names["NPZ"])
     full_after(0 if name == "hdf5" else 1)
-    result = runner.invoke(app, [str(names.get(word, word)) for word in WRITING[name]])
-    assert result.exit_code == 74, result.output
-    line = result.stderr.splitlines()[-1]
+    line = nguide(*(names.get(word, word) for word in WRITING[name]), code=74).stderr.splitlines()[-1]
     assert line.startswith("error: no space left on device (")
     assert f"at {names['OUT']}; free some space" in line
     resumes = WRITING[name][0] in endings.RESUMING
@@ -256,8 +254,7 @@ def test_hdf5_survives_a_full_disk_at_any_byte(room, store, tmp_path, monkeypatc
         return original(descriptor, part, place)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    result = runner.invoke(app, ["store", "export", str(store), "-f", "hdf5", "-o", str(tmp_path / "out.h5")])
-    assert result.exit_code == 74, result.output
+    nguide("store", "export", store, "-f", "hdf5", "-o", tmp_path / "out.h5", code=74)
     assert list(tmp_path.iterdir()) == []
 
 
