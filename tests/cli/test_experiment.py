@@ -168,11 +168,10 @@ def test_a_store_and_a_folder_must_be_named(store):
         assert name in output_of("experiment", *words, code=2)
 
 
-@pytest.mark.parametrize("command", ["experiment", "reproduce", "sweep"])
-def test_help_does_not_wait_for_torch(command):
+def test_help_does_not_wait_for_torch():
     code = (
         "import sys\nfrom normal_guidance.cli import app\n"
-        f"try:\n    app(['{command}', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
+        "try:\n    app(['experiment', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "--guidance-weight" in result.stdout

@@ -2,8 +2,6 @@
 
 import io
 import json
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -162,14 +160,6 @@ def test_pictures_are_named_as_what_they_are_not(tmp_path):
 
 def test_help_names_every_source():
     assert all(source in nguide("index", "--help").output for source in SOURCES)
-
-
-@pytest.mark.parametrize("module", ["scans", "features", "clinic", "study", "train", "model", "doctor", "demo"])
-def test_the_modules_of_commands_are_light(module):
-    heavy = ("torch", "pandas", "pydicom", "pyarrow", "ray", "rich.progress")
-    code = f"import sys, normal_guidance.cli.{module}; print([name for name in {heavy} if name in sys.modules])"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert run.stdout == "[]\n"
 
 
 def test_a_terminal_gets_a_bar():
