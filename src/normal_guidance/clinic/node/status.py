@@ -32,6 +32,7 @@ from normal_guidance.clinic.viewer.server import (
     Send,
     answer,
     header,
+    make_server,
     refuse,
     with_headers,
 )
@@ -154,47 +155,30 @@ def make_status_app(node: Node, hosts: Sequence[str]) -> App:
     """Make the application; `hosts` are the Host headers that it answers to, all of them if empty."""
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await _live(receive, send)
-        elif scope["type"] == "http":
-            await respond(scope, with_headers(send))
-        else:
-            await send({"type": "websocket.close", "code": 1008})
-
-    async def respond(scope: Scope, send: Send) -> None:
+        if scope["type"] != "http":  # the server begins or ends
+            return
+        send, as_json = with_headers(send), "application/json"
         if hosts and header(scope, b"host").lower() not in hosts:
             await refuse(send, 403, f"Open http://{hosts[0]}/; this server has no other name.")
         elif scope["method"] not in METHODS:
             await refuse(send, 405, "This server can only be read.", {"Allow": ", ".join(METHODS)})
         elif scope["path"] == "/":
-            page = status_page(status_json(node)).encode()
-            await answer(send, 200, "text/html; charset=utf-8", page, {})
+            await answer(send, 200, "text/html; charset=utf-8", status_page(status_json(node)).encode(), {})
         elif scope["path"] == "/status.json":
-            await answer(send, 200, "application/json", json.dumps(status_json(node)).encode(), {})
+            await answer(send, 200, as_json, json.dumps(status_json(node)).encode(), {})
         elif scope["path"] == "/health":
             problems = node.problems()
             body = json.dumps({"ok": not problems, "problems": problems}).encode()
-            await answer(send, 503 if problems else 200, "application/json", body, {})
+            await answer(send, 503 if problems else 200, as_json, body, {})
         else:
             await refuse(send, 404, "there is nothing at this address")
 
     return app
 
 
-async def _live(receive: Receive, send: Send) -> None:
-    """Answer the messages with which a server starts and ends an application."""
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return
-
-
 @contextmanager
 def serving_status(node: Node, host: str, port: int) -> Iterator[str]:
     """Serve the status in the background of a block; yields its address."""
-    from normal_guidance.clinic.viewer.server import make_server
-
     try:
         listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
