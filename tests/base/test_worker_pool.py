@@ -51,12 +51,7 @@ def test_arrays_come_whole(either):
 
 def test_errors_are_failures_of_their_task(either):
     tasks = [("square", 2), ("unreadable", "a report"), ("fail", "x"), ("square", 3)]
-    assert list(either.map(work, tasks)) == [
-        4,
-        Failure("no_image", "a report"),
-        Failure("failed", "KeyError: 'x'"),
-        9,
-    ]
+    assert list(either.map(work, tasks)) == [4, Failure("no_image", "a report"), Failure("failed", "KeyError: 'x'"), 9]
 
 
 def test_the_users_mistakes_end_it(either):

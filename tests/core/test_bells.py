@@ -52,9 +52,7 @@ def dense_log_attention(
 
 
 @given(
-    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4),
-    sigma=st.floats(0.05, 50),
-    beta=st.floats(0.001, 20),
+    lengths=st.lists(st.integers(1, 70), min_size=1, max_size=4), sigma=st.floats(0.05, 50), beta=st.floats(0.001, 20)
 )
 def test_windows_equal_the_dense_formula(lengths: list[int], sigma: float, beta: float) -> None:
     scores = [torch.randn(length, dtype=torch.float64) for length in lengths]

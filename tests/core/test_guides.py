@@ -9,13 +9,7 @@ from torch.func import vmap
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bells import EM_STEPS, log_mixture, log_normal
-from normal_guidance.core.guidance import (
-    DIVERGENCES,
-    NEGATIVES,
-    NormalGuidance,
-    divergence,
-    normal_reference,
-)
+from normal_guidance.core.guidance import DIVERGENCES, NEGATIVES, NormalGuidance, divergence, normal_reference
 from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)

@@ -7,14 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from normal_guidance.core.layers import (
-    PPEG,
-    ClassAttention,
-    LongAttention,
-    SelfAttention,
-    Sm,
-    SpectralLinear,
-)
+from normal_guidance.core.layers import PPEG, ClassAttention, LongAttention, SelfAttention, Sm, SpectralLinear
 from normal_guidance.core.layout import Layout, take_rows, unpack
 
 LENGTHS = st.lists(st.integers(2, 90), min_size=1, max_size=5)

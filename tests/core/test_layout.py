@@ -6,14 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.layout import (
-    Layout,
-    as_rows,
-    mirror,
-    pack,
-    take_rows,
-    unpack,
-)
+from normal_guidance.core.layout import Layout, as_rows, mirror, pack, take_rows, unpack
 
 LENGTHS = st.lists(st.integers(1, 80), min_size=1, max_size=6)
 
@@ -108,11 +101,7 @@ def test_moving_a_layout_to_its_own_device_changes_nothing() -> None:
         (torch.zeros(1, 5, 2), torch.tensor([5]), r"\(1, 5, 2\) do not fit lengths"),
         (torch.zeros(5, 2), torch.ones(1, 5, dtype=torch.bool), r"padded features of shape \(5, 2\) do not fit"),
         (torch.zeros(5, 2), torch.tensor([2, 0, 3]), r"at least one slice; empty: \[1\]"),
-        (
-            torch.zeros(2, 3, 2),
-            torch.tensor([[True, False, True], [True] * 3]),
-            r"\[0\] are empty or have padding",
-        ),
+        (torch.zeros(2, 3, 2), torch.tensor([[True, False, True], [True] * 3]), r"\[0\] are empty or have padding"),
         (torch.zeros(2, 3, 2), torch.tensor([[False] * 3, [True] * 3]), r"bags \[0\] are empty"),
     ],
 )

@@ -289,11 +289,7 @@ def test_localization_of_long_bags_in_many_chunks(monkeypatch: pytest.MonkeyPatc
     torch.testing.assert_close(pieces.auprc, whole.auprc, rtol=0, atol=1e-14)
 
 
-@given(
-    lengths=st.lists(st.integers(1, 2000), max_size=60),
-    configs=st.integers(1, 64),
-    cells=st.integers(1, 10**6),
-)
+@given(lengths=st.lists(st.integers(1, 2000), max_size=60), configs=st.integers(1, 64), cells=st.integers(1, 10**6))
 def test_chunks_bound_padding_and_memory(lengths: list[int], configs: int, cells: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metrics, "MAX_CELLS", cells)
@@ -371,8 +367,7 @@ def test_a_single_value_has_no_sample_sd() -> None:
 
 
 @pytest.mark.parametrize(
-    ("level", "text"),
-    [("localization", "0.600 ± 0.100 (population sd)"), ("scan", "0.600 ± 0.141 (sample sd)")],
+    ("level", "text"), [("localization", "0.600 ± 0.100 (population sd)"), ("scan", "0.600 ± 0.141 (sample sd)")]
 )
 def test_the_printed_sd_says_which_it_is(level: str, text: str) -> None:
     assert str(mean_and_sd([0.5, 0.7], PUBLISHED_SD[level])) == text

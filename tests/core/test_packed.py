@@ -8,13 +8,7 @@ import torch
 from hypothesis import given
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import (
-    bag_of_rows,
-    check_lengths,
-    find_bags,
-    place_in_bag,
-    sum_per_bag,
-)
+from normal_guidance.core.arrays import bag_of_rows, check_lengths, find_bags, place_in_bag, sum_per_bag
 
 LENGTHS = st.lists(st.integers(0, 9), max_size=8)
 

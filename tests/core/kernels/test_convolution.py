@@ -9,9 +9,6 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torch.func import vmap
-
 from in_a_process import (
     assert_compiled_equals_eager,
     assert_script_passes,
@@ -19,6 +16,9 @@ from in_a_process import (
     needs_cuda,
     needs_triton,
 )
+from torch import Tensor
+from torch.func import vmap
+
 from normal_guidance.core.kernels.convolution import depthwise, stacked_depthwise, stacked_depthwise_backward
 from normal_guidance.core.layers import PPEG
 from normal_guidance.core.layout import Layout
@@ -187,10 +187,7 @@ def check_against_float64(
         tolerance = 2e-6 if rows.dtype == torch.float32 else 2e-3
     rows, weight, bias, gradient = (tensor.cpu().double() for tensor in (rows, weight, bias, gradient))
     bags = (first, count, longest)
-    want = (
-        stacked_depthwise(rows, weight, bias, *bags),
-        *stacked_depthwise_backward(gradient, rows, weight, *bags),
-    )
+    want = (stacked_depthwise(rows, weight, bias, *bags), *stacked_depthwise_backward(gradient, rows, weight, *bags))
     worst = 0.0
     for one, other in zip(got, want, strict=True):
         assert one.shape == other.shape

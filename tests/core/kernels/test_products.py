@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from torch import Tensor
-from torch.func import vmap
-
 from in_a_process import (
     assert_compiled_equals_eager,
     assert_script_passes,
@@ -19,14 +16,10 @@ from in_a_process import (
     needs_cuda,
     needs_triton,
 )
-from normal_guidance.core.kernels.products import (
-    dot,
-    pool,
-    spread,
-    stacked_dot,
-    stacked_pool,
-    stacked_spread,
-)
+from torch import Tensor
+from torch.func import vmap
+
+from normal_guidance.core.kernels.products import dot, pool, spread, stacked_dot, stacked_pool, stacked_spread
 
 ROWS, LONGEST = 93, 72
 FIRST, COUNT = [5, 0, 80, 2, 90], [70, 1, 5, 2, 0]

@@ -9,10 +9,10 @@ import sys
 
 import pytest
 import torch
+from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda, needs_triton
 from torch import Tensor
 from torch.func import vmap
 
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda, needs_triton
 from normal_guidance.core.kernels.scoring import (
     project_columns,
     stacked_columns,
@@ -50,9 +50,7 @@ def test_stacked_configurations_equal_the_formula_and_its_gradients() -> None:
     torch.testing.assert_close(got, want)
     side = torch.randn_like(want)
     for one, other in zip(
-        torch.autograd.grad((got * side).sum(), leaves),
-        torch.autograd.grad((want * side).sum(), leaves),
-        strict=True,
+        torch.autograd.grad((got * side).sum(), leaves), torch.autograd.grad((want * side).sum(), leaves), strict=True
     ):
         torch.testing.assert_close(one, other)
 
@@ -108,10 +106,7 @@ def largest_error(dtype: torch.dtype, device: str) -> float:
         exact = [tensor.double() for tensor in (gradient, columns, bias, vector)]
         want = (stacked_scores(*exact[1:]), *stacked_scores_gradients(*exact))
         for given in (columns, columns.mT.contiguous().mT):
-            got = (
-                scoring_triton.scores(given, bias, vector),
-                *scoring_triton.gradients(gradient, given, bias, vector),
-            )
+            got = (scoring_triton.scores(given, bias, vector), *scoring_triton.gradients(gradient, given, bias, vector))
             for one, other in zip(got, want, strict=True):
                 assert one.shape == other.shape
                 worst = max(worst, ((one - other).abs().max() / other.abs().max()).item())
