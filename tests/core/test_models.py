@@ -9,10 +9,10 @@ import torch
 import torchmil.models
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from killing import HANGS
 from torch import Tensor, nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
 
+from killing import HANGS
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import (

@@ -6,10 +6,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda
 from normal_guidance.core.bells import window_sums
 
 

@@ -5,11 +5,11 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from pages import check_page
 
 from normal_guidance.show import html
 from normal_guidance.show.html import Section
 from normal_guidance.show.text_tables import Grid
+from pages import check_page
 
 HOSTILE = "<script>alert(1)</script>\"'&"
 

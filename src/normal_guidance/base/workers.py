@@ -543,12 +543,13 @@ def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
     size = path.stat().st_size
     with pa.OSFile(os.fspath(path)) as file, pq.ParquetFile(file) as table:
         about = table.metadata
-        groups = [about.row_group(number) for number in range(about.num_row_groups)]
-        values = sum(group.column(number).num_values for group in groups for number in range(group.num_columns))
-        if problem := excess(8 * max(about.num_rows * about.num_columns, values), size):
-            raise ValueError(f"it {problem}")
-        if scan:
+        problem = excess(8 * about.num_rows * about.num_columns, size)
+        if scan and not problem:  # before the groups' own numbers are read
             table.scan_contents()
+        groups = (about.row_group(number) for number in range(about.num_row_groups))
+        values = (group.column(number).num_values for group in groups for number in range(group.num_columns))
+        if problem := problem or excess(8 * sum(values), size):
+            raise ValueError(f"it {problem}")
         return list(about.schema.to_arrow_schema().names)
 
 

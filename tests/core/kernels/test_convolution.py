@@ -9,6 +9,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch.func import vmap
+
 from in_a_process import (
     assert_compiled_equals_eager,
     assert_script_passes,
@@ -16,9 +19,6 @@ from in_a_process import (
     needs_cuda,
     needs_triton,
 )
-from torch import Tensor
-from torch.func import vmap
-
 from normal_guidance.core.kernels.convolution import depthwise, stacked_depthwise, stacked_depthwise_backward
 from normal_guidance.core.layers import PPEG
 from normal_guidance.core.layout import Layout

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from in_a_process import needs_triton
 
+from in_a_process import needs_triton
 from normal_guidance.core.kernels import self_attention
 
 pytestmark = needs_triton

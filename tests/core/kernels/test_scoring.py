@@ -9,10 +9,10 @@ import sys
 
 import pytest
 import torch
-from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda, needs_triton
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda, needs_triton
 from normal_guidance.core.kernels.scoring import (
     project_columns,
     stacked_columns,

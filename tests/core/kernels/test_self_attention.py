@@ -10,10 +10,10 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from in_a_process import assert_script_passes, let_interpreter_loop, needs_cuda, needs_triton
 from torch import Tensor
 from torch.func import vmap
 
+from in_a_process import assert_script_passes, let_interpreter_loop, needs_cuda, needs_triton
 from normal_guidance.core.kernels import self_attention
 from normal_guidance.core.kernels.self_attention import attend
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from torch import Tensor
+from torch.func import vmap
+
 from in_a_process import (
     assert_compiled_equals_eager,
     assert_script_passes,
@@ -16,9 +19,6 @@ from in_a_process import (
     needs_cuda,
     needs_triton,
 )
-from torch import Tensor
-from torch.func import vmap
-
 from normal_guidance.core.kernels.smoothing import smooth, stacked_kernel_gradient, stacked_smooth
 from normal_guidance.core.layers import Sm
 from normal_guidance.core.layout import Layout
