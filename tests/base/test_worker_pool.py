@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from working import wait_until, work
 
 from normal_guidance.base import workers as worker_pool
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.workers import Death, Failure, Pool, StartError
+from working import wait_until, work
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")

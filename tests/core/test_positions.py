@@ -99,7 +99,7 @@ def test_packed_padded_and_one_bag_at_a_time_agree(dimensions: int | None, modes
         torch.testing.assert_close(gradient, gradients[0])
 
 
-@pytest.mark.parametrize(("kind", "dimensions"), zip(DIVERGENCES, (1, 2, 2), strict=True))
+@pytest.mark.parametrize(("kind", "dimensions"), [*zip(DIVERGENCES, (1, 2, 2), strict=True)])
 def test_extreme_attention_has_finite_gradients(kind: str, dimensions: int) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
     mask = torch.arange(60) < torch.randint(1, 61, (8, 1))

@@ -40,16 +40,16 @@ OPEN = MARK + "0" * DIGITS
 
 def seal(head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bytes:
     """The first bytes of a file with its seal; `rest` are those after them."""
-    before, found, after = head.partition(OPEN.encode())
-    if not found or MARK.encode() in before or MARK.encode() in after:
+    before, mark, after = head.partition(OPEN.encode())
+    if not mark or MARK.encode() in before or MARK.encode() in after:
         raise UserError(f"the text {MARK!r} is kept for checksums; use another in names and notes")
     return before + MARK.encode() + _digest(head, rest).encode() + after
 
 
 def is_sealed(head: bytes, path: Path, rest: Iterable[bytes | memoryview] = (), again: str = "copy it again") -> bool:
     """Whether a file has a seal; a wrong one is an error, and `again` says what to do."""
-    before, found, after = head.partition(MARK.encode())
-    if not found:
+    before, mark, after = head.partition(MARK.encode())
+    if not mark:
         return False
     opened = before + OPEN.encode() + after[DIGITS:]
     if len(after) < DIGITS or _digest(opened, rest).encode() != after[:DIGITS]:

@@ -32,26 +32,25 @@ from normal_guidance.base.errors import UserError
 PACKAGE = "normal-guidance"
 
 
-class Extra(NamedTuple):
-    """A set of packages that some commands need."""
+class PackageExtra(NamedTuple):
+    """Packages that some commands need; if none of the modules is there, the extra was not installed."""
 
     purpose: str
     modules: tuple[str, ...]
-    """If none of these is there, the extra was not installed."""
 
 
 EXTRAS = {
-    "dicom": Extra("scans: nguide phantom, index, encode, predict, and slices in nguide view", ("pydicom",)),
-    "encoders": Extra(
+    "dicom": PackageExtra("scans: nguide phantom, index, encode, predict, and slices in nguide view", ("pydicom",)),
+    "encoders": PackageExtra(
         "features of scans: nguide encode and predict", ("transformers", "efficientnet_lite_pytorch", "h5py")
     ),
-    "export": Extra("models as ONNX graphs", ("onnx", "onnxruntime")),
-    "hub": Extra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
-    "lightning": Extra("the callback for Lightning's Trainer", ("lightning",)),
-    "node": Extra("nguide node", ("pynetdicom",)),
-    "ray": Extra("several machines: the option --ray", ("ray",)),
-    "track": Extra("the option --track", ("tensorboard", "mlflow")),
-    "viewer": Extra("nguide view", ("fastapi", "uvicorn")),
+    "export": PackageExtra("models as ONNX graphs", ("onnx", "onnxruntime")),
+    "hub": PackageExtra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
+    "lightning": PackageExtra("the callback for Lightning's Trainer", ("lightning",)),
+    "node": PackageExtra("nguide node", ("pynetdicom",)),
+    "ray": PackageExtra("several machines: the option --ray", ("ray",)),
+    "track": PackageExtra("the option --track", ("tensorboard", "mlflow")),
+    "viewer": PackageExtra("nguide view", ("fastapi", "uvicorn")),
 }
 """The extras that a user may want; `all` has them all."""
 
@@ -101,8 +100,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if error is None:
         return False
     words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    found = isinstance(error, MemoryError) or any(word in str(error) for word in words)
-    return found or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
+    said = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return said or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
 
 
 def peak_bytes(device: str) -> int:
@@ -304,7 +303,7 @@ def lazy_names(package: str, listed: Sequence[str]) -> tuple[Callable[[str], obj
             return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
         folded = {known.lower().replace("_", ""): known for known in listed}
         near = get_close_matches(name.lower().replace("_", ""), folded, n=1)
-        hint = f"did you mean {folded[near[0]]!r}?" if near else f"it has {', '.join(listed)}"
+        hint = f"did you mean {folded[near[0]]!r}?" if near else f"it has {', '.join(sorted(listed))}"
         raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")
 
     return get, lambda: sorted(listed)

@@ -297,7 +297,7 @@ class _Job(NamedTuple):
 
 
 @dataclass
-class _Batch(Generic[Task]):
+class _TaskBatch(Generic[Task]):
     tasks: list[Task]
     size: int
     results: dict[int, Any] = field(default_factory=dict)
@@ -313,7 +313,7 @@ class _Work(Generic[Task]):
     most: int
     ahead: int
     attempts: int
-    begun: dict[int, _Batch[Task]] = field(default_factory=dict)
+    begun: dict[int, _TaskBatch[Task]] = field(default_factory=dict)
     open: deque[_Job] = field(default_factory=deque)
     """Begun, but without a worker."""
     next_begun: int = 0
@@ -322,14 +322,14 @@ class _Work(Generic[Task]):
 
     def _draw(self) -> bool:
         """Reads a batch of tasks, if there is room and tasks are left."""
-        room = len(self.begun) < self.most and sum(one.size for one in self.begun.values()) < self.ahead
+        room = len(self.begun) < self.most and sum(batch.size for batch in self.begun.values()) < self.ahead
         if self.exhausted or not (room or not self.begun):
             return False
         tasks = list(islice(self.tasks, self.batch))
         if not tasks:
             self.exhausted = True
             return False
-        self.begun[self.next_begun] = _Batch(tasks, sum(map(self.size_of, tasks)))
+        self.begun[self.next_begun] = _TaskBatch(tasks, sum(map(self.size_of, tasks)))
         self.open.append(_Job(self.next_begun, range(len(tasks)), attempt=1))
         self.next_begun += 1
         return True

@@ -126,7 +126,7 @@ class AttentionTerm(nn.Module):
         )
         if not (self._looked or torch.compiler.is_compiling()):
             shape = tuple(values.shape) if mask is None and lengths is None else None
-            self._looked = look(padded, layout, type(self).__name__, from_logits, shape)
+            self._looked = check_values(padded, layout, type(self).__name__, from_logits, shape)
         if self.in_order and real is not None:
             padded, layout, moved = _moved_to_front(padded, real, given.features)
             given = given._replace(features=moved)
@@ -178,7 +178,9 @@ def as_padded(
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
 
 
-def look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None) -> bool:
+def check_values(
+    padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None
+) -> bool:
     """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`.
 
     `unmasked` is the shape that the caller gave without a mask and lengths.

@@ -457,8 +457,8 @@ def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
         if bag.scan_id is not None:
             seen[bag.scan_id] += 1
             if seen[bag.scan_id] > 1:
-                own = bag.scan_id if bag.patient_id is None else bag.patient_id
-                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})", patient_id=own)
+                patient = bag.scan_id if bag.patient_id is None else bag.patient_id
+                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})", patient_id=patient)
     return Bags.pack(bags)
 
 

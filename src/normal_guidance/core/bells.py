@@ -229,8 +229,8 @@ def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tens
             products += blocks[place].mT @ windows
         # Row i of a block reads distance o - reach at column i + o: sums along the diagonals.
         by_offset = products.as_strided((size, 2 * reach + 1), (width + 1, 1)).sum(0)
-        before, own, behind = by_offset.split([reach, 1, reach])
-        into[: reach + 1] = torch.cat([own, before.flip(0) + behind])
+        before, middle, behind = by_offset.split([reach, 1, reach])
+        into[: reach + 1] = torch.cat([middle, before.flip(0) + behind])
     return gradients
 
 
@@ -277,7 +277,7 @@ def _windows(
         before = F.pad(padded.ne(0).cumsum(1), (1, 0))  # values before each slice
         first = torch.arange(0, longest, size)
         row, block = (before[:, first + width] > before[:, first]).nonzero(as_tuple=True)
-    for some in zip(*(one.split(max(1, AT_ONCE // width)) for one in (row, block)), strict=True):
+    for some in zip(*(index.split(max(1, AT_ONCE // width)) for index in (row, block)), strict=True):
         yield some, every[some]
 
 

@@ -35,12 +35,12 @@ from normal_guidance.core.attention_term import (
     Padded,
     Values,
     as_padded,
+    check_values,
     checked_weight,
     full_precision,
     is_single_head,
     log_attention,
     log_probability,
-    look,
 )
 from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
 from normal_guidance.core.layout import Layout, as_mask
@@ -336,7 +336,7 @@ class LabelGuidance(nn.Module):
                 f"{slices}, one for each slice"
             )
         if not (self._looked or torch.compiler.is_compiling()):
-            self._looked = look(padded, layout, "LabelGuidance", from_logits, unmasked=None)
+            self._looked = check_values(padded, layout, "LabelGuidance", from_logits, unmasked=None)
         reference, _ = as_padded(label_reference(labels, real, lengths=lengths), real, lengths)
         with full_precision(attention):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)

@@ -317,7 +317,7 @@ class LongAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            again = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            again = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             return torch.autograd.grad(F.scaled_dot_product_attention(*again), again, gradient)
 
     vmap = staticmethod(vmap_over_configurations(F.scaled_dot_product_attention, stacked=3))
