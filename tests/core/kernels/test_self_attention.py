@@ -6,6 +6,7 @@ cannot carry run-time shape checks, so those tests start this file as a script.
 """
 
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -112,10 +113,10 @@ def test_compiled_vmap_equals_eager() -> None:
 
 
 @needs_triton
-@pytest.mark.slow(but=("one tile", "narrow tiles"))
-@pytest.mark.parametrize("case", CASES)
-def test_kernels_interpreted(case: str) -> None:
-    assert_script_passes(__file__, "interpreted", case, TRITON_INTERPRET="1")
+@pytest.mark.slow(but="one tile, narrow tiles")
+@pytest.mark.parametrize("cases", ["one tile, narrow tiles", "full tile, tiles"])
+def test_kernels_interpreted(cases: str) -> None:
+    assert_script_passes(__file__, "interpreted", cases, TRITON_INTERPRET="1")
 
 
 @needs_cuda
@@ -201,11 +202,11 @@ def compiled(device: str) -> None:
     torch.testing.assert_close(*results)
 
 
-def interpreted(case: str) -> None:
+def interpreted(cases: str) -> None:
     """The kernels in Triton's interpreter; float16 stands for bfloat16, which it cannot multiply (triton 3.6)."""
     let_interpreter_loop()
-    lengths, longest, heads, d = CASES[case]
-    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
+    for case, (dtype, tolerance) in product(cases.split(", "), ((torch.float32, 2e-6), (torch.float16, 2e-3))):
+        lengths, longest, heads, d = CASES[case]
         assert_kernels_agree(problem(lengths, heads, d, dtype), heads, longest, tolerance)
 
 
