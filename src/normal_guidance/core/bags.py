@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -424,6 +424,36 @@ class Bags:
         made = object.__new__(Bags)
         _fill(made, **{name: getattr(self, name) for name in self.__dataclass_fields__} | changes)
         return made
+
+
+@runtime_checkable
+class ScanSet(Protocol):
+    """A set of scans to train on, such as `Bags` or a feature store; training sees no slice labels."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
+        """The packed features of the chosen scans."""
+        ...
+
+
+@runtime_checkable
+class LabelledScans(ScanSet, Protocol):
+    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
+
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
 
 
 def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
