@@ -96,11 +96,7 @@ class AttentionTerm(nn.Module):
             positions: places of the slices instead of their numbers (`normal_reference`).
             features: the embeddings of the slices, in the same form as attention.
         """
-        if not isinstance(attention, Tensor):
-            raise UserError(
-                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
-                "through an array or a list. For the value alone, call per_bag(attention)"
-            )
+        refuse_arrays(attention, ". For the value alone, call per_bag(attention)")
         given = {"labels": labels, "positions": positions, "features": features}
         return self.weight * self.per_bag(attention, mask, lengths=lengths, from_logits=from_logits, **given).mean()
 
@@ -152,6 +148,15 @@ class Regularizer:
     """What it does to attention, in a sentence."""
     options: tuple[str, ...] = ()
     """Fields of `Config` that `term` takes."""
+
+
+def refuse_arrays(attention: object, instead: str = "") -> None:
+    """Refuse a loss of what is not a tensor."""
+    if not isinstance(attention, Tensor):
+        raise UserError(
+            f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
+            f"through an array or a list{instead}"
+        )
 
 
 def log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:

@@ -41,6 +41,7 @@ from normal_guidance.core.attention_term import (
     is_single_head,
     log_attention,
     log_probability,
+    refuse_arrays,
 )
 from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
 from normal_guidance.core.layout import Layout, as_mask
@@ -321,11 +322,7 @@ class LabelGuidance(nn.Module):
 
         The first call looks at attention as `NormalGuidance` does.
         """
-        if not isinstance(attention, Tensor):
-            raise UserError(
-                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
-                "through an array or a list"
-            )
+        refuse_arrays(attention)
         real = None if mask is None else as_mask(mask, attention)
         padded, layout = as_padded(attention, real, lengths)
         slices = tuple(layout.mask.shape) if lengths is None else tuple(attention.shape[-1:])
@@ -350,7 +347,14 @@ def _log_reference(
     """log r from log-attention that sums to one over the slices; a constant to the gradient."""
     if positions is None and modes == 1:
         return log_normal(log_a, layout, least_width)
-    _check_lengths(modes, layout)
+    # A GPU's mask is not read, which would wait for it.
+    hidden = torch.compiler.is_compiling() or (layout.sizes is None and layout.lengths.device.type != "cpu")
+    sizes = () if modes == 1 or hidden else layout.sizes or layout.lengths.tolist()
+    short = next((bag for bag, size in enumerate(sizes) if size < modes), None)
+    if short is not None:
+        raise UserError(
+            f"modes is {modes}, but bag {short} has {sizes[short]} slices; use fewer modes or leave such short bags out"
+        )
     points = None if positions is None else fold_positions(positions, layout)
     return log_mixture(log_a, layout, points, modes, least_width)
 
@@ -358,15 +362,3 @@ def _log_reference(
 def _divergence(log_r: Padded, log_a: Padded, kind: DivergenceName) -> Float[Tensor, "bags heads"]:
     """The sum of the terms over slices; both arguments are hidden in the padding, so its terms are 0."""
     return DIVERGENCES[kind](log_r, log_a).sum(-1)
-
-
-def _check_lengths(modes: int, layout: Layout) -> None:
-    """Refuse more bells than a bag has slices; a GPU's mask is not read, which would wait for it."""
-    if modes == 1 or torch.compiler.is_compiling() or (layout.sizes is None and layout.lengths.device.type != "cpu"):
-        return
-    sizes = layout.lengths.tolist() if layout.sizes is None else layout.sizes
-    short = next((bag for bag, size in enumerate(sizes) if size < modes), None)
-    if short is not None:
-        raise UserError(
-            f"modes is {modes}, but bag {short} has {sizes[short]} slices; use fewer modes or leave such short bags out"
-        )
