@@ -281,12 +281,21 @@ def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
     return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
 
 
+class _Face(ModuleType):
+    """A package whose public names win over its rooms: `ng.fit` is the function, also once the room `fit` is loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in self.__all__):
+            super().__setattr__(name, value)
+
+
 def lazy_names(package: str, listed: Sequence[str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """The `__getattr__` and the `__dir__` of a package that imports its names under `if TYPE_CHECKING:` alone.
 
     What type checkers read there is imported when it is first used.  A wrong name is an AttributeError that suggests
     the nearest of the `listed` ones, which are its `__all__`.
     """
+    sys.modules[package].__class__ = _Face
 
     @cache
     def homes() -> dict[str, str]:
