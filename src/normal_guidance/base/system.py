@@ -256,18 +256,21 @@ def connected(address: str) -> Iterator[Connection]:
         import ray
     except ImportError as error:
         raise UserError(f"ray is not installed; {install_command('ray')}, or leave out --ray") from error
-    no_answer = f"--ray {address}: no cluster answers ({{}}); start one: ray start --head"
+
+    def no_answer(error: Exception) -> UserError:
+        return UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head")
+
     host, _, port = address.rpartition(":")
     if host and port.isdecimal() and "/" not in host:  # Ray checks other forms ('auto', 'ray://...') itself
         try:
             socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
         except (OSError, OverflowError) as error:
-            raise UserError(no_answer.format(error)) from error
+            raise no_answer(error) from error
     ending = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(no_answer.format(error)) from error
+        raise no_answer(error) from error
     if ending is not None and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, ending)  # Ray's own would end the process and skip the command line's
     try:
