@@ -12,16 +12,12 @@ import torch
 from fake_scans import PREPROCESSING, contents, load
 
 from normal_guidance.base.errors import UnreadableError
-from normal_guidance.scans.features import encoding_machine as encoder_inputs
+from normal_guidance.scans.features import decoding as encoder_inputs
+from normal_guidance.scans.features.decoding import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
-from normal_guidance.scans.features.encoding_machine import (
-    MAX_SIDE,
-    PIECE,
-    Decoding,
-    _unpinned,
-    cut,
-)
-from normal_guidance.scans.features.preprocessing import Percentiles, Statistics
+from normal_guidance.scans.features.encoding_machine import _unpinned
+from normal_guidance.scans.features.preprocessing import Statistics
+from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 
@@ -194,7 +190,7 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
     assert found.hu.dtype == sent
     assert np.array_equal(found.hu, hu)
     assert found.lowest == -1024
-    assert _unpinned((found, [])).hu.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+    assert _unpinned((found, []))[0].dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
 
 
 def test_only_the_field_is_sent():
@@ -229,7 +225,7 @@ def test_sizes_that_no_scan_has_are_refused(shape):
 
 def test_a_worker_does_not_import_torch():
     code = (
-        "import sys, normal_guidance.base.workers, normal_guidance.scans.features.encoding_machine\n"
+        "import sys, normal_guidance.base.workers, normal_guidance.scans.features.decoding\n"
         "import normal_guidance.scans.index.volumes, normal_guidance.scans.index.dicom_slices\n"
         "print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
     )

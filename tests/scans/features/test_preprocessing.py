@@ -14,13 +14,12 @@ from PIL import Image
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.features import preprocessing
 from normal_guidance.scans.features.preprocessing import (
-    Percentiles,
     Preprocessing,
     Statistics,
     combine_statistics,
-    middle,
     scan_statistics,
 )
+from normal_guidance.scans.features.windows import Percentiles, middle
 
 HEAD = ((-100.0, 300.0),)
 

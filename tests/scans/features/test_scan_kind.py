@@ -5,7 +5,8 @@ import pytest
 from fake_scans import PREPROCESSING, load, make_manifest, read
 
 from normal_guidance.scans.features.encoding import encode
-from normal_guidance.scans.features.preprocessing import Statistics, describe_inputs, plane_of
+from normal_guidance.scans.features.preprocessing import Statistics, describe_inputs
+from normal_guidance.scans.features.windows import plane_of
 from normal_guidance.scans.index.manifest import ScanRow, write_manifest
 
 AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)

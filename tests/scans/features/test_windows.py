@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.scans.features.preprocessing import (
+from normal_guidance.scans.features.windows import (
     MR_WINDOWS,
     WINDOWS,
     Percentiles,
