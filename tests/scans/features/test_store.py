@@ -292,7 +292,11 @@ def other_tensor(**tensors):
     [
         ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
         ("store.json", fill, r"store.json cannot be read \(.*copy the store again"),
-        ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads format 2; open it with"),
+        (
+            "store.json",
+            change_json(format=3),
+            "format 3, but this version of normal-guidance reads format 2; open it with",
+        ),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged: dtype is 'int4', not one of"),
         ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
