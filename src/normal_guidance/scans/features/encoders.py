@@ -230,7 +230,7 @@ def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[Huggin
     advice = (
         "in offline mode, run hf download ID --local-dir FOLDER where there is a network, and give FOLDER"
         if offline
-        else "check the id or folder; it needs config.json and model.safetensors of an architecture that transformers has"
+        else "check the id or folder; it needs config.json and model.safetensors of an architecture of transformers"
     )
     # Damaged files raise many kinds of errors in transformers, and a configuration that fits no image, too.
     with reading(encoder, advice, Exception, wrong="cannot be loaded"), _quiet(transformers):
