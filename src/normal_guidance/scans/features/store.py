@@ -137,17 +137,6 @@ class IndexRow(NamedTuple):
     sha256: str
 
 
-class StoreHead(NamedTuple):
-    """What store.json says, with our types."""
-
-    features: int
-    dtype: torch.dtype
-    provenance: dict[str, Any]
-    recipe: str
-    fingerprint: str
-    findings: tuple[Finding, ...]
-
-
 def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
     """SHA-256 of the scans, independent of their order and of their place in the store."""
     digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
@@ -158,7 +147,7 @@ def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype
     return digest.hexdigest()
 
 
-def read_head(folder: Path) -> StoreHead:
+def read_store_file(folder: Path) -> StoreFile:
     """Reads store.json and checks that this version can read the store."""
     check_store(folder)
     path = folder / ABOUT
@@ -172,8 +161,8 @@ def read_head(folder: Path) -> StoreHead:
     with reading(path, AGAIN):
         file = read_as(StoreFile, content)
         scans_behind(file.provenance)
-        findings = read_findings(file.findings)
-    return StoreHead(file.features, DTYPES[file.dtype], file.provenance, file.recipe, file.fingerprint, findings)
+        read_findings(file.findings)
+    return file
 
 
 @dataclass(frozen=True)
@@ -292,7 +281,7 @@ def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
     return features.view(torch.uint8).flatten().numpy().data
 
 
-def map_shards(folder: Path, scans: pd.DataFrame, head: StoreHead) -> tuple[Tensor, ...]:
+def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:
     """Maps the features of all shards, after checking that the files fit the index and store.json."""
     first_row = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
     wrong = scans["scan_id"][first_row != scans["first_row"]].tolist()
@@ -300,31 +289,31 @@ def map_shards(folder: Path, scans: pd.DataFrame, head: StoreHead) -> tuple[Tens
         raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
-        _map_shard(shard_path(folder, number), (count, head.features), head)
+        _map_shard(shard_path(folder, number), (count, file.features), file)
         for number, count in enumerate(slices.tolist())
     )
 
 
-def _map_shard(path: Path, shape: tuple[int, int], head: StoreHead) -> Float[Tensor, "slices features"]:
+def _map_shard(path: Path, shape: tuple[int, int], file: StoreFile) -> Float[Tensor, "slices features"]:
     """One shard as a view of the mapped file; a page is read when it is first touched."""
     try:
-        with safe_open(path, framework="pt") as file:
-            shard: Tensor = file.get_tensor("features")
-            recipe = (file.metadata() or {}).get("recipe", "")
+        with safe_open(path, framework="pt") as opened:
+            shard: Tensor = opened.get_tensor("features")
+            recipe = (opened.metadata() or {}).get("recipe", "")
     except (OSError, SafetensorError) as error:
         if not path.exists():
             raise UserError(f"{path} is missing; {AGAIN}") from error
         what = "cannot be read" if isinstance(error, OSError) else "is damaged"
         raise UserError(f"{path} {what} ({shorten(str(error), 300)}); {AGAIN}") from error
-    if recipe != head.recipe:
+    if recipe != file.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
-            f"not {head.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
+            f"not {file.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
         )
-    if (tuple(shard.shape), shard.dtype) != (shape, head.dtype):
+    if (tuple(shard.shape), shard.dtype) != (shape, DTYPES[file.dtype]):
         raise UserError(
             f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but the index needs {shape} of "
-            f"{dtype_name(head.dtype)}; {AGAIN}"
+            f"{file.dtype}; {AGAIN}"
         )
     return shard
 
@@ -790,15 +779,16 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
     if not isinstance(folder, str | Path):
         raise UserError(f"folder: got {type(folder).__name__}; give the path of a store, as nguide encode made it")
     folder = Path(folder)
-    head = read_head(folder)
-    scans = read_index(folder, head.findings)
-    fingerprint = fingerprint_rows(index_rows(scans), head.features, head.dtype)
-    if fingerprint != head.fingerprint:
+    file = read_store_file(folder)
+    findings, dtype = read_findings(file.findings), DTYPES[file.dtype]
+    scans = read_index(folder, findings)
+    fingerprint = fingerprint_rows(index_rows(scans), file.features, dtype)
+    if fingerprint != file.fingerprint:
         raise UserError(
             f"{folder}: index.parquet and store.json do not belong together (fingerprints {fingerprint[:12]} and "
-            f"{head.fingerprint[:12]}); {AGAIN}"
+            f"{file.fingerprint[:12]}); {AGAIN}"
         )
-    shards = map_shards(folder, scans, head)
+    shards = map_shards(folder, scans, file)
     verified = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
-    made = (head.features, head.dtype, head.provenance, head.recipe)
-    return FeatureStore(folder, scans, *made, shards, head.findings, verified)
+    made = (file.features, dtype, file.provenance, file.recipe)
+    return FeatureStore(folder, scans, *made, shards, findings, verified)
