@@ -87,7 +87,6 @@ def test_bags_come_back_exactly(tmp_path, dtype, shard_bytes, labelled):
     assert len(store.shards) == {1: 5, 10**9: 1}.get(shard_bytes, len(store.shards))
     assert (store.width, store.dtype, store.memory) == (FEATURES, dtype, bags.memory)
     assert store.scans["part"].tolist() == [None] * 5
-    assert store.fingerprint == fingerprint_of({None: bags}) == read_json(store.folder / "store.json")["fingerprint"]
 
 
 def test_parts_come_back_exactly(tmp_path):
@@ -501,6 +500,13 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path, name, content, message):
 
 
 # Fingerprints
+
+
+def test_memory_and_disk_have_the_same_fingerprint(tmp_path):
+    for dtype in DTYPES.values():
+        parts = {name: bags.to(dtype=dtype) for name, bags in make_parts().items()}
+        store = write(tmp_path / str(dtype), parts, shard_bytes=200)
+        assert store.fingerprint == fingerprint_of(parts) == read_json(store.folder / "store.json")["fingerprint"]
 
 
 def test_order_and_shards_do_not_change_the_fingerprint(tmp_path):
