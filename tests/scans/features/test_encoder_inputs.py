@@ -168,9 +168,7 @@ def test_slices_that_cannot_be_read_cost_their_scan_only_and_the_first_is_named(
     assert report["preprocessing"] == json.loads((tmp_path / "others" / "report.json").read_text())["preprocessing"]
 
 
-# ----------------------------------------------------------------------------------------------------
 # What is sent
-# ----------------------------------------------------------------------------------------------------
 
 
 def pixels(hu: np.ndarray):

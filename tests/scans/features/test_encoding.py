@@ -274,6 +274,9 @@ def test_scans_that_fail_are_recorded_and_left_out(whole, odd_scans, tmp_path, w
     assert {line.scan_id: (line.kind, line.detail) for line in lines} == SAYS
     assert {line.action for line in lines} == {"left out of the store"}
     assert outcome.failed == {"failed": 3, "unreadable": 1}
+    behind = outcome.store.provenance["inputs"]  # the scans that are in the store, and not s008 of 7 slices
+    assert (behind["scans"], behind["slices"]) == (6, {"fewest": 1, "median": 4, "most": 9})
+    assert (behind["slice_spacing"], behind["planes"]) == (None, {})
     report = json.loads((tmp_path / "odd" / "report.json").read_text())
     assert report["failed"] == {"failed": 3, "unreadable": 1}
     # Their absence does not move a bit of the others.

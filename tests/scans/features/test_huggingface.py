@@ -86,9 +86,7 @@ def no_network(monkeypatch) -> list[str]:
     return attempts
 
 
-# ----------------------------------------------------------------------------------------------------
 # Features
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -180,9 +178,7 @@ def test_half_precision_files_are_used_in_single_precision(tmp_path):
     assert {parameter.dtype for parameter in encoder.module.parameters()} == {torch.float32}
 
 
-# ----------------------------------------------------------------------------------------------------
 # Fingerprint
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_what_transformers_makes_up_is_not_in_the_fingerprint(tmp_path):
@@ -208,9 +204,7 @@ def test_the_fingerprint_follows_weights_config_and_normalisation(tmp_path, kind
     assert len(set(prints)) == 4
 
 
-# ----------------------------------------------------------------------------------------------------
 # Guards
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_offline_an_unknown_id_is_an_error_and_nobody_is_asked(no_network, monkeypatch):

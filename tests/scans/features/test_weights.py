@@ -55,9 +55,7 @@ def put(path: Path, content: bytes = CONTENT) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------------------------------
 # Finding, importing, checking
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
@@ -153,9 +151,7 @@ def test_a_missing_package_is_named(monkeypatch):
         fetch_weights("efficientnet-lite0")
 
 
-# ----------------------------------------------------------------------------------------------------
 # The network
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -265,9 +261,7 @@ assert not constants.HF_HUB_OFFLINE
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
-# ----------------------------------------------------------------------------------------------------
 # Reading
-# ----------------------------------------------------------------------------------------------------
 
 
 class Bomb:

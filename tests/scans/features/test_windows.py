@@ -16,6 +16,7 @@ from normal_guidance.scans.features.windows import (
     apply_windows,
     default_window,
     parse_windows,
+    plane_of,
     range_of,
     window_as_json,
     window_from_json,
@@ -92,3 +93,12 @@ def test_windows_survive_json(window):
 def test_the_default_is_by_modality():
     assert default_window(["CT", "CT"]) == "none"
     assert default_window({"MR"}) == default_window({"CT", "MR"}) == "percentile"
+
+
+AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)
+
+
+@pytest.mark.parametrize(("axes", "plane"), [(AXIAL, "axial"), (CORONAL, "coronal"), (SAGITTAL, "sagittal")])
+def test_planes(axes, plane):
+    assert plane_of(tuple(map(float, axes))) == plane
+    assert plane_of(tuple(-float(value) for value in axes)) == plane

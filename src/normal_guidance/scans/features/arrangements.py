@@ -278,7 +278,6 @@ def _ends(values: Fields) -> list[int] | None:
 
 
 def _changes(values: Sequence[Any]) -> list[int]:
-    """Where runs of equal values end."""
     inner = [number for number, (before, after) in enumerate(pairwise(values), start=1) if before != after]
     return [*inner, len(values)] if len(values) else []
 
@@ -318,7 +317,6 @@ def _whole(value: Any, name: str) -> list[int]:
 
 
 def _dimensions(value: Any) -> int:
-    """The dimensions of an array; 0 for anything else."""
     return len(getattr(value, "shape", ()))
 
 
@@ -327,7 +325,6 @@ def _is_float(value: Any) -> bool:
 
 
 def _scan(found: Found, scan_id: str, features: Any, slice_labels: Any, row: Mapping[str, Any]) -> FoundScan:
-    """A scan from its fields, checked."""
     features = _features(features)
     return FoundScan(
         found=found,
@@ -429,7 +426,6 @@ class ScanTable:
 
     @property
     def unused(self) -> list[str]:
-        """The scans without features so far."""
         return [scan for scan in self.rows if scan not in self.used]
 
     def fill(self, scan: FoundScan) -> FoundScan:

@@ -313,7 +313,6 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
 
 
 def _form(source: Path, files: list[Path]) -> str:
-    """The format of a source."""
     if is_store(source):
         raise UserError(f"{source} is a feature store already; use it as it is, or export it: nguide store export")
     if source.is_dir() and (source / "features").is_dir():

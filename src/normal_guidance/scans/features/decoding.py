@@ -96,7 +96,6 @@ def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> lis
 
 
 def _is_square(row: ScanRow, field: float | None) -> bool:
-    """Whether a scan's slices are sent as squares."""
     if field is None:
         return row.rows == row.columns
     try:

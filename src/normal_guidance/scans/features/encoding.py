@@ -115,7 +115,6 @@ class EncodingPlan:
         return plan_units(self.manifest.lengths, self.options.unit)
 
     def rows(self, unit: int) -> list[ScanRow]:
-        """The scans of a unit."""
         numbers = self.units[unit]
         return list(Manifest(self.manifest.table.slice(numbers.start, len(numbers)), self.manifest.about))
 
@@ -314,7 +313,6 @@ class EarlierStore:
 
 
 def _merged(rows: Sequence[ScanRow], before: Encoded, now: Encoded) -> Encoded:
-    """A unit with the scans that were encoded before and those that are new, and what is odd about either."""
     features = {row.scan_id: of_scan for unit in (now, before) for row, of_scan in _scans_of(rows, unit)}
     good = [features[row.scan_id] for row in rows if row.scan_id in features]
     return Encoded(
@@ -727,7 +725,6 @@ def _first(rows: Iterable[ScanRow], slices: int) -> list[ScanRow]:
 
 
 def _measure(machine: Machine, inputs: Inputs, rows: list[ScanRow]) -> tuple[Statistics, float]:
-    """Mean and sd of scans, and the slices that are measured in a second."""
     begin = time.monotonic()
     measured = [statistics for scan in machine.measure(inputs, rows) for statistics in scan.values() if statistics]
     if not measured:

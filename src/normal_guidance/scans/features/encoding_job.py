@@ -70,8 +70,6 @@ class Encoded(NamedTuple):
 
 @dataclass(frozen=True)
 class UnitFile:
-    """What a unit's file holds beside the features."""
-
     failed: list[str]
     problems: list[tuple[str, str, str, str, str]]
     values: dict[str, Values]
@@ -125,7 +123,6 @@ class EncodingJob:
         write_tensors(self._unit(number), {"features": unit.features.contiguous()}, about)
 
     def unit(self, number: int) -> Encoded:
-        """Reads a unit that is done."""
         path, again = self._unit(number), "delete it and encode again"
         tensors, about = read_tensors(path, again)
         with reading(path, again, wrong="is damaged"):
@@ -188,7 +185,6 @@ def read_statistics(folder: Path, channels: int) -> tuple[dict[str, Statistics |
 
 
 def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
-    """The lines of statistics.jsonl for some scans."""
     lines = [json.dumps([scan, *(measured or (None, None))]).encode() for scan, measured in scans.items()]
     return b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines)
 
@@ -199,7 +195,6 @@ def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
 
 
 def job_folder(out: Path) -> Path:
-    """The folder of a store's job."""
     return out.with_name(f"{out.name}.job")
 
 

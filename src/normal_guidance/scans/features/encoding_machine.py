@@ -18,7 +18,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -94,8 +94,6 @@ class EncodingOptions:
 
 
 class Inputs(NamedTuple):
-    """How scans become an encoder's input."""
-
     decoding: Decoding
     """Runs in the workers."""
     preprocessing: Preprocessing
@@ -182,8 +180,6 @@ def start_workers(workers: int, timeout: float, scans: int) -> Pool:
 
 
 class Machine:
-    """An encoder and its worker processes."""
-
     def __init__(self, setup: Setup, encoder: Encoder, pool: Pool) -> None:
         self.setup, self.encoder, self.pool = setup, encoder, pool
 
@@ -210,35 +206,36 @@ class Machine:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
         device, size = self.encoder.device, self.setup.options.batch_size
         items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), BATCHES_AHEAD)
-        threads = self.setup.options.threads or torch.get_num_threads()
+        threads_before = torch.get_num_threads()
         begun: deque[_Features | _UnitEnd] = deque()
         features: list[Tensor] = []
         slices, waiting, ahead = 0, 0, BATCHES_BEGUN if device.startswith("cuda") else 0
-        with _number_of_threads(threads):
-            try:
-                for item in chain(items, [None]):
-                    if isinstance(item, _Batch):
-                        begun.append(self._begin(item))
-                        waiting += 1
-                    elif item is not None:
-                        begun.append(item)
-                    while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
-                        first = begun.popleft()
-                        if isinstance(first, _Features):
-                            if first.done is not None:
-                                first.done.synchronize()
-                            features.append(first.host)
-                            waiting -= 1
-                            slices += len(first.host)
-                            report_slices(slices)
-                        else:
-                            yield first.number, _encoded_unit(first, torch.cat(features))
-                            features, slices = [], 0
-            except BaseException:
-                self.pool.stop()
-                raise
-            finally:
-                items.close()
+        torch.set_num_threads(self.setup.options.threads or threads_before)
+        try:
+            for item in chain(items, [None]):
+                if isinstance(item, _Batch):
+                    begun.append(self._begin(item))
+                    waiting += 1
+                elif item is not None:
+                    begun.append(item)
+                while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
+                    first = begun.popleft()
+                    if isinstance(first, _Features):
+                        if first.done is not None:
+                            first.done.synchronize()
+                        features.append(first.host)
+                        waiting -= 1
+                        slices += len(first.host)
+                        report_slices(slices)
+                    else:
+                        yield first.number, _encoded_unit(first, torch.cat(features))
+                        features, slices = [], 0
+        except BaseException:
+            self.pool.stop()
+            raise
+        finally:
+            items.close()
+            torch.set_num_threads(threads_before)
 
     def _begin(self, batch: _Batch) -> _Features:
         """Gives a batch to the encoder, and begins to copy its features to this process."""
@@ -255,16 +252,6 @@ class Machine:
         host = torch.empty(features.shape, pin_memory=True)
         host.copy_(features, non_blocking=True)
         return _Features(host, torch.cuda.current_stream(features.device).record_event())
-
-
-@contextmanager
-def _number_of_threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class _Batch(NamedTuple):
@@ -361,8 +348,6 @@ class _BatchCutter:
 
 
 class _Piece(NamedTuple):
-    """Some slices of a scan as the encoder takes them."""
-
     slices: int
     images: Tensor | None
     """None if they could not be read."""
@@ -386,8 +371,11 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
                 waiting.append((len(piece), piece is pieces[-1]))
                 yield piece
 
+    def as_float32(row: ScanRow) -> int:
+        return 4 * len(row) * row.rows * row.columns
+
     outcome: _Decoded | Failure = _Decoded([], [])
-    read = pool.map(decoding.pixels, draw(), size=_largest_bytes, ahead=AHEAD_BYTES)
+    read = pool.map(decoding.pixels, draw(), size=as_float32, ahead=AHEAD_BYTES)
     pinned = torch.device(device).type == "cuda"
     for result in in_threads(_pinned, read, COPYING_THREADS) if pinned else map(_unpinned, read):
         (slices, is_last), images = waiting.popleft(), None
@@ -401,11 +389,6 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
         yield _Piece(slices, images, outcome if is_last else None)
         if is_last:
             outcome = _Decoded([], [])
-
-
-def _largest_bytes(row: ScanRow) -> int:
-    """The size of slices, if they are float32."""
-    return 4 * len(row) * row.rows * row.columns
 
 
 _Read = tuple[Pixels, list[Problem]] | Failure

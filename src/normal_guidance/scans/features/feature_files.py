@@ -69,7 +69,6 @@ def kind_of(path: Path) -> str | None:
 
 
 def has_suffix(path: Path) -> bool:
-    """Whether a file's name ends like one of features."""
     return any(path.suffix.lower() in kind.suffixes for kind in KINDS.values())
 
 

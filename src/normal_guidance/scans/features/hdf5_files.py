@@ -271,7 +271,6 @@ class SafeDisk:
         self.kept: list[tuple[int, bytes]] = []
 
     def check(self) -> None:
-        """Raises the first error, if there was one."""
         if self.error is not None:
             raise self.error
 

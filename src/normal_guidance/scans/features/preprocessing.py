@@ -77,8 +77,6 @@ class SliceCounts:
 
 @dataclass(frozen=True)
 class SpacingRange:
-    """Slice spacing in mm."""
-
     low: float
     median: float
     high: float
@@ -180,7 +178,6 @@ class Preprocessing:
 
     @property
     def channels(self) -> int:
-        """One for each window."""
         return len(self.windows)
 
     @property

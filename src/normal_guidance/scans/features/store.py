@@ -71,7 +71,6 @@ def is_store(folder: Path) -> bool:
 
 
 def check_store(folder: Path) -> None:
-    """Refuse what is not a feature store."""
     if folder.is_file():
         raise UserError(
             f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
@@ -231,7 +230,6 @@ def _is_one_of(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArra
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
-    """The rows of an index as `read_index` returns it."""
     return [IndexRow(*values) for values in zip(*(scans[name].tolist() for name in IndexRow._fields), strict=True)]
 
 
@@ -324,7 +322,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """The file of a shard."""
     return folder / f"features-{number:05d}.safetensors"
 
 

@@ -175,7 +175,6 @@ def check_weights() -> list[WeightsState]:
 
 
 def known_weights(name: str) -> KnownWeights:
-    """A row of `KNOWN_WEIGHTS`."""
     if name not in KNOWN_WEIGHTS:
         raise UserError(f"there are no weights named {name!r}; choose one of {', '.join(KNOWN_WEIGHTS)}")
     return KNOWN_WEIGHTS[name]
@@ -190,22 +189,19 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
+    def is_tensor(name: object, value: object) -> bool:
+        whole = isinstance(value, torch.Tensor) and not value.is_sparse and not value.is_quantized
+        return whole and isinstance(name, str)
+
     wrong = "cannot be read as weights without running code from it"
     with reading(file, "give a file of tensors, .safetensors or .pth", Exception, wrong=wrong):  # many kinds of errors
         if Path(file).suffix == ".safetensors":
             content = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    if not isinstance(content, dict) or not content or not all(map(_is_tensor, content.items())):
+    if not isinstance(content, dict) or not content or not all(is_tensor(*item) for item in content.items()):
         raise UserError(f"{file} does not hold a state dict (names and tensors); give a model's saved state_dict()")
     return content
-
-
-def _is_tensor(item: tuple[object, object]) -> bool:
-    from torch import Tensor
-
-    name, value = item
-    return isinstance(name, str) and isinstance(value, Tensor) and not value.is_sparse and not value.is_quantized
 
 
 def _user_cache() -> Path:
@@ -254,7 +250,6 @@ def _check_published(name: str, known: KnownWeights, file: Path | str, sha256: s
 
 
 def file_sha256(file: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
