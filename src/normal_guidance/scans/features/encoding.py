@@ -735,7 +735,7 @@ def _measure(machine: Machine, inputs: Inputs, rows: list[ScanRow]) -> tuple[Sta
     return combine_statistics(measured), sum(map(len, rows)) / (time.monotonic() - begin)
 
 
-class _Trial(NamedTuple):
+class _MeasuredSpeed(NamedTuple):
     scans: int
     slices: int
     failed: dict[str, str]
@@ -743,7 +743,7 @@ class _Trial(NamedTuple):
     slices_per_s: float
 
 
-def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int) -> _Trial:
+def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int) -> _MeasuredSpeed:
     """Encodes scans until there is enough to tell the speed."""
     units = [[rows[number] for number in unit] for unit in plan_units([len(row) for row in rows], batch_size)]
     begin, scans, slices = time.monotonic(), 0, 0
@@ -763,4 +763,4 @@ def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int)
     (first, done), (last, _) = marks[0], marks[-1]
     # The first batch waits for the workers, which a long job does once.
     rate = (slices - done) / (last - first) if slices > done else slices / (last - begin)
-    return _Trial(scans, slices, failed, first - begin, rate)
+    return _MeasuredSpeed(scans, slices, failed, first - begin, rate)

@@ -207,20 +207,20 @@ class Machine:
         device, size = self.encoder.device, self.setup.options.batch_size
         items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), BATCHES_AHEAD)
         threads_before = torch.get_num_threads()
-        begun: deque[_Features | _UnitEnd] = deque()
+        begun: deque[_BegunFeatures | _UnitEnd] = deque()
         features: list[Tensor] = []
         slices, waiting, ahead = 0, 0, BATCHES_BEGUN if device.startswith("cuda") else 0
         torch.set_num_threads(self.setup.options.threads or threads_before)
         try:
             for item in chain(items, [None]):
-                if isinstance(item, _Batch):
+                if isinstance(item, _ImageBatch):
                     begun.append(self._begin(item))
                     waiting += 1
                 elif item is not None:
                     begun.append(item)
                 while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
                     first = begun.popleft()
-                    if isinstance(first, _Features):
+                    if isinstance(first, _BegunFeatures):
                         if first.done is not None:
                             first.done.synchronize()
                         features.append(first.host)
@@ -237,24 +237,24 @@ class Machine:
             items.close()
             torch.set_num_threads(threads_before)
 
-    def _begin(self, batch: _Batch) -> _Features:
+    def _begin(self, batch: _ImageBatch) -> _BegunFeatures:
         """Gives a batch to the encoder, and begins to copy its features to this process."""
         if batch.images is None:
-            return _Features(torch.zeros(batch.slices, self.encoder.width))
+            return _BegunFeatures(torch.zeros(batch.slices, self.encoder.width))
         if batch.ready is not None:
             stream = torch.cuda.current_stream(batch.images.device)
             stream.wait_event(batch.ready)
             batch.images.record_stream(stream)
         features = self.encoder.begin(batch.images)
         if not features.is_cuda:
-            return _Features(features)
+            return _BegunFeatures(features)
         # A plain copy would wait for all that the card was given since.
         host = torch.empty(features.shape, pin_memory=True)
         host.copy_(features, non_blocking=True)
-        return _Features(host, torch.cuda.current_stream(features.device).record_event())
+        return _BegunFeatures(host, torch.cuda.current_stream(features.device).record_event())
 
 
-class _Batch(NamedTuple):
+class _ImageBatch(NamedTuple):
     """Images for the encoder, which a stream of their own may still prepare."""
 
     slices: int
@@ -263,7 +263,7 @@ class _Batch(NamedTuple):
     ready: torch.cuda.Event | None = None
 
 
-class _Features(NamedTuple):
+class _BegunFeatures(NamedTuple):
     """Features of a batch on the CPU, which a card may still compute."""
 
     host: Tensor
@@ -286,7 +286,10 @@ class _UnitEnd:
     outcomes: list[_Decoded | Failure]
 
 
-def _in_own_stream(items: Iterator[_Batch | _UnitEnd], device: str) -> Iterator[_Batch | _UnitEnd]:
+_Prepared = _ImageBatch | _UnitEnd
+
+
+def _in_own_stream(items: Iterator[_Prepared], device: str) -> Iterator[_Prepared]:
     """The items, made in a stream of the card, if it is one, beside the encoder's; for a thread of their own."""
     if torch.device(device).type != "cuda":
         yield from items
@@ -294,11 +297,13 @@ def _in_own_stream(items: Iterator[_Batch | _UnitEnd], device: str) -> Iterator[
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
         for item in items:
-            prepared = isinstance(item, _Batch) and item.images is not None
+            prepared = isinstance(item, _ImageBatch) and item.images is not None
             yield item._replace(ready=stream.record_event()) if prepared else item
 
 
-def _batches(pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int) -> Iterator[_Batch | _UnitEnd]:
+def _batches(
+    pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int
+) -> Iterator[_ImageBatch | _UnitEnd]:
     """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
     waiting: deque[tuple[int, list[ScanRow]]] = deque()
 
@@ -328,7 +333,7 @@ class _BatchCutter:
         self.shape, self.device = shape, device
         self.batch, self.filled, self.blank = torch.empty(shape, device=device), 0, True
 
-    def add(self, images: Tensor | None, slices: int) -> Iterator[_Batch]:
+    def add(self, images: Tensor | None, slices: int) -> Iterator[_ImageBatch]:
         """The batches that these slices complete; without images, zeros take their place."""
         start = 0
         while start < slices:
@@ -340,10 +345,10 @@ class _BatchCutter:
             if self.filled == len(self.batch):
                 yield from self.rest()
 
-    def rest(self) -> Iterator[_Batch]:
+    def rest(self) -> Iterator[_ImageBatch]:
         """The last batch, which may be smaller; nothing if it is empty."""
         if self.filled:
-            yield _Batch(self.filled, None if self.blank else self.batch[: self.filled])
+            yield _ImageBatch(self.filled, None if self.blank else self.batch[: self.filled])
             self.batch, self.filled, self.blank = torch.empty(self.shape, device=self.device), 0, True
 
 

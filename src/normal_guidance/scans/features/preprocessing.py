@@ -67,7 +67,7 @@ def describe_inputs(
 
 
 @dataclass(frozen=True)
-class SliceCounts:
+class SlicesPerScan:
     """Slices of the shortest, the median and the longest scan."""
 
     fewest: int
@@ -90,7 +90,7 @@ class ScanSummary:
     scans: int
     modalities: dict[str, int]
     planes: dict[str, int]
-    slices: SliceCounts
+    slices: SlicesPerScan
     slice_spacing: SpacingRange | None
     values: ValueRange | None = None
 

@@ -49,6 +49,7 @@ from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.index.manifest import (
+    MANIFEST,
     PARTS,
     Finding,
     Labels,
@@ -78,8 +79,6 @@ def check_store(folder: Path) -> None:
         )
     if is_store(folder):
         return
-    from normal_guidance.scans.index.manifest import MANIFEST  # only here: it imports pyarrow
-
     if (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
