@@ -301,9 +301,7 @@ def _in_own_stream(items: Iterator[_Prepared], device: str) -> Iterator[_Prepare
             yield item._replace(ready=stream.record_event()) if prepared else item
 
 
-def _batches(
-    pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int
-) -> Iterator[_ImageBatch | _UnitEnd]:
+def _batches(pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int) -> Iterator[_Prepared]:
     """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
     waiting: deque[tuple[int, list[ScanRow]]] = deque()
 
