@@ -276,10 +276,8 @@ def _bags(scan: FoundScan) -> Bags:
             f"{', '.join(KEYS['slice_labels'])}; found {', '.join(scan.found.keys)}; add one of them, or give a table "
             "with the columns scan_id and label: --labels TABLE"
         )
-    try:
+    with reading(scan.found.where, "correct it, or leave it out"):
         return Bags.pack([Bag(scan.features, label, slices, scan.scan_id, scan.patient_id or scan.scan_id)])
-    except UserError as error:
-        raise UserError(f"{scan.found.where}: {error}") from error
 
 
 def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None) -> Reading:

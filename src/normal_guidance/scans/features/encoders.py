@@ -258,10 +258,9 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
         attention_probs_dropout_prob=0.0,
     )
     model = ViTModel(config, add_pooling_layer=False)
-    try:
-        model.load_state_dict(_renamed(weights, layers, set(model.state_dict())))
-    except RuntimeError as error:
-        raise UserError(f"{_NOT_VIT} ({reason(error)}); {_WHICH}") from error
+    renamed = _renamed(weights, layers, set(model.state_dict()))
+    with reading("these", _WHICH, wrong=_NOT_VIT.removeprefix("these ")):
+        model.load_state_dict(renamed)
     return model.eval()
 
 
@@ -549,12 +548,8 @@ def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
         raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 (no _conv_stem.weight); give another file")
     weights["_conv_stem.weight"] = fit_channels(weights["_conv_stem.weight"], channels)
     model = EfficientNet.from_name("efficientnet-lite0", in_channels=channels)
-    try:
+    with reading(file, "give another file", wrong="does not hold weights of EfficientNet-Lite0"):
         model.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(
-            f"{file} does not hold weights of EfficientNet-Lite0 ({reason(error)}); give another file"
-        ) from error
     model._fc = nn.Identity()  # the features do not depend on the classifier
     model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
     print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())

@@ -160,13 +160,9 @@ def import_weights(name: str, file: str | Path) -> Path:
     known, file = known_weights(name), Path(file)
     if not file.is_file():
         raise UserError(f"{file} is not a file; {_manual_steps(name)}")
-    try:
-        with file.open("rb") as source:
-            return _copy_to_cache(name, known, source.read, file)
-    except OSError as error:
-        raise UserError(
-            f"{file} cannot be copied to {cache_folder()} ({error}); make the file readable and the folder writable"
-        ) from error
+    advice = "make the file readable and the folder writable"
+    with reading(file, advice, wrong=f"cannot be copied to {cache_folder()}"), file.open("rb") as source:
+        return _copy_to_cache(name, known, source.read, file)
 
 
 def check_weights() -> list[WeightsState]:
