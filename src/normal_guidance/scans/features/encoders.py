@@ -102,14 +102,6 @@ class _LoadedNetwork(NamedTuple):
     fingerprint: str
 
 
-class NamedEncoder(NamedTuple):
-    """A row of `ENCODERS`."""
-
-    description: str
-    load: Callable[[Path, int], _LoadedNetwork]
-    """Takes a file of weights and the number of channels."""
-
-
 def load_encoder(
     name: str,
     *,
@@ -568,18 +560,19 @@ def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork
     return _LoadedNetwork(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
 
 
-ENCODERS = {
-    "vit-b16-imagenet": NamedEncoder("ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token.", _load_vit),
-    "efficientnet-lite0": NamedEncoder("EfficientNet-Lite0, ImageNet-1k, mean over the image.", _load_efficientnet),
+ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {
+    "vit-b16-imagenet": _load_vit,  # ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token
+    "efficientnet-lite0": _load_efficientnet,  # ImageNet-1k, mean over the image
 }
-"""Encoders that have their own names; the names are those of `KNOWN_WEIGHTS`."""
+"""Encoders that have their own names, and what loads them from a file of weights with so many channels; the names are
+those of `KNOWN_WEIGHTS`."""
 
 
 def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
     file = fetch_weights(name, offline=offline) if weights is None else weights
     if not file.is_file():
         raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
-    loaded = ENCODERS[name].load(file, channels)
+    loaded = ENCODERS[name](file, channels)
     if weights is None:
         return loaded, name
     sha256 = file_sha256(file)

@@ -106,9 +106,6 @@ WINDOWS: dict[str, Window | None] = {
 """Presets.  CT, in HU: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen
 (50, 400).  MR: ADC maps in 10^-6 mm2/s, and percentiles for sequences without a unit."""
 
-MR_WINDOWS = ("adc", PERCENTILE)
-"""Presets that are not for CT."""
-
 
 def default_window(modalities: Iterable[str]) -> str:
     """The window for scans of these modalities where none is given: CT has a unit, MR in general has none."""
