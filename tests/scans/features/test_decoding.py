@@ -12,7 +12,7 @@ import torch
 from fake_scans import PREPROCESSING, contents, load
 
 from normal_guidance.base.errors import UnreadableError
-from normal_guidance.scans.features import decoding as encoder_inputs
+from normal_guidance.scans.features import decoding
 from normal_guidance.scans.features.decoding import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
 from normal_guidance.scans.features.encoding_machine import _unpinned
@@ -123,7 +123,7 @@ def test_pieces_give_the_same_bytes_as_whole_scans(long_scans, tmp_path, monkeyp
     parts = dict.fromkeys(long_scans.scan_ids, "train") if measured else None
     pieces, whole = _Reading(), _Reading()
     run(long_scans, tmp_path / "pieces", pieces, parts)
-    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    monkeypatch.setattr(decoding, "PIECE", 10 * LONG)
     run(long_scans, tmp_path / "whole", whole, parts)
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
     assert len(read_problems(tmp_path / "pieces" / "problems.csv")) == sum(map(len, long_scans))
@@ -137,7 +137,7 @@ def test_pieces_give_the_same_field_as_whole_scans(long_scans, tmp_path, monkeyp
     rows = [replace(row, pixel_spacing=spacing) for row, spacing in zip(long_scans, spacings, strict=True)]
     manifest = write_manifest(tmp_path / "spaced.parquet", rows, long_scans.about)
     run(manifest, tmp_path / "pieces", _Reading(), field=6.0)
-    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    monkeypatch.setattr(decoding, "PIECE", 10 * LONG)
     run(manifest, tmp_path / "whole", _Reading(), field=6.0)
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
 
