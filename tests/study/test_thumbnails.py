@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.features.preprocessing import Percentiles
 from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.manifest import Manifest, read_manifest
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.study import study_page as thumbnails
