@@ -27,13 +27,7 @@ from normal_guidance.statistics.differences import claims, differences
 from normal_guidance.statistics.localization import localization_measures
 from normal_guidance.statistics.split_results import split_results
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.experiment import (
-    Study,
-    StudyData,
-    bayes_oracle,
-    stored_dataset,
-    train_study,
-)
+from normal_guidance.study.experiment import Study, StudyData, bayes_oracle, stored_dataset, train_study
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.study.study_page import _attention, _data, check_manifest, evaluate, write_report
 from normal_guidance.study.study_tables import description_tables

@@ -13,12 +13,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import METHODS, NAMED
 from normal_guidance.show.figure_style import METHOD_COLORS, RED, TRUTH
-from normal_guidance.study.figures.attention import (
-    AttendedScan,
-    draw_attention,
-    plot_attention,
-    random_scans,
-)
+from normal_guidance.study.figures.attention import AttendedScan, draw_attention, plot_attention, random_scans
 
 ALL = ("abmil", "smap", "ng", "transmil", "smtp", "mhng")
 

@@ -10,13 +10,7 @@ from matplotlib.quiver import Quiver
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCES, divergence, normal_reference
-from normal_guidance.study.figures.divergences import (
-    draw_divergences,
-    draw_heads,
-    plot_divergences,
-    plot_heads,
-    pull,
-)
+from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads, pull
 
 
 def two_peaks(slices: int = 40) -> torch.Tensor:

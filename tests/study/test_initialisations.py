@@ -11,14 +11,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.show.text_tables import digits
 from normal_guidance.study import reproduction as initialisations
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.experiment import (
-    Study,
-    StudyData,
-    bayes_oracle,
-    find_results,
-    load_result,
-    train_study,
-)
+from normal_guidance.study.experiment import Study, StudyData, bayes_oracle, find_results, load_result, train_study
 from normal_guidance.study.references import published_seed
 from normal_guidance.study.reproduction import (
     Initialisations,

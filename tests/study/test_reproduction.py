@@ -17,13 +17,7 @@ from normal_guidance.core.methods import METHODS
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.split_results import METRICS, score
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.experiment import (
-    DATASETS,
-    Listener,
-    Study,
-    StudyData,
-    bayes_oracle,
-)
+from normal_guidance.study.experiment import DATASETS, Listener, Study, StudyData, bayes_oracle
 from normal_guidance.study.references import published_choice
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.study.study_tables import collect, collect_sensitivity

@@ -38,14 +38,7 @@ from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.run import load_run
-from small_study import (
-    PROTOCOL,
-    make_study,
-    part_of,
-    small_grid,
-    some_scans,
-    without_slice_labels,
-)
+from small_study import PROTOCOL, make_study, part_of, small_grid, some_scans, without_slice_labels
 
 
 def test_guides_are_left_out_where_there_is_no_guidance(tmp_path):

@@ -13,12 +13,7 @@ from torch import nn
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import ABMIL, TransMIL
-from normal_guidance.statistics.localization import (
-    highest_first,
-    moved_round,
-    rank_correlation,
-    ranks,
-)
+from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation, ranks
 from normal_guidance.study.trust import attention_tests as curves_module
 from normal_guidance.study.trust.attention_tests import (
     SHARES,

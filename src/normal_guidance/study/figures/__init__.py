@@ -38,44 +38,21 @@ if TYPE_CHECKING:
     )
     from normal_guidance.study.figures.datasets import draw_density, plot_density
     from normal_guidance.study.figures.deletion import draw_trust, plot_trust
-    from normal_guidance.study.figures.divergences import (
-        draw_divergences,
-        draw_heads,
-        plot_divergences,
-        plot_heads,
-    )
-    from normal_guidance.study.figures.training import (
-        draw_grid,
-        draw_learning_curves,
-        plot_grid,
-        plot_learning_curves,
-    )
+    from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads
+    from normal_guidance.study.figures.training import draw_grid, draw_learning_curves, plot_grid, plot_learning_curves
 
 _HOME = {
-    "AttendedScan": "study.figures.attention",
-    "draw_attention": "study.figures.attention",
-    "plot_attention": "study.figures.attention",
-    "ForestRow": "study.figures.comparisons",
-    "MethodValues": "study.figures.comparisons",
-    "SettingValues": "study.figures.comparisons",
-    "draw_differences": "study.figures.comparisons",
-    "draw_methods": "study.figures.comparisons",
-    "draw_sensitivity": "study.figures.comparisons",
-    "plot_differences": "study.figures.comparisons",
-    "plot_methods": "study.figures.comparisons",
-    "plot_sensitivity": "study.figures.comparisons",
-    "draw_density": "study.figures.datasets",
-    "plot_density": "study.figures.datasets",
-    "draw_trust": "study.figures.deletion",
-    "plot_trust": "study.figures.deletion",
-    "draw_divergences": "study.figures.divergences",
-    "draw_heads": "study.figures.divergences",
-    "plot_divergences": "study.figures.divergences",
-    "plot_heads": "study.figures.divergences",
-    "draw_grid": "study.figures.training",
-    "draw_learning_curves": "study.figures.training",
-    "plot_grid": "study.figures.training",
-    "plot_learning_curves": "study.figures.training",
+    name: f"study.figures.{module}"
+    for module, names in {
+        "attention": "AttendedScan draw_attention plot_attention",
+        "comparisons": "ForestRow MethodValues SettingValues draw_differences draw_methods draw_sensitivity "
+        "plot_differences plot_methods plot_sensitivity",
+        "datasets": "draw_density plot_density",
+        "deletion": "draw_trust plot_trust",
+        "divergences": "draw_divergences draw_heads plot_divergences plot_heads",
+        "training": "draw_grid draw_learning_curves plot_grid plot_learning_curves",
+    }.items()
+    for name in names.split()
 }
 
 __all__ = [

@@ -16,14 +16,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
 from normal_guidance.core.methods import method_title
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.show.figure_style import (
-    DIVERGENCE_COLORS,
-    METHOD_MARKERS,
-    WIDTH,
-    method_color,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import interval, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
