@@ -42,10 +42,9 @@ def test_a_run_of_the_command_line_knows_where_its_features_are(trained):
     assert found["randomize"].more["localization AUROC"] == pytest.approx(written["localization_auroc"])
 
 
-def test_validation_scans_and_another_device_argument(trained):
+def test_validation_scans_may_be_tested_too(trained):
     found = examine_saved(trained.run, part="val", device="cpu")
-    assert found.scans == len(trained.store.part("val"))
-    assert found.notes == ()
+    assert (found.scans, found.notes) == (len(trained.store.part("val")), ())
 
 
 def test_a_run_that_does_not_know_is_told(trained, tmp_path):

@@ -45,8 +45,8 @@ from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_committee import fit_committee, make_plan
 from normal_guidance.scans.features.store import FeatureStore, fingerprint_of, open_store
 from normal_guidance.scans.index.manifest import PARTS
-from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
-from normal_guidance.statistics.skill import PatientSpecific, PositionDensity, Skill, measure_skill, patient_specific
+from normal_guidance.statistics.localization import Summary, localization_measures
+from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
 from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
 from normal_guidance.study.drawn import (
     LIDC_SEEDS,
@@ -614,20 +614,23 @@ class StudyPredictions:
             {method: self.predictions[method].logit for method in methods},
         )
 
-    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
+    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> dict[str, Summary]:
         """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
         labels, prediction = self._slice_labels(), self.predictions[method]
         return localization_measures(
             prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
-        )
+        ).summary()
 
-    def beyond_position(self, method: str, density: PositionDensity | None) -> tuple[Skill, PatientSpecific]:
+    def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
         ranked = self.predictions[method].slice_scores, self._slice_labels(), self.scans.lengths
         patients = self.scans.patient_ids
-        return measure_skill(*ranked, density=density, patient_ids=patients), patient_specific(
-            *ranked, patient_ids=patients
-        )
+        skill = measure_skill(*ranked, density=density, patient_ids=patients)
+        specific = patient_specific(*ranked, patient_ids=patients)
+        return {
+            "skill": Summary(skill.skill, "mean", skill.scans),
+            "patient_specific": Summary(specific.difference, "mean", specific.scans),
+        }
 
     def _slice_labels(self) -> Int[Tensor, "slices"]:
         if self.scans.slice_labels is None:

@@ -39,8 +39,8 @@ from normal_guidance.show import html
 from normal_guidance.show.html import Section
 from normal_guidance.show.text_tables import Grid
 from normal_guidance.statistics.differences import Claim, Difference, claims, differences
-from normal_guidance.statistics.localization import LocalizationMeasures
-from normal_guidance.statistics.skill import PatientSpecific, Skill, position_density
+from normal_guidance.statistics.localization import Summary
+from normal_guidance.statistics.skill import position_density
 from normal_guidance.statistics.split_results import METRICS, Metric
 from normal_guidance.study.experiment import (
     SENSITIVITY,
@@ -262,19 +262,18 @@ def _compare(
 
 
 def _measure(predictions: Sequence[StudyPredictions], dataset: StudyData, manifest: Manifest | None) -> Measures:
-    methods = [method for method in (*COMPARED, CEILING) if any(method in one.predictions for one in predictions)]
-    measures: dict[str, dict[int, LocalizationMeasures]] = {method: {} for method in methods}
-    beyond: dict[str, dict[int, tuple[Skill, PatientSpecific]]] = {method: {} for method in methods}
+    summaries: dict[tuple[str, int], dict[str, Summary]] = {}
     for one in predictions:
         train = dataset.draw(one.seed, "train")
         labels, density = train.slice_labels, None
         if labels is not None and (labels == 1).any():
             density = position_density(train.lengths, labels)
         positions = None if manifest is None else _positions(manifest, one.scans)
-        for method in (method for method in one.predictions if method in measures):
-            measures[method][one.seed] = one.measures(method, positions)
-            beyond[method][one.seed] = one.beyond_position(method, density)
-    return Measures(dataset.name, measures, beyond)
+        for method in one.predictions:
+            summaries[method, one.seed] = one.beyond_position(method, density) | one.measures(method, positions)
+    order = (*COMPARED, CEILING)
+    ordered = sorted(summaries, key=lambda key: (order.index(key[0]), key[1]))
+    return Measures(dataset.name, {key: summaries[key] for key in ordered})
 
 
 def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
@@ -372,7 +371,7 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
     for grid in table.grids():
         yield grid.html()
     if experiment.measures is not None:
-        yield experiment.measures.grid().html()
+        yield from (grid.html() for grid in experiment.measures.grids())
     if experiment.results.notes:
         yield html.bullets(experiment.results.notes)
 

@@ -7,9 +7,9 @@ computing: every digit, one record per number, the same columns for every datase
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -44,8 +44,7 @@ from normal_guidance.show.text_tables import (
     yes_no,
 )
 from normal_guidance.statistics.differences import LEVEL, Difference
-from normal_guidance.statistics.localization import LocalizationMeasures, Summary
-from normal_guidance.statistics.skill import PatientSpecific, Skill
+from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.split_results import METRICS, Metric, Scores
 from normal_guidance.study.experiment import (
     DATASETS,
@@ -669,58 +668,47 @@ CAPTION = (
 
 @dataclass(frozen=True)
 class Measures(Rendered):
-    """The results of `localization_measures`, and what is beyond a guess by position: method -> seed -> measures."""
+    """Where attention points, and what is beyond a guess by position: (method, seed) -> measure -> its summary."""
 
     dataset: str
-    found: Mapping[str, Mapping[int, LocalizationMeasures]]
-    beyond: Mapping[str, Mapping[int, tuple[Skill, PatientSpecific]]] = field(default_factory=dict)
+    summaries: Mapping[tuple[str, int], Mapping[str, Summary]]
 
     def grids(self) -> list[Grid]:
-        return [self.grid()]
-
-    def grid(self) -> Grid:
         """The table for reading, without measures that no scan has (mm, where positions are unknown)."""
-        titles = BEYOND | COLUMNS
+        titles, methods = BEYOND | COLUMNS, Counter(method for method, _ in self.summaries)
         values: dict[tuple[str, str], list[float]] = defaultdict(list)
-        for record in self.records():
-            values[record["method"], record["measure"]].append(record["value"])
+        for (method, _), of_run in self.summaries.items():
+            for name, summary in of_run.items():
+                values[method, name].append(summary.value)
         means = {key: math.fsum(of_seeds) / len(of_seeds) for key, of_seeds in values.items()}
-        columns = [name for name in titles if any(math.isfinite(means.get((m, name), math.nan)) for m in self.found)]
+        columns = [name for name in titles if any(math.isfinite(means.get((m, name), math.nan)) for m in methods)]
         rows = [
             [
                 method_title(method, self.dataset),
                 *(_measure_cell(name, means.get((method, name), math.nan)) for name in columns),
             ]
-            for method in self.found
+            for method in methods
         ]
-        seeds = max((len(of_seeds) for of_seeds in self.found.values()), default=0)
         about = ABOUT_BEYOND if {*columns} & {*BEYOND} else ""
-        caption = CAPTION.format(beyond=about, seeds=f"{seeds} split{'s' * (seeds > 1)}")
+        splits = max(methods.values(), default=0)
+        caption = CAPTION.format(beyond=about, seeds=f"{splits} split{'s' * (splits > 1)}")
         header = ["Method", *(titles[name] for name in columns)]
-        return Grid(f"Where attention points, {self.dataset}", caption, header, rows)
+        return [Grid(f"Where attention points, {self.dataset}", caption, header, rows)]
 
     def markdown(self) -> str:
-        return self.grid().markdown(level=1)
+        return self.grids()[0].markdown(level=1)
 
     def records(self) -> Records:
         """One per method, seed and measure."""
         return [
             {"dataset": self.dataset, "method": method, "seed": seed, "measure": name, "value": summary.value,
              "kind": summary.kind, "scans": summary.scans}
-            for method, of_seeds in self.found.items()
-            for seed in of_seeds
-            for name, summary in self._summary(method, seed)
+            for (method, seed), of_run in self.summaries.items()
+            for name, summary in of_run.items()
         ]  # fmt: skip
 
     def content(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "measures": self.records()}
-
-    def _summary(self, method: str, seed: int) -> Iterator[tuple[str, Summary]]:
-        if seed in self.beyond.get(method, {}):
-            skill, specific = self.beyond[method][seed]
-            yield "skill", Summary(skill.skill, "mean", skill.scans)
-            yield "patient_specific", Summary(specific.difference, "mean", specific.scans)
-        yield from self.found[method][seed].summary().items()
 
 
 def _measure_cell(name: str, value: float) -> str:

@@ -227,6 +227,10 @@ class Bootstrap:
         values, drawn = measure([split])["scan_auroc"], resample([split], DRAWS, SEED)["scan_auroc"]
         return {name: Varied(values[name], drawn[name]) for name in scores}
 
+    def mean(self, values: Float64[Tensor, "scans"]) -> Varied:
+        """Mean over the scans that have a value (not NaN)."""
+        return self.means({"it": values})["it"]
+
     def means(
         self, values: Mapping[str, Float64[Tensor, "scans"]], among: Bool[np.ndarray, "scans"] | None = None
     ) -> dict[str, Varied]:
@@ -249,10 +253,6 @@ class Bootstrap:
         value = 0.0 if abs(varied.value) < ROUNDING else varied.value
         reach = student_quantile(level, self.freedom) * float(defined.std(ddof=1))
         return Estimate(value, value - reach, value + reach)
-
-    def estimated_mean(self, values: Float64[Tensor, "scans"]) -> Estimate:
-        """Mean over the scans that have a value (not NaN), with its interval."""
-        return self.estimate(self.means({"it": values})["it"])
 
     @cached_property
     def _patients(self) -> Patients:
@@ -579,13 +579,12 @@ def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "
 
 def judge_shuffling(shuffled: Shuffled, whole: ScanPredictions, bootstrap: Bootstrap) -> TrustResult:
     """The verdict on whether attention goes with the slices or stays at the positions."""
-    per_scan = {"follows": shuffled.follows, "moves": shuffled.moves, "stays": shuffled.stays, "error": shuffled.error}
-    means = bootstrap.means(per_scan)
-    numbers = {name: bootstrap.estimate(mean) for name, mean in means.items()}
-    difference, stays, error = bootstrap.estimate(means["follows"] - means["stays"]), numbers["stays"], numbers["error"]
+    follows, stays_put = (bootstrap.mean(values) for values in (shuffled.follows, shuffled.stays))
+    difference, stays = bootstrap.estimate(follows - stays_put), bootstrap.estimate(stays_put)
+    error = bootstrap.estimate(bootstrap.mean(shuffled.error))
     more: Numbers = {
-        "goes with the slices, scan moved round": numbers["follows"],
-        "goes with the slices, shuffled": numbers["moves"],
+        "goes with the slices, scan moved round": bootstrap.estimate(follows),
+        "goes with the slices, shuffled": bootstrap.estimate(bootstrap.mean(shuffled.moves)),
         "stays at the places, shuffled (position alone)": stays,
         "share of attention that shuffling moves (equivariance error)": error,
     }
@@ -693,8 +692,8 @@ def judge_randomizing(
         )
     lengths, compared = scans.lengths.cpu(), others[:COMPARED]
     alike, chance = (
-        bootstrap.estimated_mean(
-            torch.stack([rank_correlation(a.scores, b.scores, lengths) for a, b in pairs]).nanmean(0)
+        bootstrap.estimate(
+            bootstrap.mean(torch.stack([rank_correlation(a.scores, b.scores, lengths) for a, b in pairs]).nanmean(0))
         )
         for pairs in ([(whole, other) for other in compared], list(combinations(compared, 2)))
     )
@@ -833,7 +832,7 @@ def judge_alarm(
         measured = localization(whole.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
         per_scan = torch.full((len(scans.lengths),), torch.nan, dtype=torch.float64)
         per_scan[measured.kept] = measured.auroc
-        located = bootstrap.estimated_mean(per_scan)
+        located = bootstrap.estimate(bootstrap.mean(per_scan))
         if located.known:
             more["localization AUROC"] = located
             labels = FAILS if located.high < 0.5 - AWAY else PASSES if located.low > 0.5 else UNDECIDED

@@ -1,15 +1,29 @@
-"""The tests of attention say of good, inverted and position-bound attention what it is."""
+"""The tests of attention say of good, inverted, position-bound and unlearnt attention what it is."""
 
+import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
+from matplotlib.colors import to_hex
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.core.models import CenteredGaussian, EvidenceMIL, MaxPooling, MeanPooling
+from normal_guidance.show.figure_style import GREEN
+from normal_guidance.study.figures.deletion import LINES, draw_trust, plot_trust
 from normal_guidance.study.trust.attention_tests import Bootstrap, ScanPredictions, judge_alarm, predict_scans
-from normal_guidance.study.trust.examine import examine
-from small_trust import STRONG, bayes, fresh_abmil, paper_scans, strong_scans, with_attention_of
+from normal_guidance.study.trust.examine import examine, trust_page, verdict_table
+from small_trust import (
+    FEATURES,
+    STRONG,
+    bayes,
+    fresh_abmil,
+    paper_scans,
+    strong_scans,
+    with_attention_of,
+    with_learnt_classifier,
+)
 
 PASSES, FAILS, UNDECIDED = "passes", "fails", "cannot be told"
 
@@ -136,13 +150,115 @@ def test_the_same_seed_gives_the_same_numbers(strong):
     assert str(one) != str(other)
 
 
-def test_too_few_patients_are_refused(strong):
+def test_too_few_patients_and_an_unknown_share_are_refused(strong, unchecked):
     with pytest.raises(UserError, match=r"patients have positive scans .* the tests need 5 of each"):
         examine(bayes(), strong[:6])
     with pytest.raises(UserError, match="1 patients have positive scans and 1 have negative"):
         examine(bayes(), replace(strong[:40], patient_ids=("A",) * 40))
-
-
-def test_an_unknown_share_is_refused(strong, unchecked):
     with pytest.raises(UserError, match="by is 'heads'; choose one of slices, attention"):
         examine(bayes(), strong, by="heads")
+
+
+@pytest.fixture(scope="module")
+def many():
+    return paper_scans(1000)
+
+
+@pytest.mark.slow
+def test_a_guided_model_with_random_weights_is_unmasked_by_fresh_weights(many):
+    found = examine(fresh_abmil(21), many[:500])  # ng is ABMIL, trained with another loss
+    assert found["randomize"].verdict == FAILS
+    assert "untrained models separate positive from negative scans as well" in found["randomize"].meaning
+    assert found["inverted"].verdict != FAILS
+    # Shuffling cannot see it: attention without position goes with the slices, whatever it has learnt.
+    assert found["shuffle"].verdict == PASSES
+    assert found["shuffle"].more["share of attention that shuffling moves (equivariance error)"].value < 1e-6
+    assert found["shuffle"].more["scan AUROC lost by shuffling"].value == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.slow
+def test_attention_tied_to_random_evidence_moves_the_logit_and_is_unmasked_all_the_same(many):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = EvidenceMIL(FEATURES, bells=True)
+    found = examine(model, many[:400])
+    assert found["deletion"].more["deletion, logit of positive scans, beside random"].low > 0.5  # by construction
+    assert found["deletion"].verdict != PASSES
+    assert found["randomize"].verdict == FAILS
+
+
+@pytest.mark.slow
+def test_a_classifier_with_unlearnt_attention_fails_what_it_should(many):
+    found = examine(with_learnt_classifier(fresh_abmil(5)), many)
+    assert found.scan_auroc.low > 0.7
+    assert [finding.verdict for finding in found.findings[:3]] == [PASSES, FAILS, FAILS]
+    assert found["inverted"].verdict != FAILS
+
+
+@pytest.mark.slow
+def test_attention_that_is_equal_everywhere_points_nowhere(many):
+    found = examine(with_learnt_classifier(MeanPooling(FEATURES)), many[:400])
+    assert found.scan_auroc.low > 0.6
+    assert found["shuffle"].verdict == UNDECIDED
+    assert PASSES not in {finding.verdict for finding in found.findings}
+
+
+def test_max_pooling_attends_as_an_untrained_one_does():
+    found = examine(with_learnt_classifier(MaxPooling(FEATURES)), strong_scans())
+    assert found.scan_auroc.low > 0.7
+    assert found["randomize"].verdict == FAILS
+    assert found["randomize"].more["rank correlation with untrained models"].value == pytest.approx(1.0)
+    assert found["deletion"].verdict != PASSES
+
+
+@pytest.fixture(scope="module")
+def clear():
+    return examine(bayes(STRONG), strong_scans(60), untrained=fresh_abmil)
+
+
+def test_the_page_tells_every_verdict_number_and_what_to_do(clear):
+    rows = verdict_table(clear).rows
+    assert [row[:2] for row in rows] == [[finding.title, finding.verdict] for finding in clear.findings]
+    assert rows[2][2] == str(clear["deletion"].number)
+    assert "60 scans" in verdict_table(clear).caption
+    page = trust_page(clear, picture="trust.png")
+    for finding in clear.findings:
+        assert finding.meaning in page
+        assert f"What to do: {finding.action}" in page
+        for name in finding.more:
+            assert f"- {name}: " in page
+    assert "](trust.png)" in page
+    assert "trust.png" not in trust_page(clear)
+
+
+def test_a_method_without_scan_score_has_a_page():
+    page = trust_page(examine(CenteredGaussian(), strong_scans(30)))
+    assert "scan AUROC unknown" in page
+    assert "nan" not in page
+
+
+def test_lines_are_the_curves_and_begin_or_end_with_the_whole_scan(clear):
+    figure = plot_trust(clear.curves)
+    assert len(figure.axes) == 4
+    removed, kept = clear.curves["deletion"], clear.curves["insertion"]
+    expected = [
+        (0, [removed.whole_auroc, *removed.auroc["attended"]]),
+        (-1, [*kept.auroc["attended"], kept.whole_auroc]),
+        (0, [removed.whole_logit, *removed.logit["attended"]]),
+        (-1, [*kept.logit["attended"], kept.whole_logit]),
+    ]
+    for panel, (whole, points) in zip(figure.axes, expected, strict=True):
+        attended = next(line for line in panel.lines if to_hex(line.get_color()) == to_hex(GREEN))
+        assert np.allclose(attended.get_ydata(), [point.value for point in points])
+        assert attended.get_xdata()[whole] == (0.0 if whole == 0 else 1.0)
+        assert len([line for line in panel.lines if len(line.get_xdata()) == 6]) == len(LINES)
+    assert math.isclose(expected[0][1][0].value, expected[1][1][-1].value)
+
+
+def test_the_legend_names_every_order_once(clear, tmp_path):
+    (legend,) = plot_trust(clear.curves).legends
+    assert sorted(text.get_text() for text in legend.get_texts()) == sorted(line["label"] for line in LINES.values())
+    without = examine(bayes(STRONG), strong_scans(30))
+    (legend,) = plot_trust(without.curves, by="attention").legends
+    assert "attended to by untrained models" not in {text.get_text() for text in legend.get_texts()}
+    assert draw_trust(without.curves, tmp_path / "trust.svg").read_bytes().startswith(b"<?xml")

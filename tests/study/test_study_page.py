@@ -1,7 +1,4 @@
-"""The report of a small experiment: its numbers, its page, and what it does with folders that are not as wanted.
-
-Figures have tests of their own (test_figures_*.py); here most are not rendered.
-"""
+"""The report of a small experiment: its numbers, its page, and what it does with folders that are not as wanted."""
 
 import json
 import re
@@ -21,15 +18,20 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.scans.features.preprocessing import Percentiles
+from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.indexing import describe_scans
-from normal_guidance.scans.index.manifest import PARTS, ScanRow, write_manifest
+from normal_guidance.scans.index.manifest import PARTS, Manifest, ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.differences import claims, differences
 from normal_guidance.statistics.localization import localization_measures
 from normal_guidance.statistics.split_results import split_results
+from normal_guidance.study import study_page
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import Study, StudyData, bayes_oracle, stored_dataset, train_study
+from normal_guidance.study.figures.attention import AttendedScan
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
-from normal_guidance.study.study_page import _attention, _data, check_manifest, evaluate, write_report
+from normal_guidance.study.study_page import Images, _attention, _data, check_manifest, evaluate, write_report
 from normal_guidance.study.study_tables import description_tables
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.loop import predict_bags
@@ -89,11 +91,6 @@ def of_one_split(folder: Path, methods: list[str], bags: Bags, **changes: object
     return Study(dataset, folder / "out", tuple(methods), (1001,), PROTOCOL, **changes)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The numbers
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_differences_are_those_of_the_models(small_experiment):
     """From the weights, without any of the files that the report reads."""
     splits = []
@@ -133,23 +130,24 @@ def test_who_is_tested_in_both_splits_is_one_patient(small_experiment):
 
 
 def test_measures_are_those_of_the_models(small_experiment):
-    found = evaluate(small_experiment).measures.found
-    assert list(found) == ["centered_gaussian", "mean", "abmil", "ng", "ceiling"]
+    summaries = evaluate(small_experiment).measures.summaries
+    assert [method for method, seed in summaries if seed == 2001] == [
+        "centered_gaussian",
+        "mean",
+        "abmil",
+        "ng",
+        "ceiling",
+    ]
     for seed in small_experiment.seeds:
         test = small_experiment.dataset.draw(seed, "test")
         said = predict_bags(load_winner(small_experiment.folder / "ng" / str(seed)), test)
         expected = localization_measures(
             said.attention, test.slice_labels, test.lengths, scores=said.log_attention.mean(0)
         )
-        own = found["ng"][seed].summary()
+        own = summaries["ng", seed]
         for name, one in expected.summary().items():
             assert own[name].value == pytest.approx(one.value, nan_ok=True)
             assert own[name].scans == one.scans
-
-
-# ----------------------------------------------------------------------------------------------------
-# The page
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_all_files_are_there(written):
@@ -173,8 +171,8 @@ def test_all_files_are_there(written):
 
 def test_the_page_holds_every_table_and_finding(written):
     page, experiment = page_of(written), evaluate(written)
-    grids = [*experiment.results.table.grids(), experiment.measures.grid(), experiment.results.chosen_grid()]
-    grids += [experiment.sensitivity["ng"].table.grid()]
+    grids = [*experiment.results.table.grids(), *experiment.measures.grids(), experiment.results.chosen_grid()]
+    grids += experiment.sensitivity["ng"].table.grids()
     first = {part: describe_scans(written.dataset.draw(1001, part)) for part in PARTS}
     grids += description_tables("small", first)
     for one in grids:
@@ -218,7 +216,7 @@ def test_what_is_not_complete_is_named(copied):
     assert "Sensitivity</h2>" not in page  # no such runs
     experiment = evaluate(copied)
     assert {(one.method, one.against) for one in experiment.differences.found} == {("mean", "centered_gaussian")}
-    assert sorted(experiment.measures.found["abmil"]) == [1001]
+    assert [seed for method, seed in experiment.measures.summaries if method == "abmil"] == [1001]
 
 
 def test_hostile_names_are_shown_as_they_are(tmp_path, request):
@@ -238,11 +236,6 @@ def test_hostile_names_are_shown_as_they_are(tmp_path, request):
     check_page(page)
     assert f"<h1>Normal Guidance on {escape(hostile)}</h1>" in page
     assert "&lt;script&gt;alert(" in page
-
-
-# ----------------------------------------------------------------------------------------------------
-# Fewer labels, odd scans, odd runs
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -389,11 +382,6 @@ def test_a_folder_that_cannot_be_is_named(copied):
         write_report(copied)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Millimetres
-# ----------------------------------------------------------------------------------------------------
-
-
 def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extra: int = 0, skip: int = 0):
     """As if the scans had been encoded from files."""
     bags = some_scans()
@@ -415,12 +403,11 @@ def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extr
 def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path):
     manifest = manifest_of(small_experiment, tmp_path)
     check_manifest(manifest, small_experiment.dataset)
-    for of_seeds in evaluate(small_experiment, manifest).measures.found.values():
-        for one in of_seeds.values():
-            assert torch.allclose(one.peak_error_mm, 2.5 * one.peak_error_slices)
+    for summary in evaluate(small_experiment, manifest).measures.summaries.values():
+        assert summary["peak_error_mm"].value == pytest.approx(2.5 * summary["peak_error_slices"].value)
     unknown = evaluate(small_experiment, manifest_of(small_experiment, tmp_path, spacing=None))
-    assert unknown.measures.found["ng"][1001].peak_error_mm.isnan().all()
-    assert "Peak error (mm)" not in unknown.measures.grid().header
+    assert np.isnan(unknown.measures.summaries["ng", 1001]["peak_error_mm"].value)
+    assert "Peak error (mm)" not in unknown.measures.grids()[0].header
 
 
 @pytest.mark.parametrize(
@@ -451,11 +438,6 @@ def test_scan_files_that_are_gone_are_named(small_experiment, copied, tmp_path):
         write_report(copied, manifest=manifest)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Drawn scans
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("unrendered")
 def test_drawn_scans_with_a_known_ceiling(tmp_path):
     """As `nguide reproduce --report` tells them."""
@@ -474,6 +456,65 @@ def test_drawn_scans_with_a_known_ceiling(tmp_path):
     test = draw(1001, "test")
     best = bayes_oracle(test)
     expected = localization_measures(best.slice_scores.exp(), test.slice_labels, test.lengths, scores=best.slice_scores)
-    own = experiment.measures.found["ceiling"][1001].summary()
+    own = experiment.measures.summaries["ceiling", 1001]
     assert own["top_1_hit"].value == pytest.approx(expected.summary()["top_1_hit"].value)
     assert own["overlap_50"].value == pytest.approx(expected.summary()["overlap_50"].value)
+
+
+@pytest.fixture
+def images(phantom) -> Images:
+    return Images(read_manifest(phantom / "index"), open_store(phantom / "store"))
+
+
+def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(images, phantom):
+    truth = {scan["scan_id"]: scan for scan in json.loads((phantom / "scans" / "phantom.json").read_text())["scans"]}
+    for number in (0, 5, 11):
+        row = images.manifest[number]
+        volume, _ = read_volume(row, images.manifest.root)
+        found = images.thumbnails(row.scan_id)
+        places = [place for place, _ in found]
+        assert len(places) == study_page.COUNT
+        assert places == sorted(set(places))
+        assert places[0] > 1  # the ends show little
+        assert places[-1] < len(truth[row.scan_id]["files"])
+        for place, image in found:
+            assert np.array_equal(image, np.clip(volume[place - 1], -100, 300))
+            assert image.max() > image.min()
+
+
+def test_large_slices_are_thinned_and_figures_take_them(images, monkeypatch):
+    monkeypatch.setattr(study_page, "SIDE", 10)
+    row = images.manifest[0]
+    found = images.thumbnails(row.scan_id)
+    assert {image.shape for _, image in found} == {(11, 11)}  # every third of 32 pixels
+    volume, _ = read_volume(row, images.manifest.root)
+    assert np.array_equal(found[0][1], np.clip(volume[found[0][0] - 1, ::3, ::3], -100, 300))
+    AttendedScan(row.scan_id, {"ng": torch.ones(len(row))}, thumbnails=found)
+
+
+def test_a_scan_of_few_slices_shows_each_once(images):
+    row = images.manifest[0]
+    short = images.manifest.table.slice(0, 1).to_pylist()[0]
+    for name in ("files", "frames", "positions", "slice_labels"):
+        short[name] = short[name][:2]
+    few = Manifest(pa.Table.from_pylist([short], images.manifest.table.schema), images.manifest.about)
+    places = [place for place, _ in Images(few, images.scans).thumbnails(row.scan_id)]
+    assert places == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("provenance", "window"),
+    [
+        ({"preprocessing": {"windows": [[-100, 300], None]}}, (-100.0, 300.0)),
+        ({"preprocessing": {"windows": [{"percentiles": [1, 99]}]}}, Percentiles()),
+        ({"preprocessing": {"windows": [None]}}, None),
+        ({"preprocessing": {"windows": []}}, None),
+        ({"preprocessing": {"windows": ["lung"]}}, None),
+        ({"preprocessing": {"windows": 3}}, None),
+        ({"preprocessing": "resized"}, None),
+        ({"imported_from": "hdf5"}, None),
+    ],
+)
+def test_a_store_may_say_anything_about_its_windows(images, provenance, window):
+    assert Images(images.manifest, replace(images.scans, provenance=provenance)).window == window
+    assert Images(images.manifest, images.scans.bags()).window is None
