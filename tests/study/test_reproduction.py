@@ -447,7 +447,7 @@ def test_sensitivity_without_any_winner_still_says_so(tmp_path):
 
 
 def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
-    with pytest.raises(UserError, match="method 'abmil' has no guidance to vary; choose among ng, mhng"):
+    with pytest.raises(UserError, match="method 'abmil' has no guidance to vary; choose one of ng, mhng"):
         reproduce_sensitivity(study(tmp_path, "abmil"))
     with pytest.raises(UserError, match="method 'nng' is unknown; choose among centered_gaussian, max"):
         study(tmp_path, "nng")

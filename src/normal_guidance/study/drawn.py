@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import GAP
 from normal_guidance.core.prediction import FEATURES
@@ -177,11 +177,9 @@ def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
     """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'."""
     if seed not in SEEDS:
         raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
-    if part not in SemiSynthetic._fields:
-        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(SemiSynthetic._fields)}")
-    if variant not in VARIANTS:
-        raise UserError(f"variant {variant!r} is unknown; choose one of {', '.join(VARIANTS)}")
-    index, chosen = SemiSynthetic._fields.index(part), VARIANTS[variant]
+    choose_one_of("part", part, PARTS)
+    choose_one_of("variant", variant, VARIANTS)
+    index, chosen = PARTS.index(part), VARIANTS[variant]
     return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **chosen.drawn(part))
 
 
@@ -388,10 +386,8 @@ def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]
 
 def lidc_positions_part(seed: int, part: str, table: str | Path | None = None) -> Bags:
     """Draw one part of a repetition: 'train', 'val' or 'test'."""
-    if seed not in LIDC_SEEDS:
-        raise UserError(f"seed {seed} is unknown; choose one of {', '.join(map(str, LIDC_SEEDS))}")
-    if part not in PARTS:
-        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(PARTS)}")
+    choose_one_of("seed", seed, LIDC_SEEDS)
+    choose_one_of("part", part, PARTS)
     positions = read_positions(table)
     patterns = split_patterns(len(positions.scans), seed)[part]
     # The seed itself splits the patients.

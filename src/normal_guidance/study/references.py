@@ -80,24 +80,19 @@ def run_reference(
         make_grid: the configurations to train, made from one; the paper's 32.
         options: copied to the report, which adds what is particular to the reference.
     """
-    parts = {"train": train, "val": val, "test": test}
+    about: dict[str, Any]
     if reference == SLICE_REFERENCE:
         config = slice_reference_config(protocol, train, receptive_field)
         given = receptive_field is not None
         about = {"reference": "slices", "receptive_field": config.receptive_field, "receptive_field_given": given}
     else:
         config = replace(protocol, method="mean", receptive_field=None).without_idle_guides()
-        pooled = {part: oracle_pooled(scans, protocol.seed) for part, scans in parts.items()}
-        left_out = {part: len(scans) - len(pooled[part]) for part, scans in parts.items()}
-        parts, about = {**pooled}, {"reference": "scans", "left_out": left_out}
-    return run_sweep(
-        folder,
-        make_grid(config),
-        *parts.values(),
-        execution=execution,
-        options={**(options or {}), **about},
-        watch=watch,
-    )
+        whole = {"train": train, "val": val, "test": test}
+        train, val, test = pooled = [oracle_pooled(scans, protocol.seed) for scans in whole.values()]
+        left_out = {part: len(scans) - len(kept) for (part, scans), kept in zip(whole.items(), pooled, strict=True)}
+        about = {"reference": "scans", "left_out": left_out}
+    options = {**(options or {}), **about}
+    return run_sweep(folder, make_grid(config), train, val, test, execution, options=options, watch=watch)
 
 
 def slice_reference_config(protocol: Config, train: Data, receptive_field: int | None = None) -> Config:

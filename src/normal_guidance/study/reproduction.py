@@ -65,7 +65,7 @@ def reproduce_sensitivity(
 ) -> dict[str, StudyTables]:
     """Trains and writes the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
-        refuse_unguided(method, "choose among")
+        refuse_unguided(method)
     train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
     for method, tables in results.items():
@@ -246,7 +246,7 @@ def write_initialisations(folder: Path, dataset: str) -> str:
     grids = [table.grid().markdown(2) for table in tables]
     page = "\n".join(["# What other initial weights would have shown", "", *grids])
     write_atomically(folder / f"{INITIALISATIONS}.md", page.encode())
-    content = {table.metric: [asdict(row) for row in table.rows] for table in tables}
+    content = {str(table.metric): [asdict(row) for row in table.rows] for table in tables}
     write_json(folder / f"{INITIALISATIONS}.json", content)
     save(plot_initialisations(tables[0]), folder / f"{INITIALISATIONS}.png")
     return page

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import read_json_as
 from normal_guidance.base.system import time_text
 from normal_guidance.core.blocks import GAP, PERCENTILES
@@ -303,8 +303,8 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
     """
     _check_results(results)
     names = (*COMPARED, CEILING)
-    if unknown := [method for method in results if method not in names]:
-        raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(names)}")
+    for method in results:
+        choose_one_of("method", method, names)
     rows = []
     for method in (name for name in names if name in results):
         seeds = tuple(sorted(results[method]))
@@ -331,10 +331,10 @@ def sensitivity_table(
     "head-ct", the only such table in the paper.
     """
     _check_results(results)
-    refuse_unguided(method, "choose one of")
+    refuse_unguided(method)
     order: list[str] = list(DIVERGENCES)
-    if unknown := [divergence for divergence, _ in results if divergence not in order]:
-        raise UserError(f"divergence {unknown[0]!r} is unknown; choose one of {', '.join(order)}")
+    for divergence, _ in results:
+        choose_one_of("divergence", divergence, order)
     seeds = tuple(sorted(next(iter(results.values()))))
     rows = []
     for setting in sorted(results, key=lambda setting: (order.index(setting[0]), setting[1])):
@@ -360,11 +360,11 @@ def sensitivity_table(
     return PaperTables(dataset, seeds, tuple(rows), method)
 
 
-def refuse_unguided(method: str, choose: str) -> None:
+def refuse_unguided(method: str) -> None:
     """Refuse a method without a divergence and lambda to vary."""
     if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
         guided = ", ".join(name for name in NAMED if NAMED[name].guided)
-        raise UserError(f"method {method!r} has no guidance to vary; {choose} {guided}")
+        raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
 
 
 def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:
