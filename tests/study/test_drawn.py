@@ -81,13 +81,11 @@ def test_max_pooling_gives_every_published_digit(drawn, seed, positives, publish
     assert localize(prediction.slice_scores, bags) == pytest.approx(published, rel=0, abs=1e-15)
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_mean_pooling_localizes_nothing(drawn, seed):
-    bags = drawn[seed]
+def test_mean_pooling_localizes_nothing(drawn):
+    bags = drawn[1001]
     with torch.no_grad():
         prediction = MeanPooling()(bags.features, bags.lengths)
-    assert localize(prediction.attention, bags) == 0.5
-    assert localize(prediction.slice_scores, bags) == 0.5
+    assert localize(prediction.attention, bags) == localize(prediction.slice_scores, bags) == 0.5
 
 
 @pytest.mark.parametrize(
@@ -135,17 +133,13 @@ def per_scan(bags: Bags, score: Callable[[int], np.ndarray]) -> Tensor:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_centered_gaussian_in_numpy_gives_the_published_digits(drawn, seed):
+def test_centered_gaussian_gives_the_published_digits(drawn, seed):
+    """In numpy as the authors wrote it, and ours."""
     bags = drawn[seed]
     density = per_scan(bags, lambda size: np.exp(-0.5 * (np.linspace(1, size - 1, size) - size / 2) ** 2))
-    assert localize(density, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_published_centered_gaussian_gives_the_published_digits(drawn, seed):
-    bags = drawn[seed]
     prediction = CenteredGaussian(published=True)(bags.features, bags.lengths)
-    assert localize(prediction.slice_scores, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
+    for scores in (density, prediction.slice_scores):
+        assert localize(scores, bags) == pytest.approx(CENTERED_GAUSSIAN[seed], rel=0, abs=0.5e-4)
 
 
 @pytest.mark.parametrize(
@@ -203,7 +197,7 @@ def likelihood(h: list[list[float]], block: range, shift: float) -> float:
 
 
 @given(small())
-def test_oracles_are_the_enumeration_of_all_starts(case):
+def test_oracles_are_the_enumeration_of_all_starts_and_sum_to_the_block(case):
     bags, block, shift = case.bags, case.block, case.shift
     scans, slices = [], []
     for bag in bags:
@@ -214,31 +208,13 @@ def test_oracles_are_the_enumeration_of_all_starts(case):
         for j in range(len(h)):
             inside = sum(p for p, start in zip(joint, starts, strict=True) if j in start)
             slices.append(math.log(inside / sum(joint)))
-    torch.testing.assert_close(
-        bayes_scan_scores(bags, block=block, shift=shift), torch.tensor(scans, dtype=torch.float64), rtol=0, atol=1e-10
-    )
-    torch.testing.assert_close(
-        bayes_slice_scores(bags, block=block, shift=shift),
-        torch.tensor(slices, dtype=torch.float64),
-        rtol=0,
-        atol=1e-10,
-    )
-
-
-@given(small())
-def test_posterior_sums_to_the_block(case):
-    bags, block, shift = case.bags, case.block, case.shift
-    probability = bayes_slice_scores(bags, block=block, shift=shift).exp()
-    assert probability.max() <= 1
-    sums = bags.layout.pad(probability).sum(1)
+    expected = torch.tensor(scans, dtype=torch.float64), torch.tensor(slices, dtype=torch.float64)
+    probable = bayes_slice_scores(bags, block=block, shift=shift)
+    torch.testing.assert_close(bayes_scan_scores(bags, block=block, shift=shift), expected[0], rtol=0, atol=1e-10)
+    torch.testing.assert_close(probable, expected[1], rtol=0, atol=1e-10)
+    assert probable.max() <= 0
+    sums = bags.layout.pad(probable.exp()).sum(1)
     torch.testing.assert_close(sums, torch.full_like(sums, block), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_posterior_of_a_test_set_sums_to_the_block(drawn, seed):
-    bags = drawn[seed]
-    sums = bags.layout.pad(bayes_slice_scores(bags).exp()).sum(1)
-    torch.testing.assert_close(sums, torch.full_like(sums, BLOCK), rtol=0, atol=1e-11)
 
 
 def test_all_scans_at_once_is_one_scan_at_a_time(drawn):
@@ -248,8 +224,10 @@ def test_all_scans_at_once_is_one_scan_at_a_time(drawn):
         torch.testing.assert_close(oracle(bags), torch.cat([oracle(bag) for bag in one_by_one]), rtol=0, atol=1e-12)
 
 
-def test_oracles_read_the_first_feature_only():
+def test_oracles_read_the_first_feature_only_and_nothing_without_a_shift():
     bags = shifted_mean(20, seed=5, features=4)
+    nothing = torch.zeros(20, dtype=torch.float64)
+    torch.testing.assert_close(bayes_scan_scores(bags, shift=0.0), nothing, rtol=0, atol=1e-14)
     first = Bags(bags.features[:, :1], bags.lengths, bags.labels)
     assert bayes_scan_scores(first).equal(bayes_scan_scores(bags))
     assert bayes_slice_scores(first).equal(bayes_slice_scores(bags))
@@ -265,13 +243,6 @@ def test_oracles_neither_overflow_nor_underflow():
     assert (scores[10:22] == 0).all()
     assert scores.isfinite().all()
     assert scores[:10].unique().numel() == 10, "the further from the block, the less probable"
-
-
-def test_without_shift_there_is_no_evidence():
-    bags = shifted_mean(20, seed=5, features=2)
-    torch.testing.assert_close(
-        bayes_scan_scores(bags, shift=0.0), torch.zeros(20, dtype=torch.float64), rtol=0, atol=1e-14
-    )
 
 
 @pytest.mark.parametrize("oracle", [bayes_scan_scores, bayes_slice_scores])
@@ -504,20 +475,14 @@ def scaled_by_hand(scan: NoduleScan, size: int) -> list[bool]:
     return mask
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 7, 10, 64])
+@pytest.mark.parametrize("size", [1, 3, 10, 64])
 def test_patterns_are_scaled_by_relative_position(size):
     assert FEW.masks(size).tolist() == [scaled_by_hand(scan, size) for scan in FEW.scans]
-
-
-def test_a_pattern_is_its_own_at_its_own_size():
-    for number, scan in enumerate(FEW.scans):
+    for number, scan in enumerate(FEW.scans):  # a pattern is its own at its own size
         positive = [j for first, behind in scan.blocks for j in range(first, behind)]
         assert FEW.masks(scan.slices)[number].nonzero().flatten().tolist() == positive
-
-
-def test_each_patient_counts_once():
     scans = [NoduleScan("a", 5, ((1, 2),)), NoduleScan("b", 6, ()), NoduleScan("a", 7, ((3, 4),))]
-    positions = Positions.of(scans)
+    positions = Positions.of(scans)  # each patient counts once
     assert (positions.slices.tolist(), positions.scans) == ([5, 6], (scans[0],))
 
 
@@ -614,15 +579,12 @@ def test_no_other_order_of_a_scan_s_slices_has_a_higher_expected_auroc(seed, shi
 def test_the_oracle_is_better_than_position_and_than_the_plain_evidence():
     bags = draw_at_positions(4000, 1, FEW, features=1)
     best, position = lidc_slice_scores(bags, FEW), lidc_slice_scores(bags, FEW, shift=0.0)
+    noise = Bags(torch.randn_like(bags.features), bags.lengths, bags.labels)
+    assert lidc_slice_scores(noise, FEW, shift=0.0).equal(position)  # ignores the image
     assert localize(best, bags) > localize(bags.features[:, 0], bags) + 0.01
     assert localize(best, bags) > localize(position, bags) + 0.05
     means = torch.stack([scan.features[:, 0].mean() for scan in bags])
     assert auroc(lidc_scan_scores(bags, FEW), bags.labels) > auroc(means, bags.labels) + 0.02
-
-
-def test_position_scores_ignore_the_image():
-    bags, others = (draw_at_positions(30, 1, FEW, features=1, shift=shift) for shift in (0.0, 5.0))
-    assert lidc_slice_scores(bags, FEW, shift=0.0).equal(lidc_slice_scores(others, FEW, shift=0.0))
 
 
 def test_a_pattern_that_fills_a_short_scan_leaves_scores_finite():
@@ -634,15 +596,12 @@ def test_a_pattern_that_fills_a_short_scan_leaves_scores_finite():
     assert scores.isfinite().all()
 
 
-@pytest.mark.parametrize("seed", LIDC_SEEDS)
-def test_parts_share_no_patients(seed):
-    parts = split_patterns(695, seed)
-    assert {part: len(own) for part, own in parts.items()} == {"train": 417, "val": 139, "test": 139}
-    assert torch.cat(list(parts.values())).sort().values.tolist() == list(range(695))
-
-
-def test_repetitions_have_different_splits():
-    assert len({tuple(split_patterns(695, seed)["test"].tolist()) for seed in LIDC_SEEDS}) == len(LIDC_SEEDS)
+def test_parts_share_no_patients_and_repetitions_have_different_splits():
+    splits = [split_patterns(695, seed) for seed in LIDC_SEEDS]
+    for parts in splits:
+        assert {part: len(patterns) for part, patterns in parts.items()} == {"train": 417, "val": 139, "test": 139}
+        assert torch.cat(list(parts.values())).sort().values.tolist() == list(range(695))
+    assert len({tuple(parts["test"].tolist()) for parts in splits}) == len(LIDC_SEEDS)
 
 
 def test_before_the_split_is_known_every_pattern_is_equally_probable_in_the_test_part():
