@@ -17,7 +17,6 @@ import torch
 from lidc_files import agreed, write_lidc_table
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DRAWN, REFERENCES
 from normal_guidance.core.models import CenteredGaussian
@@ -394,14 +393,6 @@ def test_another_dataset_s_references_are_refused(copied):
     other = replace(copied, methods=(), dataset=replace(copied.dataset, name="chest-ct"))
     with pytest.raises(UserError, match="slice_reference/1001 is about small, not chest-ct; give another folder"):
         train_study(other, make_grid=small_grid)
-
-
-@pytest.mark.parametrize("data", [{"test": {}}, {"test": 3}, [1]])
-def test_a_report_without_fingerprints_is_named(copied, data):
-    path = copied.folder / "mean" / "1001" / "report.json"
-    write_json(path, {**read_json(path), "data": data})
-    with pytest.raises(UserError, match=r"mean/1001/report.json is damaged or not (written|a report).*; (delete|give)"):
-        train_study(copied, make_grid=small_grid)
 
 
 # Predictions read back

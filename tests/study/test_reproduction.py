@@ -363,6 +363,8 @@ def test_the_page_names_every_start_of_every_run(copied):
     [
         ("mean/1001/report.json", {"options": []}),
         ("mean/1001/report.json", {"data": None}),
+        ("mean/1001/report.json", {"data": {"test": {}}}),
+        ("mean/1001/report.json", {"data": {"test": 3}}),
         ("mean/1001/report.json", {"environments": [{}]}),
         ("mean/1001/report.json", {"execution": {}}),
         ("ceiling/1001/scores.json", {"scores": {}}),

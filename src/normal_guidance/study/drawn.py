@@ -89,7 +89,13 @@ def shifted_mean(
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
     """
-    _check_sizes(n, seed, features, min_slices, max_slices)
+    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
+        if value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+    if max_slices < min_slices:
+        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
     _check_block(block, shift, blocks, signals, features)
     if _least_slices(block, blocks) > min_slices:
         needed = "" if blocks == 1 else f" ({blocks} of them need {_least_slices(block, blocks)})"
@@ -265,16 +271,6 @@ def _log_before(
         nowhere = log_ratio.new_full((len(log_ratio), away), -torch.inf)
         sums.append(torch.cat([nowhere, ended[:, : log_ratio.shape[1] - away]], dim=1))
     return sums
-
-
-def _check_sizes(n: int, seed: int, features: int, min_slices: int, max_slices: int) -> None:
-    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
-    if max_slices < min_slices:
-        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
 
 
 def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:

@@ -307,18 +307,8 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
         choose_one_of("method", method, names)
     rows = []
     for method in (name for name in names if name in results):
-        seeds = tuple(sorted(results[method]))
-        scores = tuple(results[method][seed] for seed in seeds)
-        cells = tuple(
-            Comparison(
-                metric,
-                _values(scores, metric, method),
-                published_sd_kind(metric, method, dataset),
-                published(metric, method, dataset),
-            )
-            for metric in METRICS
-        )
-        rows.append(TableRow(method, method_title(method, dataset), seeds, scores, cells))
+        cells = {metric: published(metric, method, dataset) for metric in METRICS}
+        rows.append(_row(method, method_title(method, dataset), results[method], dataset, cells))
     return PaperTables(dataset, tuple(sorted({seed for row in rows for seed in row.seeds})), tuple(rows))
 
 
@@ -345,18 +335,11 @@ def sensitivity_table(
                 "settings"
             )
         divergence, weight = cast(DivergenceName, setting[0]), setting[1]
-        scores = tuple(results[setting][seed] for seed in seeds)
-        cells = tuple(
-            Comparison(
-                metric,
-                _values(scores, metric, str(setting)),
-                published_sd_kind(metric, method, dataset),
-                published_sensitivity(metric, dataset, divergence, weight) if method == "ng" else None,
-            )
+        cells = {
+            metric: published_sensitivity(metric, dataset, divergence, weight) if method == "ng" else None
             for metric in METRICS
-        )
-        title = f"{divergence}, λ {weight:g}"
-        rows.append(TableRow(method, title, seeds, scores, cells, (divergence, weight)))
+        }
+        rows.append(_row(method, str(setting), results[setting], dataset, cells, (divergence, weight)))
     return PaperTables(dataset, seeds, tuple(rows), method)
 
 
@@ -375,12 +358,26 @@ def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:
             raise UserError(f"{name!r} has no scores; give one per seed, or leave it out")
 
 
-def _values(scores: Sequence[Scores], metric: Metric, name: str) -> tuple[float, ...]:
-    """One value per seed, or none at all where the method has no such score."""
-    values = [value for of_seed in scores if (value := getattr(of_seed, metric)) is not None]
-    if values and len(values) < len(scores):
-        raise UserError(f"{name!r} has {metric} for {len(values)} of {len(scores)} seeds; score all of them or none")
-    return tuple(values)
+def _row(
+    method: str,
+    title: str,
+    of_seeds: Mapping[int, Scores],
+    dataset: str,
+    printed: Mapping[Metric, MeanSd | None],
+    setting: tuple[DivergenceName, float] | None = None,
+) -> TableRow:
+    """A row, with one value per seed in each cell, or none at all where the method has no such score."""
+    seeds, cells = tuple(sorted(of_seeds)), []
+    scores = tuple(of_seeds[seed] for seed in seeds)
+    for metric, number in printed.items():
+        values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
+        if values and len(values) < len(scores):
+            raise UserError(
+                f"{title if setting else method!r} has {metric} for {len(values)} of {len(scores)} seeds; score all of "
+                "them or none"
+            )
+        cells.append(Comparison(metric, values, published_sd_kind(metric, method, dataset), number))
+    return TableRow(method, title, seeds, scores, tuple(cells), setting)
 
 
 def _count_seeds(seeds: Sequence[int]) -> str:
