@@ -515,7 +515,7 @@ def test_scans_that_the_scan_reference_leaves_out_blank_it_in_every_split(tmp_pa
         "The scan reference has no score for 1 test scan (positive without a positive slice), so methods are not "
         "compared with it at scan level.",
     )
-    assert {one.metric for one in evaluated.differences.found} == {"localization_auroc", "localization_auprc"}
+    assert {one.metric for one in evaluated.differences.rows} == {"localization_auroc", "localization_auprc"}
 
 
 def test_one_reference_alone_and_other_splits_are_no_answer(copied):

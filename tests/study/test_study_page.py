@@ -105,7 +105,7 @@ def test_differences_are_those_of_the_models(small_experiment):
         splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
     wanted = claims(["centered_gaussian", "abmil", "ng"], None)
     expected = {(one.method, one.against, one.metric): one for one in differences(splits, wanted)}
-    found = evaluate(small_experiment).differences.found
+    found = evaluate(small_experiment).differences.rows
     shared = [one for one in found if (one.method, one.against, one.metric) in expected]
     assert len(shared) == len(expected) == 8
     for one in shared:
@@ -212,7 +212,7 @@ def test_what_is_not_complete_is_named(copied):
         assert f"<li>{title} is not complete on every split and is left out of the comparisons.</li>" in page
     assert "Sensitivity</h2>" not in page  # no such runs
     experiment = evaluate(copied)
-    assert {(one.method, one.against) for one in experiment.differences.found} == {("mean", "centered_gaussian")}
+    assert {(one.method, one.against) for one in experiment.differences.rows} == {("mean", "centered_gaussian")}
     assert [seed for method, seed in experiment.measures.summaries if method == "abmil"] == [1001]
 
 
@@ -242,7 +242,7 @@ def test_without_slice_labels_scans_are_compared(tmp_path):
     reproduce_sensitivity(replace(study, methods=("ng",)), make_grid=small_sensitivity)
     experiment = evaluate(study)
     assert experiment.measures is None
-    assert [(one.method, one.against, one.metric) for one in experiment.differences.found] == [
+    assert [(one.method, one.against, one.metric) for one in experiment.differences.rows] == [
         ("ng", "abmil", "scan_auroc"), ("ng", "abmil", "scan_auprc"),
     ]  # fmt: skip
     write_report(study)
@@ -265,7 +265,7 @@ def test_slice_labels_of_test_scans_alone_localize(tmp_path):
     assert "Training or validation scans have no slice labelled positive: there is no supervised reference." in page
     assert "Where attention points, small" in page
     assert "Not complete yet" not in page
-    found = evaluate(study).differences.found
+    found = evaluate(study).differences.rows
     assert {(one.method, one.against) for one in found} == {("mean", "centered_gaussian")}
 
 

@@ -178,7 +178,7 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     predictions = read_study_predictions(study.folder, dataset)
     if not predictions:
         raise UserError(_why_nothing(study, complete, results))
-    compared = [method for method in (*COMPARED, CEILING) if all(method in one.predictions for one in predictions)]
+    compared = [method for method in (*COMPARED, CEILING) if all(method in split.predictions for split in predictions)]
     shown, notes = _compare(predictions, compared, dataset)
     source = None if manifest is None else SOURCES.get(manifest.about.get("source", ""))
     return Experiment(
@@ -221,7 +221,7 @@ def _why_nothing(study: Study, complete: Sequence[StudyResult], results: StudyTa
 
 
 def _notes_on_data(study: Study, results: StudyTables, predictions: Sequence[StudyPredictions]) -> Iterator[str]:
-    dataset, seeds = study.dataset, {one.seed for one in predictions}
+    dataset, seeds = study.dataset, {split.seed for split in predictions}
     others = sorted(set(results.table.seeds) - seeds) if results.table is not None else []
     if others:
         yield (
@@ -237,13 +237,13 @@ def _notes_on_data(study: Study, results: StudyTables, predictions: Sequence[Stu
 def _compare(
     predictions: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
 ) -> tuple[list[Difference], list[str]]:
-    everyone = {method for one in predictions for method in one.predictions}
+    everyone = {method for split in predictions for method in split.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
         for method in (*COMPARED, CEILING)
         if method in everyone and method not in compared
     ]
-    left_out = sum(one.left_out for one in predictions)
+    left_out = sum(split.left_out for split in predictions)
     if left_out:
         notes.append(
             f"The scan reference has no score for {left_out} test scan{'s' * (left_out > 1)} (positive without a "
@@ -258,19 +258,19 @@ def _compare(
         return not (left_out and CEILING in claim)
 
     usable = [claim for claim in claims(compared, CEILING if CEILING in compared else None) if is_usable(claim)]
-    return differences([one.outcomes(compared) for one in predictions], usable), notes
+    return differences([split.outcomes(compared) for split in predictions], usable), notes
 
 
 def _measure(predictions: Sequence[StudyPredictions], dataset: StudyData, manifest: Manifest | None) -> Measures:
     summaries: dict[tuple[str, int], dict[str, Summary]] = {}
-    for one in predictions:
-        train = dataset.draw(one.seed, "train")
+    for split in predictions:
+        train = dataset.draw(split.seed, "train")
         labels, density = train.slice_labels, None
         if labels is not None and (labels == 1).any():
             density = position_density(train.lengths, labels)
-        positions = None if manifest is None else _positions(manifest, one.scans)
-        for method in one.predictions:
-            summaries[method, one.seed] = one.beyond_position(method, density) | one.measures(method, positions)
+        positions = None if manifest is None else _positions(manifest, split.scans)
+        for method in split.predictions:
+            summaries[method, split.seed] = split.beyond_position(method, density) | split.measures(method, positions)
     order = (*COMPARED, CEILING)
     ordered = sorted(summaries, key=lambda key: (order.index(key[0]), key[1]))
     return Measures(dataset.name, {key: summaries[key] for key in ordered})
@@ -327,11 +327,11 @@ def _findings(experiment: Experiment) -> Iterator[str]:
     tested, study = experiment.differences, experiment.study
     guided = [COMMITTEE, *(method for method, about in EVERY_METHOD.items() if about.guided)]
     for metric in SHOWN_METRICS:
-        chosen = [one for one in tested.found if one.metric == metric and one.method in guided]
+        chosen = [row for row in tested.rows if row.metric == metric and row.method in guided]
         if chosen:
             yield f"<h3>{TITLES[metric]}</h3>"
-            yield html.findings((one.words(tested.titles), one.shown) for one in chosen)
-    if not tested.found:
+            yield html.findings((row.words(tested.titles), row.shown) for row in chosen)
+    if not tested.rows:
         yield html.paragraph(
             "Nothing is compared: a comparison needs two methods that are complete on every split and belong together, "
             "such as a guided method and the same model without guidance."
@@ -378,7 +378,7 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
 
 def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
     tested = experiment.differences
-    if not tested.found:
+    if not tested.rows:
         return
     yield html.paragraph(METHOD, note=True)
     for metric in SHOWN_METRICS:

@@ -107,7 +107,7 @@ class Rendered:
 
     def csv(self) -> str:
         """One line per record."""
-        records = [{name: value for name, value in one.items() if name != PER_SEED} for one in self.records()]
+        records = [{name: value for name, value in record.items() if name != PER_SEED} for record in self.records()]
         return as_csv(records) if records else ""
 
     def json(self) -> str:
@@ -455,7 +455,7 @@ class StudyTables(Rendered):
             "rule": RULE,
             "tables": self.records(),
             "per_seed": self.table.per_seed() if self.table else [],
-            "chosen": [asdict(one) | {"published": one.published and one.published._asdict()} for one in self.chosen],
+            "chosen": [asdict(c) | {"published": c.published and c.published._asdict()} for c in self.chosen],
             "notes": self.notes,
         }
 
@@ -628,7 +628,7 @@ def _departures_line(departures: Mapping[str, Mapping[str, Mapping[str, Any]]]) 
     """One line from method -> seed -> departures; departures that several runs share appear once."""
     runs_of: dict[str, list[str]] = defaultdict(list)
     for method, of_seeds in departures.items():
-        texts = {seed: ", ".join(f"{name} {value}" for name, value in one.items()) for seed, one in of_seeds.items()}
+        texts = {seed: ", ".join(f"{name} {value}" for name, value in run.items()) for seed, run in of_seeds.items()}
         for text in dict.fromkeys(texts.values()):
             seeds = [seed for seed in texts if texts[seed] == text]
             runs_of[text].append(method if len(seeds) == len(texts) else f"{method} seed {', '.join(seeds)}")
@@ -731,38 +731,38 @@ class Differences(Rendered):
     """All tested differences between methods on one dataset, as tables and sentences."""
 
     dataset: str
-    found: tuple[Difference, ...]
+    rows: tuple[Difference, ...]
 
     @property
     def titles(self) -> Mapping[str, str]:
         """Titles of all methods that are compared."""
-        names = {name for one in self.found for name in (one.method, one.against)}
+        names = {name for row in self.rows for name in (row.method, row.against)}
         return {name: method_title(name, self.dataset) for name in names}
 
     def by_metric(self) -> dict[Metric, list[Difference]]:
         """The differences in each metric that has any."""
-        groups = {metric: [one for one in self.found if one.metric == metric] for metric in METRICS}
+        groups = {metric: [row for row in self.rows if row.metric == metric] for metric in METRICS}
         return {metric: group for metric, group in groups.items() if group}
 
     def sentences(self, metric: Metric) -> list[str]:
         """The differences in one metric, one sentence each."""
-        return [one.words(self.titles) for one in self.by_metric().get(metric, ())]
+        return [row.words(self.titles) for row in self.by_metric().get(metric, ())]
 
     def forest(self, metric: Metric) -> list[ForestRow]:
         """Rows for `plot_differences`, without differences that could not be tested."""
         return [
             ForestRow(
-                f"{self.titles[one.method]} − {self.titles[one.against]}", one.estimate, one.low, one.high, one.shown
+                f"{self.titles[row.method]} − {self.titles[row.against]}", row.estimate, row.low, row.high, row.shown
             )
-            for one in self.by_metric().get(metric, ())
-            if one.p == one.p
+            for row in self.by_metric().get(metric, ())
+            if row.p == row.p
         ]
 
     def grids(self) -> list[Grid]:
         """One table per metric."""
         header = ["Method", "Against", "Difference", "Interval", "p (Holm)", "Shown", "Scans", "Patients"]
         return [
-            Grid(f"Differences in {TITLES[metric]}, {self.dataset}", METHOD, header, [self._row(one) for one in group])
+            Grid(f"Differences in {TITLES[metric]}, {self.dataset}", METHOD, header, [self._row(row) for row in group])
             for metric, group in self.by_metric().items()
         ]
 
@@ -774,18 +774,18 @@ class Differences(Rendered):
         return "\n".join(parts)
 
     def records(self) -> Records:
-        return [{"dataset": self.dataset, **asdict(one), "shown": one.shown, "test": one.test} for one in self.found]
+        return [{"dataset": self.dataset, **asdict(row), "shown": row.shown, "test": row.test} for row in self.rows]
 
     def content(self) -> dict[str, Any]:
         return {"dataset": self.dataset, "about": METHOD, "differences": self.records()}
 
-    def _row(self, one: Difference) -> list[str]:
+    def _row(self, row: Difference) -> list[str]:
         tested = [NOTHING] * 3
-        if one.p == one.p:
-            p = p_value(one.p_adjusted).removeprefix("p ").removeprefix("= ")
-            tested = [interval(one.low, one.high), p, yes_no(one.shown)]
-        names = [self.titles[one.method], self.titles[one.against]]
-        return [*names, signed(one.estimate), *tested, f"{one.scans:,}", f"{one.patients:,}"]
+        if row.p == row.p:
+            p = p_value(row.p_adjusted).removeprefix("p ").removeprefix("= ")
+            tested = [interval(row.low, row.high), p, yes_no(row.shown)]
+        names = [self.titles[row.method], self.titles[row.against]]
+        return [*names, signed(row.estimate), *tested, f"{row.scans:,}", f"{row.patients:,}"]
 
 
 BLOCKS = f"A block may bridge up to {GAP} negative slices."

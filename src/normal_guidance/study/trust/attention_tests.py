@@ -462,7 +462,7 @@ class TrustResult:
             "reference_words": self.control,
             "meaning": self.meaning,
             "action": self.action,
-            "more": {name: one.as_json() if isinstance(one, Estimate) else one for name, one in self.more.items()},
+            "more": {name: n.as_json() if isinstance(n, Estimate) else n for name, n in self.more.items()},
         }
 
 

@@ -256,7 +256,7 @@ def verdict_table(trust: Trust, title: str = "Can this attention be trusted?") -
     """One row per test."""
     auroc = "unknown" if trust.scan_auroc is None else str(trust.scan_auroc)
     caption = CAPTION.format(scans=trust.scans, positive=trust.positive, auroc=auroc)
-    rows = [[one.title, one.verdict, str(one.number), digits(0.0), one.control] for one in trust.findings]
+    rows = [[test.title, test.verdict, str(test.number), digits(0.0), test.control] for test in trust.findings]
     return Grid(title, " ".join([caption, *trust.notes]), HEADER, rows)
 
 
