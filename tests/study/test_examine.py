@@ -1,7 +1,9 @@
-"""The tests of attention say of good, inverted, position-bound and unlearnt attention what it is."""
+"""Tests of attention say of good, inverted, position-bound and unlearnt attention what it is, and take saved models."""
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,16 +11,25 @@ import torch
 from matplotlib.colors import to_hex
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.models import CenteredGaussian, EvidenceMIL, MaxPooling, MeanPooling
+from normal_guidance.scans.features.store import write_store
 from normal_guidance.show.figure_style import GREEN
+from normal_guidance.study.experiment import DATASETS
 from normal_guidance.study.figures.deletion import LINES, draw_trust, plot_trust
 from normal_guidance.study.trust.attention_tests import Bootstrap, ScanPredictions, judge_alarm, predict_scans
-from normal_guidance.study.trust.examine import examine, trust_page, verdict_table
+from normal_guidance.study.trust.examine import examine, examine_saved, trust_page, verdict_table
+from normal_guidance.sweep.config import Config
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.run import load_winner, run_sweep
+from small_study import some_scans
 from small_trust import (
+    CONFIG,
     FEATURES,
     STRONG,
     bayes,
     fresh_abmil,
+    make_run,
     paper_scans,
     strong_scans,
     with_attention_of,
@@ -262,3 +273,96 @@ def test_the_legend_names_every_order_once(clear, tmp_path):
     (legend,) = plot_trust(without.curves, by="attention").legends
     assert "attended to by untrained models" not in {text.get_text() for text in legend.get_texts()}
     assert draw_trust(without.curves, tmp_path / "trust.svg").read_bytes().startswith(b"<?xml")
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> SimpleNamespace:
+    return make_run(tmp_path_factory.mktemp("trust"))
+
+
+def forgetful(saved: SimpleNamespace, out: Path, **options: str) -> Path:
+    """The same run with other options in its report."""
+    out.mkdir()
+    for file in saved.run.iterdir():
+        (out / file.name).write_bytes(file.read_bytes())
+    write_json(out / "report.json", read_json(out / "report.json") | {"options": options})
+    return out
+
+
+def test_a_run_of_the_command_line_knows_where_its_features_are(saved):
+    found = examine_saved(saved.run)
+    test = saved.store.part("test")
+    assert (found.scans, found.positive, found.notes) == (len(test), int(test.labels.sum()), ())
+    written = read_json(saved.run / "report.json")["winners"][0]["test"]
+    assert found.scan_auroc.value == pytest.approx(written["scan_auroc"])
+    assert found["randomize"].more["localization AUROC"] == pytest.approx(written["localization_auroc"])
+
+
+def test_validation_scans_may_be_tested_too(saved):
+    found = examine_saved(saved.run, part="val", device="cpu")
+    assert (found.scans, found.notes) == (len(saved.store.part("val")), ())
+
+
+def test_a_run_that_does_not_know_its_features_is_given_them(saved, tmp_path):
+    run = forgetful(saved, tmp_path / "run", dataset="head-ct")
+    found = examine_saved(run, store=saved.folder / "store", split=saved.split)
+    assert found.as_json() == examine_saved(saved.run).as_json()
+
+
+def test_other_scans_are_tested_with_a_note(saved, tmp_path):
+    others = some_scans(60, seed=99)
+    write_store(tmp_path / "others", [("test", others)], provenance={})
+    run = forgetful(saved, tmp_path / "run")
+    found = examine_saved(run, store=tmp_path / "others")
+    assert found.scans == 60
+    assert "not the run's own test scans" in found.notes[0]
+    expected = predict_bags(load_winner(saved.run), others).logit
+    assert found.curves["deletion"].whole_logit.value == pytest.approx(
+        (expected / expected.double().std())[others.labels == 1].mean().item(), rel=1e-4
+    )
+
+
+def test_what_is_missing_is_named(saved, tmp_path):
+    gone = forgetful(saved, tmp_path / "gone", store=str(tmp_path / "nowhere"))
+    narrow = some_scans(60, features=4)
+    write_store(tmp_path / "narrow", [("test", narrow)], provenance={})
+    forgotten = forgetful(saved, tmp_path / "run")
+    config = Config("slice_reference", receptive_field=4, epochs=2, batch_size=16, train_above_val=False)
+    run_sweep(tmp_path / "slices", [config], *(some_scans(60, seed=seed) for seed in (1, 2, 3)))
+    for folder, options, message in (
+        (gone, {}, r"was trained with .*nowhere, which no longer exists; give --store STORE"),
+        (saved.run, {"part": "train"}, "models are not tested on part 'train'; choose one of val, test"),
+        (saved.run, {"group": "best"}, "has one winner and no group 'best'; leave the group out"),
+        (forgotten, {}, "does not say where its features are; give them: --store STORE"),
+        (forgotten, {"store": tmp_path / "narrow"}, "takes 8 features a slice, but the store has 4"),
+        (tmp_path / "slices", {}, "was trained on slice labels and has no attention to test"),
+    ):
+        with pytest.raises(UserError, match=message):
+            examine_saved(folder, **options)
+
+
+def test_a_drawn_data_set_is_drawn_again(monkeypatch, tmp_path):
+    def draw(seed: int, part: str):
+        return some_scans(60, seed=seed + ("train", "val", "test").index(part))
+
+    monkeypatch.setitem(DATASETS, "semi-synthetic", replace(DATASETS["semi-synthetic"], draw=draw))
+    parts = [draw(1001, part) for part in ("train", "val", "test")]
+    run_sweep(tmp_path / "run", [replace(CONFIG, seed=1001)], *parts, options={"dataset": "semi-synthetic"})
+    assert examine_saved(tmp_path / "run").notes == ()
+
+
+def test_untrained_models_are_built_as_the_run_builds_them(saved, monkeypatch):
+    """They differ from the winner in weights alone, and from each other."""
+    made = []
+
+    def spy(model, scans, *, untrained, **options):
+        made.extend(untrained(seed) for seed in (1, 2))
+        raise UserError("enough")
+
+    monkeypatch.setattr("normal_guidance.study.trust.examine.examine", spy)
+    with pytest.raises(UserError, match="enough"):
+        examine_saved(saved.run)
+    winner = load_winner(saved.run)
+    assert [type(one) for one in made] == [type(winner)] * 2
+    weights = [one.state_dict()["score.weight"] for one in (winner, *made)]
+    assert not any(torch.equal(weights[i], weights[j]) for i, j in ((0, 1), (0, 2), (1, 2)))
