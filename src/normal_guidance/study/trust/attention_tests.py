@@ -538,23 +538,22 @@ SHUFFLE = TrustTest(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Shuffled:
-    """What other orders of slices do to the attention of every scan, averaged over `SHUFFLES`."""
-
-    follows: Float64[Tensor, "scans"]
-    """Rank correlation of attention, slice by slice, in cyclically shifted scans: 1 if position does not count."""
-    moves: Float64[Tensor, "scans"]
-    """The same in shuffled scans: 1 if neighbours do not count either."""
-    stays: Float64[Tensor, "scans"]
-    """Rank correlation of attention, position by position, when shuffled: 1 if only position counts, 0 by chance."""
-    error: Float64[Tensor, "scans"]
-    """Share of the attention that lies on other slices than before: the equivariance error."""
-    logits: tuple[Float64[Tensor, "scans"], ...]
+def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
+    """Values of reordered slices in the original order: order[p] is the slice at position p."""
+    return torch.empty_like(values).index_copy(0, order, values)
 
 
-def shuffle(model: Model, scans: Scans, whole: ScanPredictions, generator: torch.Generator) -> Shuffled:
-    """Compares the model's attention to whole scans with that to cyclically shifted and to shuffled scans."""
+def judge_shuffling(
+    model: Model, scans: Scans, whole: ScanPredictions, generator: torch.Generator, bootstrap: Bootstrap
+) -> TrustResult:
+    """The verdict on whether attention goes with the slices or stays at the positions.
+
+    Compares attention to whole scans with that to cyclically shifted and to shuffled ones, by rank correlation:
+    - follows: slice by slice, shifted; 1 if position does not count
+    - moves: slice by slice, shuffled; 1 if neighbours do not count either
+    - stays: position by position, shuffled; 1 if only position counts, 0 by chance
+    - error: the share of attention that lies on other slices than before, shuffled: the equivariance error
+    """
     lengths = scans.lengths.cpu()
     values: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
     logits = []
@@ -569,28 +568,18 @@ def shuffle(model: Model, scans: Scans, whole: ScanPredictions, generator: torch
         apart = (_in_original_order(changed.attention, order) - whole.attention).abs() / 2
         values["error"].append(sum_per_bag(apart, lengths))
         logits.append(changed.logit)
-    return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in values.items()}, logits=tuple(logits))
-
-
-def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
-    """Values of reordered slices in the original order: order[p] is the slice at position p."""
-    return torch.empty_like(values).index_copy(0, order, values)
-
-
-def judge_shuffling(shuffled: Shuffled, whole: ScanPredictions, bootstrap: Bootstrap) -> TrustResult:
-    """The verdict on whether attention goes with the slices or stays at the positions."""
-    follows, stays_put = (bootstrap.mean(values) for values in (shuffled.follows, shuffled.stays))
-    difference, stays = bootstrap.estimate(follows - stays_put), bootstrap.estimate(stays_put)
-    error = bootstrap.estimate(bootstrap.mean(shuffled.error))
+    means = {name: bootstrap.mean(torch.stack(each).nanmean(0)) for name, each in values.items()}
+    numbers = {name: bootstrap.estimate(mean) for name, mean in means.items()}
+    difference, stays, error = bootstrap.estimate(means["follows"] - means["stays"]), numbers["stays"], numbers["error"]
     more: Numbers = {
-        "goes with the slices, scan moved round": bootstrap.estimate(follows),
-        "goes with the slices, shuffled": bootstrap.estimate(bootstrap.mean(shuffled.moves)),
+        "goes with the slices, scan moved round": numbers["follows"],
+        "goes with the slices, shuffled": numbers["moves"],
         "stays at the places, shuffled (position alone)": stays,
         "share of attention that shuffling moves (equivariance error)": error,
     }
     note = ""
     if whole.scores_scans:
-        aurocs = bootstrap.aurocs({"whole": whole.logit} | {f"{i}": each for i, each in enumerate(shuffled.logits)})
+        aurocs = bootstrap.aurocs({"whole": whole.logit} | {f"{i}": each for i, each in enumerate(logits)})
         before = aurocs.pop("whole")
         lost = bootstrap.estimate(before - Varied.weighted(dict.fromkeys(aurocs.values(), 1 / len(aurocs))))
         more["scan AUROC lost by shuffling"] = lost

@@ -35,7 +35,6 @@ from normal_guidance.study.trust.attention_tests import (
     judge_shuffling,
     make_orders,
     predict_scans,
-    shuffle,
     untrained_copies,
 )
 from normal_guidance.sweep.run import about_winner, load_run, load_winner
@@ -123,7 +122,7 @@ def examine(
         curves = draw_curves(model, scans, whole, orders, bootstrap, by=by, watch=watch)
     return Trust(
         findings=(
-            judge_shuffling(shuffle(model, scans, whole, generator), whole, bootstrap),
+            judge_shuffling(model, scans, whole, generator, bootstrap),
             judge_randomizing(whole, others, scans, curves, bootstrap),
             judge_deletion(curves, bootstrap),
             judge_alarm(curves, whole, scans, bootstrap),
