@@ -248,6 +248,11 @@ def test_slice_labels_of_test_scans_alone_measure_but_do_not_supervise(tmp_path,
     assert trained == [("mean", 1001)]
     assert [row.method for row in results.table.rows] == ["centered_gaussian", "mean"]
     assert results.table.rows[0].scores[0].localized > 0
+    evaluated = evaluate(study)
+    assert evaluated.notes == (
+        "Training or validation scans have no slice labelled positive: there is no supervised reference.",
+    )
+    assert {(one.method, one.against) for one in evaluated.differences.rows} == {("mean", "centered_gaussian")}
 
 
 def test_a_known_ceiling_takes_the_references_place(tmp_path):

@@ -254,21 +254,6 @@ def test_without_slice_labels_scans_are_compared(tmp_path):
     assert not (study.folder / "figures" / "localization_auroc.png").exists()
 
 
-@pytest.mark.usefixtures("unrendered")
-def test_slice_labels_of_test_scans_alone_localize(tmp_path):
-    bags = some_scans()
-    numbers = [number for number in range(len(bags)) if part_of(number, 1001) != "test"]
-    study = of_one_split(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(bags, numbers))
-    reproduce(study, make_grid=small_grid)
-    write_report(study)
-    page = page_of(study)
-    assert "Training or validation scans have no slice labelled positive: there is no supervised reference." in page
-    assert "Where attention points, small" in page
-    assert "Not complete yet" not in page
-    found = evaluate(study).differences.rows
-    assert {(one.method, one.against) for one in found} == {("mean", "centered_gaussian")}
-
-
 def odd_scans(kind: str) -> Bags:
     """Test scans of one kind, or of one slice each."""
     bags = some_scans()
