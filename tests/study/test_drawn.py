@@ -251,6 +251,8 @@ def test_a_scan_shorter_than_the_block_is_named(oracle):
     with pytest.raises(UserError, match=r"scan 'B17' has 11 slices, fewer than a block of 12 \(1 such scans\); leave"):
         oracle(bags)
     assert oracle(bags, block=11).isfinite().all()
+    with pytest.raises(UserError, match=r"'B17' has 11 slices, fewer than the 14 that 2 blocks of 5 need \(1 such"):
+        oracle(bags, block=5, blocks=2)
     with pytest.raises(UserError, match="block is 0; it must be at least 1"):
         oracle(bags, block=0)
     with pytest.raises(UserError, match="shift is nan; it must be finite"):
@@ -291,14 +293,6 @@ def test_a_positive_scan_has_one_block_anywhere(many):
     assert (start == many.lengths[inside] - BLOCK).any()
 
 
-def test_shift_moves_the_first_feature_of_the_block_and_nothing_else():
-    noise, bags = (shifted_mean(50, seed=3, features=4, shift=shift) for shift in (0.0, 2.0))
-    expected = noise.features.clone()
-    expected[bags.slice_labels == 1, 0] += 2.0
-    assert bags.features.equal(expected)
-    assert bags.slice_labels.equal(noise.slice_labels)
-
-
 def test_a_seed_is_a_data_set():
     state = torch.get_rng_state()
     bags, again, other = (shifted_mean(10, seed, features=4) for seed in (1, 1, 2))
@@ -321,12 +315,9 @@ def test_the_default_dtype_does_not_change_the_data():
     assert again.labels.equal(bags.labels)
 
 
-@pytest.mark.parametrize("prevalence", [0.0, 1.0])
-def test_prevalence_may_be_none_or_all(prevalence):
-    assert shifted_mean(20, seed=1, features=2, prevalence=prevalence).labels.float().mean() == prevalence
-
-
-def test_a_block_may_fill_the_scan():
+def test_prevalence_may_be_none_or_all_and_a_block_may_fill_the_scan():
+    for prevalence in (0.0, 1.0):
+        assert shifted_mean(20, seed=1, features=2, prevalence=prevalence).labels.float().mean() == prevalence
     bags = shifted_mean(5, seed=1, features=2, min_slices=3, max_slices=3, block=3, prevalence=1.0)
     assert bags.slice_labels.sum() == 15
     assert bayes_slice_scores(bags, block=3).abs().max() < 1e-15, "every slice is positive for certain"
@@ -417,11 +408,13 @@ def test_several_blocks_are_several_by_the_rule_of_blocks():
         assert block_statistics(bags.slice_labels, bags.lengths).bags_by_blocks == {number: len(positive)}
 
 
-def test_signals_shift_the_first_features_and_nothing_else():
-    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift, signals=3) for shift in (0.0, 2.0))
+@pytest.mark.parametrize("signals", [1, 3])
+def test_the_shift_moves_the_first_features_of_the_block_and_nothing_else(signals):
+    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift, signals=signals) for shift in (0.0, 2.0))
     expected = noise.features.clone()
-    expected[bags.slice_labels == 1, :3] += 2.0
+    expected[bags.slice_labels == 1, :signals] += 2.0
     assert bags.features.equal(expected)
+    assert bags.slice_labels.equal(noise.slice_labels)
 
 
 def test_features_that_share_the_signal_leave_the_ceiling_where_it_is():
@@ -445,12 +438,6 @@ def test_variants_of_a_repetition(monkeypatch):
     few = semi_synthetic_part(2001, "val", "few_scans")
     assert len(few) == 250
     assert few.features.equal(shifted_mean(250, 2002).features)
-
-
-def test_a_scan_shorter_than_its_blocks_is_named():
-    bags = Bags(torch.zeros(35, 2), torch.tensor([20, 15]), torch.tensor([0, 1]), scan_ids=("A", "B17"))
-    with pytest.raises(UserError, match=r"'B17' has 15 slices, fewer than the 16 that 2 blocks of 6 need \(1 such"):
-        bayes_scan_scores(bags, block=6, blocks=2)
 
 
 # At the positions of nodules

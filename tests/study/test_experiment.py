@@ -204,7 +204,7 @@ def test_both_references_are_the_last_row(small_experiment):
         assert slices.config.receptive_field == 4  # the blocks of these scans
         assert (slices.config.seed, scans.config.seed) == (seed, seed)
     assert not (folder / "ceiling").exists()
-    assert {choice.method for choice in results.chosen} == {"mean", "abmil", "ng", *REFERENCES}
+    assert {choice["method"] for choice in results.chosen} == {"mean", "abmil", "ng", *REFERENCES}
 
 
 def test_the_receptive_field_can_be_given(tmp_path, trained):

@@ -100,7 +100,7 @@ def test_the_tables_cover_exactly_what_ran(complete):
     results = collect(complete, "semi-synthetic")
     assert rows(results) == dict.fromkeys(["centered_gaussian", "mean", "ng", "ceiling"], (1001, 2001))
     assert list(rows(results)) == ["centered_gaussian", "mean", "ng", "ceiling"]
-    assert [(one.method, one.seed) for one in results.chosen] == [
+    assert [(one["method"], one["seed"]) for one in results.chosen] == [
         ("mean", 1001), ("mean", 2001), ("ng", 1001), ("ng", 2001),
     ]  # fmt: skip
 

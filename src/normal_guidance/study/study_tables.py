@@ -56,7 +56,6 @@ from normal_guidance.study.experiment import (
 )
 from normal_guidance.study.figures.comparisons import ForestRow
 from normal_guidance.study.references import (
-    PublishedChoice,
     published,
     published_choice,
     published_sd_kind,
@@ -385,24 +384,6 @@ def _count_seeds(seeds: Sequence[int]) -> str:
 
 
 @dataclass(frozen=True)
-class ChosenConfiguration:
-    """The configuration and epoch that validation chose in one run, beside the published choice."""
-
-    method: str
-    seed: int
-    divergence: str | None
-    """None, as lambda, for methods that have none."""
-    guidance_weight: float | None
-    l1: float
-    lr: float
-    epoch: int
-    val_auroc: float
-    seconds: float
-    """Training time of the whole run."""
-    published: PublishedChoice | None
-
-
-@dataclass(frozen=True)
 class StudyTables(Rendered):
     """Tables, choices and notes of a study, made by `collect`; `about` holds software, machines, dates and protocol."""
 
@@ -412,7 +393,8 @@ class StudyTables(Rendered):
     """The method of a sensitivity table; None for the paper's four tables."""
     table: PaperTables | None
     """None where no method has scores."""
-    chosen: tuple[ChosenConfiguration, ...]
+    chosen: Records
+    """The configuration and epoch that validation chose in each run, beside the published choice."""
     notes: tuple[str, ...]
     about: Mapping[str, Any]
 
@@ -427,14 +409,16 @@ class StudyTables(Rendered):
     def chosen_grid(self) -> Grid:
         """The configuration that validation chose in every run, as a table."""
         header = ["Setting" if self.method else "Method", "Seed", "L1", "lr", "Epoch", "Validation AUROC", "Seconds"]
-        beside = any(choice.published for choice in self.chosen)
+        beside = any(choice["published"] for choice in self.chosen)
         rows = []
         for choice in self.chosen:
-            setting = f"{choice.divergence}, λ {choice.guidance_weight:g}" if self.method else ""
-            l1, lr = ("-", "-") if choice.published is None else (f"{number:g}" for number in choice.published)
-            ours = [f"{choice.l1:g}", f"{choice.lr:g}", str(choice.epoch), f"{choice.val_auroc:.4f}"]
-            row = [setting or method_title(choice.method), str(choice.seed), *ours, f"{choice.seconds:.0f}"]
-            rows.append([*row, l1, lr] if beside else row)
+            weight, theirs = choice["guidance_weight"], choice["published"]
+            setting = f"{choice['divergence']}, λ {weight:g}" if self.method else method_title(choice["method"])
+            ours = [f"{choice['l1']:g}", f"{choice['lr']:g}", str(choice["epoch"]), f"{choice['val_auroc']:.4f}"]
+            row = [setting, str(choice["seed"]), *ours, f"{choice['seconds']:.0f}"]
+            if beside:
+                row += ["-", "-"] if theirs is None else [f"{number:g}" for number in theirs.values()]
+            rows.append(row)
         header += ["Published L1", "Published lr"] if beside else []
         return Grid("What validation chose", "", header, rows)
 
@@ -455,7 +439,7 @@ class StudyTables(Rendered):
             "rule": RULE,
             "tables": self.records(),
             "per_seed": self.table.per_seed() if self.table else [],
-            "chosen": [asdict(c) | {"published": c.published and c.published._asdict()} for c in self.chosen],
+            "chosen": self.chosen,
             "notes": self.notes,
         }
 
@@ -495,7 +479,7 @@ def collect(folder: str | Path, dataset: str) -> StudyTables:
         dataset=dataset,
         method=None,
         table=table,
-        chosen=tuple(_chosen(results, dataset)),
+        chosen=list(_chosen(results, dataset)),
         notes=tuple(_notes(results, table, dataset)),
         about=_about(results),
     )
@@ -525,7 +509,7 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> StudyT
         dataset=dataset,
         method=method,
         table=sensitivity_table(complete, dataset, method) if complete else None,
-        chosen=tuple(_chosen(runs, dataset)),
+        chosen=list(_chosen(runs, dataset)),
         notes=tuple(notes),
         about=_about(runs, axes=("divergence", "guidance_weight")),
     )
@@ -551,7 +535,7 @@ def _check_same_scans(results: Sequence[StudyResult]) -> None:
             )
 
 
-def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[ChosenConfiguration]:
+def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[dict[str, Any]]:
     for result in results:
         if result.run is None:
             continue
@@ -559,18 +543,19 @@ def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[ChosenConf
         for winner in result.run.winners:
             config, about = winner.config, winner.config.spec
             standard = method in EVERY_METHOD and group_of(config) == group_of(Config(method, seed=config.seed))
-            yield ChosenConfiguration(
-                method=method,
-                seed=seed,
-                divergence=config.divergence if about.guided else None,
-                guidance_weight=None if about.regularizer is None else config.guidance_weight,
-                l1=config.l1,
-                lr=config.lr,
-                epoch=winner.epoch,
-                val_auroc=winner.val_auroc,
-                seconds=result.run.seconds,
-                published=published_choice(method, dataset, seed) if standard else None,
-            )
+            theirs = published_choice(method, dataset, seed) if standard else None
+            yield {
+                "method": method,
+                "seed": seed,
+                "divergence": config.divergence if about.guided else None,
+                "guidance_weight": None if about.regularizer is None else config.guidance_weight,
+                "l1": config.l1,
+                "lr": config.lr,
+                "epoch": winner.epoch,
+                "val_auroc": winner.val_auroc,
+                "seconds": result.run.seconds,
+                "published": theirs and theirs._asdict(),
+            }
 
 
 def _notes(results: Sequence[StudyResult], table: PaperTables | None, dataset: str) -> Iterator[str]:
