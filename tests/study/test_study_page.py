@@ -19,7 +19,7 @@ from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.scans.features.preprocessing import Percentiles
-from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.indexing import describe_scans
 from normal_guidance.scans.index.manifest import PARTS, Manifest, ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.volumes import read_volume
@@ -31,7 +31,15 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import Study, StudyData, bayes_oracle, stored_dataset, train_study
 from normal_guidance.study.figures.attention import AttendedScan
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
-from normal_guidance.study.study_page import Images, _attention, _data, check_manifest, evaluate, write_report
+from normal_guidance.study.study_page import (
+    _attention,
+    _data,
+    check_manifest,
+    evaluate,
+    first_window,
+    thumbnails,
+    write_report,
+)
 from normal_guidance.study.study_tables import description_tables
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.loop import predict_bags
@@ -226,7 +234,7 @@ def test_hostile_names_are_shown_as_they_are(tmp_path, request):
     train_study(study, make_grid=small_grid)
     experiment = evaluate(study)
     # Rendered: titles are typeset then.
-    assert len(list(_attention(experiment, tmp_path / "figures", None))) == 2
+    assert len(list(_attention(experiment, tmp_path / "figures"))) == 2
     assert list(_data(experiment, tmp_path / "figures"))
     request.getfixturevalue("unrendered")
     page = write_report(study).read_text()
@@ -438,51 +446,45 @@ def test_drawn_scans_with_a_known_ceiling(tmp_path):
 
 
 @pytest.fixture
-def images(phantom) -> Images:
-    return Images(read_manifest(phantom / "index"), open_store(phantom / "store"))
+def encoded(phantom) -> tuple[Manifest, FeatureStore]:
+    return read_manifest(phantom / "index"), open_store(phantom / "store")
 
 
-def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(images, phantom):
+def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(encoded, phantom, monkeypatch):
+    manifest, store = encoded
     truth = {scan["scan_id"]: scan for scan in json.loads((phantom / "scans" / "phantom.json").read_text())["scans"]}
     for number in (0, 5, 11):
-        row = images.manifest[number]
-        volume, _ = read_volume(row, images.manifest.root)
-        found = images.thumbnails(row.scan_id)
-        places = [place for place, _ in found]
-        assert len(places) == study_page.COUNT
-        assert places == sorted(set(places))
-        assert places[0] > 1  # the ends show little
-        assert places[-1] < len(truth[row.scan_id]["files"])
-        for place, image in found:
-            assert np.array_equal(image, np.clip(volume[place - 1], -100, 300))
+        row = manifest[number]
+        volume, _ = read_volume(row, manifest.root)
+        shown = dict(thumbnails(manifest, store, row.scan_id))
+        assert len(shown) == study_page.COUNT
+        assert list(shown) == sorted(shown)
+        assert min(shown) > 1  # the ends show little
+        assert max(shown) < len(truth[row.scan_id]["files"])
+        for position, image in shown.items():
+            assert np.array_equal(image, np.clip(volume[position - 1], -100, 300))
             assert image.max() > image.min()
+    monkeypatch.setattr(study_page, "SIDE", 10)  # large slices are thinned, and figures take them
+    thinned = thumbnails(manifest, store, row.scan_id)
+    assert {image.shape for _, image in thinned} == {(11, 11)}  # every third of 32 pixels
+    assert np.array_equal(thinned[0][1], np.clip(volume[thinned[0][0] - 1, ::3, ::3], -100, 300))
+    AttendedScan(row.scan_id, {"ng": torch.ones(len(row))}, thumbnails=thinned)
 
 
-def test_large_slices_are_thinned_and_figures_take_them(images, monkeypatch):
-    monkeypatch.setattr(study_page, "SIDE", 10)
-    row = images.manifest[0]
-    found = images.thumbnails(row.scan_id)
-    assert {image.shape for _, image in found} == {(11, 11)}  # every third of 32 pixels
-    volume, _ = read_volume(row, images.manifest.root)
-    assert np.array_equal(found[0][1], np.clip(volume[found[0][0] - 1, ::3, ::3], -100, 300))
-    AttendedScan(row.scan_id, {"ng": torch.ones(len(row))}, thumbnails=found)
-
-
-def test_a_scan_of_few_slices_shows_each_once(images):
-    row = images.manifest[0]
-    short = images.manifest.table.slice(0, 1).to_pylist()[0]
+def test_a_scan_of_few_slices_shows_each_once(encoded):
+    manifest, store = encoded
+    short = manifest.table.slice(0, 1).to_pylist()[0]
     for name in ("files", "frames", "positions", "slice_labels"):
         short[name] = short[name][:2]
-    few = Manifest(pa.Table.from_pylist([short], images.manifest.table.schema), images.manifest.about)
-    places = [place for place, _ in Images(few, images.scans).thumbnails(row.scan_id)]
-    assert places == [1, 2]
+    few = Manifest(pa.Table.from_pylist([short], manifest.table.schema), manifest.about)
+    assert [number for number, _ in thumbnails(few, store, short["scan_id"])] == [1, 2]
 
 
 @pytest.mark.parametrize(
     ("provenance", "window"),
     [
         ({"preprocessing": {"windows": [[-100, 300], None]}}, (-100.0, 300.0)),
-        ({"preprocessing": {"windows": [{"percentiles": [1, 99]}]}}, Percentiles()),
+        ({"preprocessing": {"windows": [{"percentiles": [1, 99]}], "field": 20.0}}, Percentiles()),
         ({"preprocessing": {"windows": [None]}}, None),
         ({"preprocessing": {"windows": []}}, None),
         ({"preprocessing": {"windows": ["lung"]}}, None),
@@ -491,6 +493,7 @@ def test_a_scan_of_few_slices_shows_each_once(images):
         ({"imported_from": "hdf5"}, None),
     ],
 )
-def test_a_store_may_say_anything_about_its_windows(images, provenance, window):
-    assert Images(images.manifest, replace(images.scans, provenance=provenance)).window == window
-    assert Images(images.manifest, images.scans.bags()).window is None
+def test_a_store_may_say_anything_about_its_windows(encoded, provenance, window):
+    field = 20.0 if window == Percentiles() else None
+    assert first_window(replace(encoded[1], provenance=provenance)) == (window, field)
+    assert first_window(encoded[1].bags()) == (None, None)

@@ -191,14 +191,6 @@ def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
 Watch = Callable[[SweepProgress], None]
 
 
-class Parts(NamedTuple):
-    """One partition of a dataset."""
-
-    train: Data
-    val: Data
-    test: Data
-
-
 class Oracle(NamedTuple):
     """The best possible scores of some scans."""
 
@@ -230,9 +222,9 @@ class StudyData:
     has_supervision: bool = True
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
-    def parts(self, seed: int) -> Parts:
-        """Return all scans of a seed."""
-        return Parts(*(self.draw(seed, part) for part in Parts._fields))
+    def parts(self, seed: int) -> tuple[Data, Data, Data]:
+        """Return training, validation and test scans of a seed."""
+        return self.draw(seed, "train"), self.draw(seed, "val"), self.draw(seed, "test")
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
@@ -338,7 +330,9 @@ class TrainingJob:
             width = about.get("receptive_field")
         return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
 
-    def run(self, parts: Parts, execution: Execution, options: Mapping[str, Any], watch: Watch | None) -> Run:
+    def run(
+        self, parts: tuple[Data, Data, Data], execution: Execution, options: Mapping[str, Any], watch: Watch | None
+    ) -> Run:
         """Train the run, or resume it."""
         if self.method in REFERENCES:
             return run_reference(

@@ -91,43 +91,32 @@ SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 """Metrics that get figures and sentences; the tables have all four."""
 
 
-@dataclass(frozen=True)
-class Images:
-    """The images behind encoded scans."""
+def thumbnails(manifest: Manifest, scans: Data, scan: str) -> list[tuple[int, np.ndarray]]:
+    """Up to `COUNT` slices of a scan, windowed as the encoder saw them, as (slice number from 1, image)."""
+    from normal_guidance.scans.index.volumes import read_volume
 
-    manifest: Manifest
-    scans: Data
+    row = manifest[list(manifest.scan_ids).index(scan)]
+    try:
+        volume, _ = read_volume(row, manifest.root)
+    except UnreadableError as error:
+        raise UserError(
+            f"scan {scan!r} cannot be shown ({error}); copy its files back to {manifest.root}, or leave out --index"
+        ) from error
+    step = max(1, max(volume.shape[1:]) // SIDE)
+    numbers = np.unique(np.linspace(0, len(volume) - 1, COUNT + 2).round().astype(int)[1:-1])
+    window, field = first_window(scans)
+    values = [range_of(window, in_field(volume, row.pixel_spacing, field))]
+    return [(int(number) + 1, apply_windows(volume[number, ::step, ::step], values)[0]) for number in numbers]
 
-    def thumbnails(self, scan: str) -> list[tuple[int, np.ndarray]]:
-        """Up to `COUNT` slices of a scan, windowed as the encoder saw them, as (slice number from 1, image)."""
-        from normal_guidance.scans.index.volumes import read_volume
 
-        row = self.manifest[list(self.manifest.scan_ids).index(scan)]
-        try:
-            volume, _ = read_volume(row, self.manifest.root)
-        except UnreadableError as error:
-            raise UserError(
-                f"scan {scan!r} cannot be shown ({error}); copy its files back to {self.manifest.root}, or leave out "
-                "--index"
-            ) from error
-        step = max(1, max(volume.shape[1:]) // SIDE)
-        numbers = np.unique(np.linspace(0, len(volume) - 1, COUNT + 2).round().astype(int)[1:-1])
-        # The field counts only where the window is of its percentiles.
-        field = self._preprocessing.get("field") if isinstance(self.window, Percentiles) else None
-        window = [range_of(self.window, in_field(volume, row.pixel_spacing, field))]
-        return [(int(number) + 1, apply_windows(volume[number, ::step, ::step], window)[0]) for number in numbers]
-
-    @property
-    def window(self) -> Window | None:
-        """The window of the encoder's first channel."""
-        try:
-            return window_from_json(self._preprocessing["windows"][0])
-        except (*NOT_OURS, IndexError):  # stores of other programs may have any provenance
-            return None
-
-    @property
-    def _preprocessing(self) -> Any:
-        return self.scans.provenance.get("preprocessing") if isinstance(self.scans, FeatureStore) else None
+def first_window(scans: Data) -> tuple[Window | None, float | None]:
+    """The window of the encoder's first channel, and the field, which counts where the window is of percentiles."""
+    known: Any = scans.provenance.get("preprocessing") if isinstance(scans, FeatureStore) else None
+    try:
+        window = window_from_json(known["windows"][0])
+    except (*NOT_OURS, IndexError):  # stores of other programs may have any provenance
+        return None, None
+    return window, known.get("field") if isinstance(window, Percentiles) else None
 
 
 @dataclass(frozen=True)
@@ -147,8 +136,8 @@ class Experiment:
     parts: Mapping[str, Description]
     """Descriptions of train, val and test of the first seed."""
     notes: tuple[str, ...]
-    attribution: tuple[str, ...] = ()
-    """Sentences about the origin of the scans, with whom to cite."""
+    manifest: Manifest | None
+    """Of the scans that were encoded, to show their slices, and whom to cite."""
 
 
 def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
@@ -163,16 +152,13 @@ def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
         experiment.measures.write(study.folder, "measures")
     for method, tables in experiment.sensitivity.items():
         tables.write(study.folder / SENSITIVITY, method)
-    images = None if manifest is None else Images(manifest, experiment.predictions[0].scans)
     path = study.folder / REPORT_PAGE
-    write_atomically(path, experiment_page(experiment, images).encode())
+    write_atomically(path, experiment_page(experiment).encode())
     return path
 
 
 def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
     """Reads the complete runs of a study's folder and compares their methods."""
-    from normal_guidance.scans.index.sources import SOURCES
-
     dataset, results = study.dataset, collect(study.folder, study.dataset.name)
     complete = tuple(find_results(study.folder, dataset.name))
     predictions = read_study_predictions(study.folder, dataset)
@@ -180,7 +166,6 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
         raise UserError(_why_nothing(study, complete, results))
     compared = [method for method in (*COMPARED, CEILING) if all(method in split.predictions for split in predictions)]
     shown, notes = _compare(predictions, compared, dataset)
-    source = None if manifest is None else SOURCES.get(manifest.about.get("source", ""))
     return Experiment(
         study=study,
         complete=complete,
@@ -195,7 +180,7 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
         },
         parts={part: describe_scans(dataset.draw(predictions[0].seed, part)) for part in PARTS},
         notes=(*notes, *_notes_on_data(study, results, predictions)),
-        attribution=() if source is None else source.attribution,
+        manifest=manifest,
     )
 
 
@@ -295,9 +280,11 @@ def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
     return torch.cat(parts)
 
 
-def experiment_page(experiment: Experiment, images: Images | None = None) -> str:
+def experiment_page(experiment: Experiment) -> str:
     """Draws the figures into the study's folder and returns the page as HTML."""
-    folder = experiment.study.folder / FIGURES
+    from normal_guidance.scans.index.sources import SOURCES
+
+    folder, manifest = experiment.study.folder / FIGURES, experiment.manifest
     make_folder(folder)
     name = experiment.study.dataset.name
     splits = len(experiment.predictions)
@@ -308,13 +295,14 @@ def experiment_page(experiment: Experiment, images: Images | None = None) -> str
         ),
         html.paragraph("; ".join(experiment.results.about_lines()[:3]), note=True),
     ]
-    if experiment.attribution:
-        lead.append(html.paragraph(" ".join(experiment.attribution), note=True))
+    source = None if manifest is None else SOURCES.get(manifest.about.get("source", ""))
+    if source is not None and source.attribution:
+        lead.append(html.paragraph(" ".join(source.attribution), note=True))
     sections = [
         Section("Findings", list(_findings(experiment))),
         Section("Tables", list(_tables(experiment, folder))),
         Section("Differences", list(_differences(experiment, folder))),
-        Section("Attention", list(_attention(experiment, folder, images))),
+        Section("Attention", list(_attention(experiment, folder))),
         Section("Sensitivity", list(_sensitivity(experiment, folder))),
         Section("Data", list(_data(experiment, folder))),
         Section("Training", list(_training(experiment, folder))),
@@ -389,10 +377,10 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
         yield html.details(grid.title, Grid("", "", grid.header, grid.rows).html())
 
 
-def _attention(experiment: Experiment, folder: Path, images: Images | None) -> Iterator[str]:
+def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
     if not experiment.predictions:
         return
-    first = experiment.predictions[0]
+    first, manifest = experiment.predictions[0], experiment.manifest
     methods = [method for row in PANELS for method in row if method in first.predictions]
     lengths = first.scans.lengths.tolist()
     labels: Sequence[Tensor | None] = [None] * len(lengths)
@@ -412,7 +400,7 @@ def _attention(experiment: Experiment, folder: Path, images: Images | None) -> I
             title=_literal(first.scans.scan_ids[number]),
             attention={method: first.predictions[method].attention[rows[number]] for method in methods},
             slice_labels=labels[number],
-            thumbnails=None if images is None else images.thumbnails(first.scans.scan_ids[number]),
+            thumbnails=None if manifest is None else thumbnails(manifest, first.scans, first.scans.scan_ids[number]),
         )
         for number in chosen
     ]
