@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
-    from normal_guidance.scans.features.preprocessing import Statistics, Window
+    from normal_guidance.scans.features.preprocessing import Statistics
+    from normal_guidance.scans.features.windows import Window
     from normal_guidance.scans.index.manifest import Manifest
 
 
@@ -100,8 +101,9 @@ def encode(
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding_job import REPORT
     from normal_guidance.scans.features.encoding_machine import EncodingOptions
-    from normal_guidance.scans.features.preprocessing import Preprocessing, default_window, parse_windows
+    from normal_guidance.scans.features.preprocessing import Preprocessing
     from normal_guidance.scans.features.store import DTYPES as TORCH_DTYPES
+    from normal_guidance.scans.features.windows import default_window, parse_windows
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.scans.index.splits import read_parts
     from normal_guidance.scans.index.volumes import read_volume
@@ -150,7 +152,7 @@ def encode(
 
 def modality_line(manifest: Manifest, windows: Sequence[Window | None]) -> str:
     """Return a warning where a window for MR meets NIfTI scans that count as CT; empty otherwise."""
-    from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
+    from normal_guidance.scans.features.windows import WINDOWS, Percentiles
 
     kinds = zip(manifest.table["kind"].to_pylist(), manifest.table["modality"].to_pylist(), strict=True)
     count = sum(kind == ("nifti", "CT") for kind in kinds)

@@ -112,10 +112,9 @@ def trust(
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.fit.bundle import BUNDLE
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
-    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page, verdict_table
+    from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table
 
     choose_one_of("--by", by, BY)
     where = choose_execution(device, "auto").device
@@ -124,8 +123,7 @@ def trust(
         options: dict[str, Any] = {"store": store, "split": split, "part": part, "by": by, "device": where}
         options["watch"] = lambda done: status.update(f"Testing: {done:.0%}")
         refuse_several(run)
-        is_bundle = (run / BUNDLE).is_file()
-        trusted = examine_bundle(run, **options) if is_bundle else examine_run(run, group=group, **options)
+        trusted = examine_saved(run, group=group, **options)
     make_folder(out)
     if trusted.curves is not None:
         draw_trust(trusted.curves, out / "trust.png", by=trusted.by)
