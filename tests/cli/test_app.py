@@ -51,6 +51,15 @@ def test_paragraphs_of_help_are_not_broken():
         assert not re.search(r"[^\n]\n[^\n]", command.help), command.name
 
 
+def test_every_option_says_what_it_means():
+    """A help text under another name than that of the parameter would be lost."""
+    groups = [typer.main.get_command(app)]
+    for group in groups:
+        for command in group.commands.values():
+            groups += [command] if hasattr(command, "commands") else []
+            assert [param.name for param in command.params if not (param.help or param.hidden)] == [], command.name
+
+
 def test_no_arguments_shows_help():
     assert "Usage" in runner.invoke(app, []).output
 
