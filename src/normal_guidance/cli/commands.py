@@ -46,7 +46,7 @@ class Commands(CommandGroup):
                 ending = endings.ending_of(error)
                 if ending is None or not outermost:
                     raise
-                endings.tell(ending, error, lambda line: typer.secho(line, fg=typer.colors.RED, err=True))
+                endings.print_ending(ending, error, lambda line: typer.secho(line, fg=typer.colors.RED, err=True))
                 raise typer.Exit(ending.code) from error
 
 

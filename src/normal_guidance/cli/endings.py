@@ -198,8 +198,8 @@ def _is_output(error: BaseException) -> bool:
         return False
     missing = Path(path).absolute()
     return any(
-        one == out or (one.parent == out.parent and one.name.lstrip(".").startswith(f"{out.name}."))
-        for one in (missing, *missing.parents)
+        file == out or (file.parent == out.parent and file.name.lstrip(".").startswith(f"{out.name}."))
+        for file in (missing, *missing.parents)
     )
 
 
@@ -377,12 +377,12 @@ def _end(error: BaseException) -> int:
     if ending is None:
         ending = BUG
         sys.excepthook(type(error), error, error.__traceback__)
-    tell(ending, error)
+    print_ending(ending, error)
     _give_up_output()
     return ending.code
 
 
-def tell(ending: Ending, error: BaseException, style: Callable[[str], object] | None = None) -> None:
+def print_ending(ending: Ending, error: BaseException, style: Callable[[str], object] | None = None) -> None:
     """Print the line about an ending; signals that follow no longer interrupt."""
     _signals.ended.set()
     _say(line_of(ending, error), style or _plain)
