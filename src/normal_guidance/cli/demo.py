@@ -15,7 +15,6 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
-import click
 import typer
 
 from normal_guidance.base.errors import UserError
@@ -38,6 +37,7 @@ COLUMNS = 72
 
 
 def demo(
+    context: typer.Context,
     out: Out = Path("demo-output"),
     scans: Annotated[int, typer.Option(min=40)] = 120,
     seed: Annotated[int, typer.Option(min=0, max=2**31)] = 1001,
@@ -62,7 +62,7 @@ def demo(
     )
     planned = stages(out, scans, seed)
     for number, stage in enumerate(planned, start=1):
-        _run_stage(console, stage, f"{number}/{len(planned)}")
+        _run_stage(context, console, stage, f"{number}/{len(planned)}")
     for line in (*_new_scan_lines(out), *_place_lines(out)):
         console.print(line)
     console.print(f"\nAll of it took {time.monotonic() - begin:.0f} s.")
@@ -141,7 +141,7 @@ def _open(out: Path, options: Mapping[str, Any]) -> None:
         raise UserError(f"{out} holds another demo: {changed}; choose another folder (-o), or delete it first")
 
 
-def _run_stage(console: Console, stage: Stage, number: str) -> None:
+def _run_stage(context: typer.Context, console: Console, stage: Stage, number: str) -> None:
     """Run a stage, unless its result exists."""
     console.print(f"\n{number}  {stage.title}", style="bold")
     for line in command_lines(stage.words):
@@ -150,11 +150,11 @@ def _run_stage(console: Console, stage: Stage, number: str) -> None:
         console.print(f"     done before: {stage.made}")
         return
     begin = time.monotonic()
-    printed, command, code = io.StringIO(), click.get_current_context().find_root().command, 0
+    printed, command, code = io.StringIO(), context.find_root().command, 0
     with console.status(stage.words[0]), redirect_stdout(printed):
         try:  # `main` would turn an interrupt into an exit code
-            with command.make_context("nguide", list(stage.words)) as context:
-                command.invoke(context)
+            with command.make_context("nguide", list(stage.words)) as inner:
+                command.invoke(inner)
         except typer.Exit as end:
             code = end.exit_code
     for line in result_lines(printed.getvalue()):
