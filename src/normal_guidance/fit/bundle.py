@@ -364,7 +364,7 @@ class Bundle:
             "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
             "repair": self.repair,
             "expects": self.expects.as_json(),
-            "operation": self.operation.as_json(),
+            "operation": asdict(self.operation),
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
             **({} if self.finding is None else {"finding": self.finding.as_json()}),

@@ -37,7 +37,7 @@ from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
 from normal_guidance.show.text_tables import digits, interval
-from normal_guidance.statistics.calibration import Counts, wilson
+from normal_guidance.statistics.calibration import CallCounts, wilson
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
@@ -145,7 +145,7 @@ def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
     return "\n".join([*title, *(table if rows else ["Nothing was measured."]), "", note])
 
 
-def _shares(part: str, counts: Counts, threshold: float) -> list[tuple[str, str]]:
+def _shares(part: str, counts: CallCounts, threshold: float) -> list[tuple[str, str]]:
     """Sensitivity and specificity with the intervals of Wilson, 1927."""
     pairs = (("sensitivity", counts.found, counts.positive), ("specificity", counts.spared, counts.negative))
     return [

@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from typing import Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.core.metrics import localization, scan_level
-
-# The four numbers of the paper's tables for one method on one set of scans.
-
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
 
@@ -26,8 +22,8 @@ METRICS: tuple[Metric, ...] = get_args(Metric)
 
 
 @runtime_checkable
-class Labelled(Protocol):
-    """A set of labelled scans, such as `Bags` or a feature store."""
+class TestedScans(Protocol):
+    """Labelled scans with ids of scans and patients, such as `Bags` or a feature store."""
 
     @property
     def lengths(self) -> Int[Tensor, "scans"]: ...
@@ -35,6 +31,10 @@ class Labelled(Protocol):
     def labels(self) -> Int[Tensor, "scans"]: ...
     @property
     def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Scores:
 
 
 def score(
-    bags: Labelled, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+    bags: TestedScans, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
     """The scores of one method; `scan_scores` is None for a method without scan scores."""
     if bags.slice_labels is None:
@@ -71,16 +71,6 @@ def score(
 
 
 PerScan = Float64[np.ndarray, "scans"]
-
-
-@runtime_checkable
-class NamedScans(Labelled, Protocol):
-    """Labelled scans with ids of scans and patients, such as `Bags` or a feature store."""
-
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -113,24 +103,21 @@ class SplitResults:
         if not self.methods:
             raise UserError("no method was tested; give at least one")
         for method, measured in self.methods.items():
-            self._check(method, measured)
-
-    def _check(self, method: str, measured: MethodResults) -> None:
-        values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
-        for name, value in values.items():
-            if value is not None and len(value) != len(self.labels):
-                raise UserError(f"{method!r} has {len(value)} {name} for {len(self.labels)} scans; give one for each")
-        for name in ("auroc", "auprc"):
-            # A paired comparison needs the same scans; if only one method has NaN, its slice scores hold NaN.
-            differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
-            if len(differs):
-                raise UserError(
-                    f"scan {self.scan_ids[differs[0]]!r} has a localization {name} by some methods and not by others "
-                    f"({method!r} among them); all methods must score all slices of the same scans"
-                )
-        if measured.scan_scores is not None and np.isnan(measured.scan_scores).any():
-            scan = self.scan_ids[int(np.isnan(measured.scan_scores).argmax())]
-            raise UserError(f"{method!r} has no score for scan {scan!r}; score all scans or none")
+            values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
+            for name, value in values.items():
+                if value is not None and len(value) != scans:
+                    raise UserError(f"{method!r} has {len(value)} {name} for {scans} scans; give one for each")
+            for name in ("auroc", "auprc"):
+                # A paired comparison needs the same scans; if only one method has NaN, its slice scores hold NaN.
+                differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
+                if len(differs):
+                    raise UserError(
+                        f"scan {self.scan_ids[differs[0]]!r} has a localization {name} by some methods and not by "
+                        f"others ({method!r} among them); all methods must score all slices of the same scans"
+                    )
+            if measured.scan_scores is not None and np.isnan(measured.scan_scores).any():
+                scan = self.scan_ids[int(np.isnan(measured.scan_scores).argmax())]
+                raise UserError(f"{method!r} has no score for scan {scan!r}; score all scans or none")
 
     @property
     def localized(self) -> Bool[np.ndarray, "scans"]:
@@ -139,7 +126,7 @@ class SplitResults:
 
 
 def split_results(
-    scans: NamedScans,
+    scans: TestedScans,
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:
@@ -150,22 +137,18 @@ def split_results(
     """
     if unknown := [method for method in scan_scores if method not in slice_scores]:
         raise UserError(f"{unknown[0]!r} scores scans but no slices; give its slice scores, or leave it out")
-    count = len(scans.labels)
-    rocs, prcs = np.full((len(slice_scores), count), np.nan), np.full((len(slice_scores), count), np.nan)
-    if scans.slice_labels is not None:
-        for i, scores in enumerate(slice_scores.values()):
-            found = localization(scores, scans.slice_labels, scans.lengths)
-            kept = found.kept.cpu().numpy()
-            rocs[i, kept], prcs[i, kept] = found.auroc.cpu().numpy(), found.auprc.cpu().numpy()
-    measured = {
-        method: MethodResults(rocs[i], prcs[i], _scan_scores(scan_scores.get(method)))
-        for i, method in enumerate(slice_scores)
-    }
-    return SplitResults(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), measured)
-
-
-def _scan_scores(scores: Tensor | None) -> PerScan | None:
-    return None if scores is None or scores.isnan().all() else scores.detach().cpu().to(torch.float64).numpy()
+    tested: dict[str, MethodResults] = {}
+    for method, scores in slice_scores.items():
+        auroc, auprc = np.full((2, len(scans.labels)), np.nan)
+        if scans.slice_labels is not None:
+            localized = localization(scores, scans.slice_labels, scans.lengths)
+            kept = localized.kept.cpu().numpy()
+            auroc[kept], auprc[kept] = localized.auroc.cpu().numpy(), localized.auprc.cpu().numpy()
+        of_scans = scan_scores.get(method)
+        if of_scans is not None:
+            of_scans = None if of_scans.isnan().all() else of_scans.detach().cpu().double()
+        tested[method] = MethodResults(auroc, auprc, None if of_scans is None else of_scans.numpy())
+    return SplitResults(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), tested)
 
 
 @dataclass(frozen=True)
@@ -215,9 +198,6 @@ def _check_agreement(splits: Sequence[SplitResults]) -> None:
                 )
 
 
-# Packed scans as the measures need them: where each scan starts and stops, and its attention in whole numbers.
-
-
 UNITS = 2**40
 """The sum of a scan's attention as whole numbers. Sums of whole numbers are exact in any order, on any device and after
 any number of scans; 64 bits have room for 8 million scans."""
@@ -264,9 +244,9 @@ def whole_numbers(attention: Float[Tensor, "slices"], scans: PackedScans) -> Int
     attention = attention.detach().double()
     wrong = ~(attention.isfinite() & (attention >= 0))
     if wrong.any():
-        scan, place = scans.locate(wrong)
+        scan, index = scans.locate(wrong)
         raise UserError(
-            f"scan {scan}, slice {place}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
+            f"scan {scan}, slice {index}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
             "pass attention, not its logarithm, of a model that has not diverged"
         )
     total = scans.reduce(attention, "sum")

@@ -31,11 +31,10 @@ from normal_guidance.statistics.differences import (
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
 from normal_guidance.statistics.split_results import (
-    Labelled,
     MethodResults,
-    NamedScans,
     Patients,
     SplitResults,
+    TestedScans,
     patients_of,
 )
 from normal_guidance.sweep.batches import Scans, in_batches
@@ -216,7 +215,7 @@ class Varied:
 class Bootstrap:
     """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
 
-    def __init__(self, scans: NamedScans) -> None:
+    def __init__(self, scans: TestedScans) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
         counts = [
@@ -719,7 +718,7 @@ def untrained_copies(model: nn.Module) -> Untrained:
 def judge_randomizing(
     own: ScanPredictions,
     others: Sequence[ScanPredictions],
-    scans: Labelled,
+    scans: TestedScans,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
@@ -793,7 +792,7 @@ def _mean_correlation(
 
 
 def _localization(
-    own: ScanPredictions, others: Sequence[ScanPredictions], scans: Labelled
+    own: ScanPredictions, others: Sequence[ScanPredictions], scans: TestedScans
 ) -> dict[str, Estimate | float]:
     assert scans.slice_labels is not None
     labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
@@ -875,7 +874,7 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Trust
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: TestedScans, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
     number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
@@ -942,7 +941,7 @@ def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
     return caveats
 
 
-def _deletion_localization(own: ScanPredictions, scans: Labelled, bootstrap: Bootstrap) -> Estimate | None:
+def _deletion_localization(own: ScanPredictions, scans: TestedScans, bootstrap: Bootstrap) -> Estimate | None:
     if scans.slice_labels is None:
         return None
     found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
