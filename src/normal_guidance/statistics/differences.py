@@ -1,7 +1,7 @@
 """Tests of the difference between two methods: claims, intervals, p-values, and sentences for a report.
 
 A difference is averaged over the splits.  Its standard error comes from a bootstrap over patients, and Student's t
-turns it into the interval and the p-value, so that the two never contradict each other.  For scan AUROC the p-value uses
+turns it into the interval and the p-value, so that the two never contradict each other.  The p-value of scan AUROC uses
 DeLong's standard error.  Holm's correction covers all claims about one metric.
 """
 
