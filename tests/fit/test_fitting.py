@@ -19,7 +19,7 @@ from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
 from normal_guidance.fit.bundle import bundle_run, load_bundle
-from normal_guidance.fit.fit_committee import Plan
+from normal_guidance.fit.fit_committee import FoldPlan
 from normal_guidance.fit.fit_page import PredictedScans, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
@@ -37,7 +37,7 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import read_predictions
 
-QUICK = Plan(folds=3)
+QUICK = FoldPlan(folds=3)
 
 
 def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:

@@ -7,7 +7,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit.fit_committee import Plan
+from normal_guidance.fit.fit_committee import FoldPlan
 from normal_guidance.fit.measured import (
     Held,
     PromisedIntervals,
@@ -101,7 +101,7 @@ def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pyt
         monkeypatch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
-        found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), Plan(folds=3))
+        found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), FoldPlan(folds=3))
         fresh = shifted_mean(
             100, seed=1000 + seed, features=4, shift=1.5
         )  # others each time, so that fits are independent

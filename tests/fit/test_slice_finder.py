@@ -16,7 +16,7 @@ import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.fit import measured as measured_fit
-from normal_guidance.fit.fit_committee import Plan, fit_committee
+from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.calibration import choose_operation
@@ -56,7 +56,7 @@ def test_it_is_a_top_level_name():
 
 
 def test_it_is_the_committee_with_its_calibration(train: Bags, new: Bags, finder: SliceFinder):
-    fit = fit_committee(train, train.patient_ids, Plan(folds=3))
+    fit = fit_committee(train, train.patient_ids, FoldPlan(folds=3))
     operation = choose_operation(fit.logits, train.labels, scans="out-of-fold")
     own = fit.committee(new.features, new.lengths)
     np.testing.assert_allclose(finder.decision_function(new), own.logit, rtol=1e-6)

@@ -16,7 +16,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DRAWN, REFERENCES
-from normal_guidance.fit.fit_committee import Plan, fit_committee
+from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study import drawn as lidc_positions
@@ -267,14 +267,16 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path: Path, monkeypatch: 
     """Its scores are those of a committee of training and validation scans; a complete one is not fitted again."""
     data = StudyData("own", _separable, (5,), None, has_supervision=False)
     study = Study(data, tmp_path, ("centered_gaussian", COMMITTEE), (5,))
-    monkeypatch.setattr(study_module, "make_plan", lambda labels, patients, seed: Plan(folds=3, repeats=1, seed=seed))
+    monkeypatch.setattr(
+        study_module, "make_plan", lambda labels, patients, seed: FoldPlan(folds=3, repeats=1, seed=seed)
+    )
     train_study(study)
     (_, found) = sorted(find_results(tmp_path, "own"), key=lambda one: one.method == COMMITTEE)
     train, val, test = data.parts(5)
     names = ("features", "lengths", "labels")
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]
-    committee = fit_committee(both, patients, Plan(folds=3, repeats=1, seed=5)).committee
+    committee = fit_committee(both, patients, FoldPlan(folds=3, repeats=1, seed=5)).committee
     want = score(test, (prediction := predict_bags(committee, test)).slice_scores, prediction.logit)
     assert found.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert found.scores.scan_auroc == pytest.approx(want.scan_auroc)

@@ -11,7 +11,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.fit.fit_committee import (
     CommitteeFit,
-    Plan,
+    FoldPlan,
     fit_committee,
     make_plan,
 )
@@ -96,7 +96,7 @@ SETS = {
 
 def fitted(scans: Bags) -> CommitteeFit:
     plan = make_plan(scans.labels.tolist(), names(scans))
-    return fit_committee(scans, names(scans), Plan(min(3, plan.folds), repeats=1))
+    return fit_committee(scans, names(scans), FoldPlan(min(3, plan.folds), repeats=1))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -135,7 +135,7 @@ def test_features_that_say_nothing_give_the_prior_and_the_frequency() -> None:
 def test_one_patient_with_most_scans_stays_in_one_fold() -> None:
     scans = planted()
     patients = ["A" if number < 80 else str(number) for number in range(len(scans))]
-    found = fit_committee(scans, patients, Plan(3))
+    found = fit_committee(scans, patients, FoldPlan(3))
     assert len(found.folds[0, :80].unique()) == 1
     assert auroc(found.logits[:80], scans.labels[:80]) > 0.95
     assert auroc(found.logits[80:], scans.labels[80:]) > 0.9

@@ -1,4 +1,4 @@
-r"""Fits members of a committee (`training.committee`) that look for one kind of places, out of fold.
+r"""Fits members of a committee (`committee.py`) that look for one kind of places, out of fold.
 
 Attention and weights depend on each other, so they are found in turns.  Attention begins as the prior of the places.
 A penalised logistic regression on each scan's features, pooled under its attention, gives weights.  Scans that it has
@@ -23,16 +23,8 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places, ScanPlaces
 from normal_guidance.core.layout import Layout
-from normal_guidance.fit.committee import look
+from normal_guidance.fit.committee import attend
 from normal_guidance.statistics.calibration import Lines, fit_lines
-
-# Penalised logistic regressions, many at once: each has its own rows, penalty and training scans.
-# $$ \min_{w, c} \; \operatorname{mean}_{i \in \text{chosen}} \log(1 + e^{-y_i (w^\top x_i + c)})
-#    + \tfrac{\text{ridge}}{2} \lVert w \rVert^2 + \text{lasso} \lVert w \rVert_1 $$
-# The problem is convex: it has one solution, which no seed and no learning rate changes.  Few inputs without a lasso
-# are solved by Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot
-# (O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
-
 
 STEPS = 2000
 """The most steps; a few hundred are usual."""
@@ -58,7 +50,14 @@ def fit_logistic(
     ridge: Float[Tensor, "models"],
     lasso: Float[Tensor, "models"],
 ) -> tuple[Float64[Tensor, "models inputs"], Float64[Tensor, "models"]]:
-    """The weights and biases of all models; the bias is not penalised.
+    r"""The weights and biases of penalised logistic regressions, many at once; the bias is not penalised.
+
+    $$ \min_{w, c} \; \operatorname{mean}_{i \in \text{chosen}} \log(1 + e^{-y_i (w^\top x_i + c)})
+       + \tfrac{\text{ridge}}{2} \lVert w \rVert^2 + \text{lasso} \lVert w \rVert_1 $$
+
+    The problem is convex: no seed and no learning rate changes its solution.  Few inputs without a lasso are solved by
+    Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot (O'Donoghue
+    and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
 
     Args:
         rows: of each model, or of all.
@@ -71,8 +70,8 @@ def fit_logistic(
     weights, bias = rows.new_zeros(len(share), rows.shape[-1]), rows.new_zeros(len(share))
     for some, solve in ((smooth, _by_newton), (~smooth, _by_proximal_steps)):
         if some.any():
-            own = rows if rows.ndim == 2 or some.all() else rows[some]
-            weights[some], bias[some] = solve(own, targets, share[some], ridge[some], lasso[some])
+            theirs = rows if rows.ndim == 2 or some.all() else rows[some]
+            weights[some], bias[some] = solve(theirs, targets, share[some], ridge[some], lasso[some])
     return weights, bias
 
 
@@ -244,14 +243,17 @@ def fit_evidence(
     for _ in range(turns):
         weights = _regress(scans, chunks, training, penalties, last)
         windows = [chunk.own_windows(weights, folds) for chunk in chunks]
-        factors = FACTORS.to(device) / _size(windows, scans)[:, None]
+        squares = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
+        size = squares.div(len(scans.features)).sqrt().clamp_min(1e-300)  # the root mean square of the evidence
+        factors = FACTORS.to(device) / size[:, None]
         tried = [power * chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
         scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
         for chunk, own in zip(chunks, windows, strict=True):
-            log_a, found = look(chunk.places, scale[folds[chunk.scans]][:, :, None] * own, certain[folds[chunk.scans]])
-            odds.append(found)
+            fold = folds[chunk.scans]
+            log_a, of_scans = attend(chunk.places, scale[fold][:, :, None] * own, certain[fold])
+            odds.append(of_scans)
             attention[:, chunk.slices] = chunk.places.layout.restore(log_a.exp()).float()
         last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds)
         made.append(last.to("cpu"))
@@ -275,8 +277,8 @@ class _Chunk(NamedTuple):
         self, weights: Float64[Tensor, "folds penalties inputs"], folds: Int[Tensor, "scans"]
     ) -> Float64[Tensor, "bags penalties longest"]:
         """The evidence of every window by the weights of the scan's own fold, which were not trained on it."""
-        found = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
-        return found[torch.arange(len(found), device=folds.device), folds[self.scans]]
+        evidence = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
+        return evidence[torch.arange(len(evidence), device=folds.device), folds[self.scans]]
 
     def odds_by_factor(
         self, windows: Float64[Tensor, "bags penalties longest"], factors: Float64[Tensor, "penalties factors"]
@@ -287,27 +289,20 @@ class _Chunk(NamedTuple):
 
 def _chunks(scans: Bags, places: Places) -> list[_Chunk]:
     """Scans sorted by length, so that little is padded, in chunks of at most `SCANS_AT_ONCE` and `ROWS_AT_ONCE`."""
-    starts, order, found = scans.lengths.cumsum(0) - scans.lengths, scans.lengths.argsort(stable=True), []
+    starts, order, chunks = scans.lengths.cumsum(0) - scans.lengths, scans.lengths.argsort(stable=True), []
     while len(order):
         rows = scans.lengths[order] * torch.arange(1, len(order) + 1, device=order.device)  # padded to the longest
-        own = order[: max(1, min(SCANS_AT_ONCE, int((rows <= ROWS_AT_ONCE).sum())))]
-        layout = Layout.packed(scans.lengths[own])
-        slices = (starts[own][:, None] + torch.arange(layout.longest, device=own.device))[layout.mask]
-        found.append(_Chunk(own, slices, scans.features[slices], places.of(layout)))
-        order = order[len(own) :]
-    return found
+        some = order[: max(1, min(SCANS_AT_ONCE, int((rows <= ROWS_AT_ONCE).sum())))]
+        layout = Layout.packed(scans.lengths[some])
+        slices = (starts[some][:, None] + torch.arange(layout.longest, device=some.device))[layout.mask]
+        chunks.append(_Chunk(some, slices, scans.features[slices], places.of(layout)))
+        order = order[len(some) :]
+    return chunks
 
 
 def _scatter(chunks: Sequence[_Chunk], values: Sequence[Tensor]) -> Tensor:
     """The values of all scans in their own order."""
-    found = torch.cat(list(values))
-    return found[torch.cat([chunk.scans for chunk in chunks]).argsort()]
-
-
-def _size(windows: Sequence[Tensor], scans: Bags) -> Float64[Tensor, "penalties"]:
-    """The root mean square of the windows' evidence."""
-    total = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
-    return total.div(len(scans.features)).sqrt().clamp_min(1e-300)
+    return torch.cat(list(values))[torch.cat([chunk.scans for chunk in chunks]).argsort()]
 
 
 def _lines(
@@ -373,7 +368,7 @@ def _regress(
     """Weights for each fold and penalty, from features pooled under the attention of the turn before."""
     folds, count, inputs = len(training), len(penalties), scans.width
     strengths = torch.tensor(
-        [[one.of(int(own.sum()), inputs) for one in penalties] for own in training],
+        [[penalty.of(int(chosen.sum()), inputs) for penalty in penalties] for chosen in training],
         dtype=torch.float64,
         device=training.device,
     )
@@ -381,12 +376,11 @@ def _regress(
     found = []
     for some in torch.arange(folds, device=training.device).split(together):
         if before is None:  # attention is the prior, for all alike
-            nothing = strengths.new_zeros(1, inputs)
-            rows, scale = _standardised(_pool(chunks, nothing, nothing[:, 0])[0])
+            members = strengths.new_zeros(1, inputs), strengths.new_zeros(1)
         else:
-            rows, scale = _standardised(
-                _pool(chunks, before.weights[some].flatten(0, 1), before.sharpness[some].flatten())
-            )
+            members = before.weights[some].flatten(0, 1), before.sharpness[some].flatten()
+        pooled = _pool(chunks, *members)
+        rows, scale = _standardised(pooled[0] if before is None else pooled)
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
         found.append((weights / scale).view(len(some), count, inputs))
@@ -405,7 +399,7 @@ def _pool(
     """The features of every scan, pooled under each member's attention."""
     pooled = []
     for chunk in chunks:
-        log_a, _ = look(chunk.places, chunk.windows(weights), sharpness)
+        log_a, _ = attend(chunk.places, chunk.windows(weights), sharpness)
         pooled.append(chunk.places.layout.pool(log_a.exp(), chunk.rows))
     return _scatter(chunks, pooled).movedim(1, 0).double()
 

@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import write_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction, attention_per_head
@@ -125,7 +125,17 @@ def export_model(
     width = checked_whole("features", width)
     if known not in (None, width):
         raise UserError(f"features is {width}, but {type(model).__name__} takes {known} a slice; leave features out")
-    _try(model, width)
+    try:
+        with torch.no_grad():
+            OneScan(deepcopy(model).float().cpu().eval())(torch.zeros(EXAMPLE, width))
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:  # the exporter's own words name lines of other programs
+        raise UserError(
+            f"{type(model).__name__} does not take a scan of {width} features a slice "
+            f"({shorten(' '.join(str(error).split()), 200)}); correct features=, or give a model that takes (features, "
+            "bags) as those of build_model do"
+        ) from error
     return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
 
 
@@ -136,22 +146,6 @@ def _width(model: nn.Module) -> int | None:
         if width is not None:
             return int(width)
     return None
-
-
-def _try(model: nn.Module, features: int) -> None:
-    """Refuse a model that does not take one scan; the exporter's own words about it name lines of other programs."""
-    graph = OneScan(deepcopy(model).float().cpu().eval())
-    try:
-        with torch.no_grad():
-            graph(torch.zeros(EXAMPLE, features))
-    except UserError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{type(model).__name__} does not take a scan of {features} features a slice "
-            f"({shorten(' '.join(str(error).split()), 200)}); correct features=, or give a model that takes (features, "
-            "bags) as those of build_model do"
-        ) from error
 
 
 def write_graph(
@@ -173,7 +167,11 @@ def write_graph(
         raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it, such as {path / f'model{path.suffix}'}")
-    _check_metadata(metadata)
+    for name, value in metadata.items():
+        if name in OWN:
+            raise UserError(f"metadata has {name!r}, which the file says of itself; choose another name")
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"metadata {name!r} is {value!r}; give names and values as text, such as {str(value)!r}")
     if path.suffix == ONNX:
         require_export()
     about = {"normal_guidance": __version__, "features": str(features), "outputs": ",".join(outputs), **metadata}
@@ -182,20 +180,17 @@ def write_graph(
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / path.name
         if path.suffix == ONNX:
-            _write_onnx(program, draft, outputs, about)
+            names: dict[str, Any] = {"input_names": ["features"], "output_names": list(outputs)}
+            with _quiet():
+                made = torch.onnx.export(program, external_data=False, verbose=False, **names)
+            assert made is not None
+            made.model.metadata_props.update(about)
+            made.save(draft, external_data=False)
         else:
             torch.export.save(program, draft, extra_files={METADATA: json.dumps(about)})
         prove(draft, graph, features, outputs)
         write_atomically(path, draft.read_bytes())
     return path
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    for name, value in metadata.items():
-        if name in OWN:
-            raise UserError(f"metadata has {name!r}, which the file says of itself; choose another name")
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise UserError(f"metadata {name!r} is {value!r}; give names and values as text, such as {str(value)!r}")
 
 
 def trace(graph: nn.Module, features: int) -> ExportedProgram:
@@ -211,20 +206,6 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
             f"{type(graph).__name__} cannot be traced for any number of slices ({reason} ...); write its forward pass "
             "without Python branches on the slices"
         ) from error
-
-
-def _write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str], about: Mapping[str, str]) -> None:
-    with _quiet():
-        made = torch.onnx.export(
-            program,
-            input_names=["features"],
-            output_names=list(outputs),
-            external_data=False,
-            verbose=False,
-        )
-    assert made is not None
-    made.model.metadata_props.update(about)
-    made.save(path, external_data=False)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -302,15 +283,10 @@ def relative_difference(found: Tensor, wanted: Tensor, least: float = 0.0) -> fl
 
 def require_export() -> None:
     """Refuse to go on without the packages that write and run ONNX."""
-    try:
+    with importing("export", f"ONNX needs onnx, onnxruntime and onnxscript, a file that ends in {PROGRAM} does not"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"ONNX needs the package {error.name}; install it: {install_command('export')}, "
-            f"or write a file that ends in {PROGRAM}"
-        ) from error
 
 
 @contextmanager
@@ -328,19 +304,16 @@ def _unchecked() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without the exporters' notes about torchvision, opsets and files of their own."""
     noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [one.level for one in noisy]
+    levels = [logger.level for logger in noisy]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for one in noisy:
-            one.setLevel(logging.ERROR)
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for one, level in zip(noisy, levels, strict=True):
-                one.setLevel(level)
-
-
-# A bundle as one file for other programs: from a scan's features to what `nguide predict` gives.
+            for logger, level in zip(noisy, levels, strict=True):
+                logger.setLevel(level)
 
 
 OUTPUTS = ("probability", "logit", "attention")

@@ -1,4 +1,4 @@
-"""From scans and their labels to a committee (`training.committee`), with nothing to choose.
+"""From scans and their labels to a committee (`committee.py`), with nothing to choose.
 
 Every kind of places, penalty and turn is a setting.  All are fitted in folds by patient, and compared by the
 log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
@@ -24,7 +24,7 @@ from normal_guidance.base.system import LARGEST_SEED
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places
-from normal_guidance.fit.committee import COMPONENTS, Committee, Scaling, fit_scaling, prior_attention, shares
+from normal_guidance.fit.committee import COMPONENTS, LEARNED, Committee, Scaling, fit_scaling, prior_attention, shares
 from normal_guidance.fit.evidence import (
     TURNS,
     Fitted,
@@ -63,7 +63,7 @@ Kind = tuple[Places, float]
 
 
 @dataclass(frozen=True)
-class Plan:
+class FoldPlan:
     """How a committee is fitted; `make_plan` decides it.
 
     Args:
@@ -100,7 +100,7 @@ class Setting:
         return self.places.whole_scan
 
 
-class Choice(NamedTuple):
+class KeptSettings(NamedTuple):
     """Which settings are in the committee, and why; `choose` makes it."""
 
     kept: tuple[int, ...]
@@ -118,9 +118,9 @@ class CommitteeFit:
     """A fitted committee, and what its members say of scans that they have not seen."""
 
     committee: Committee
-    plan: Plan
+    plan: FoldPlan
     settings: tuple[Setting, ...]
-    choice: Choice
+    choice: KeptSettings
     folds: Int[Tensor, "repeats scans"]
     member_folds: Int[Tensor, "members two"]
     """The repeat and the fold that each member was not trained on."""
@@ -130,10 +130,12 @@ class CommitteeFit:
     """Out of fold."""
 
 
-def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> Plan:
+def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> FoldPlan:
     """Decide how to fit these scans; too few are refused."""
     seed = checked_whole("seed", seed, 0, LARGEST_SEED)
-    patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
+    patients = [
+        {patient for patient, label in zip(patient_ids, labels, strict=True) if label == wanted} for wanted in (1, 0)
+    ]
     least = min(map(len, patients))
     if least < LEAST:
         positive, named = sum(labels), len(set(patient_ids)) < len(labels)
@@ -142,13 +144,13 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
             f"{len(patients[1])}; at least {LEAST} patients of each are needed: add labelled scans of other patients"
             f"{', or correct the patient ids, which scans share' if named else ''}"
         )
-    return Plan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
+    return FoldPlan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
 
 
 def fit_committee(
     scans: Scans,
     patient_ids: Sequence[str],
-    plan: Plan | None = None,
+    plan: FoldPlan | None = None,
     *,
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
@@ -166,9 +168,9 @@ def fit_committee(
     plan = plan or make_plan(labels, patient_ids)
     scaling = fit_scaling(scans, plan.components)
     scaled = scale_scans(scans, scaling, device)
-    penalties = [Penalty("ridge", one) for one in RIDGES]
+    penalties = [Penalty("ridge", strength) for strength in RIDGES]
     if scaling.rotation is None:
-        penalties += [Penalty("lasso", one) for one in LASSOS]
+        penalties += [Penalty("lasso", strength) for strength in LASSOS]
     kinds = _kinds(scans.lengths)
     folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
     settings: list[Setting] = []
@@ -183,19 +185,22 @@ def fit_committee(
         return fit_evidence(scaled, folds[repeat], kind[0], penalties, power=kind[1], **options)
 
     done, begun = 0.0, {}
+
+    def advance(share: float) -> None:
+        nonlocal done
+        done += share
+        if watch is not None:
+            watch(done)
+
     for kind, repeat in product(kinds, range(plan.repeats)):
         begun[kind, repeat] = fit(kind, repeat, turns=1)
         add(kind, repeat, 1, begun[kind, repeat])
-        done += 1 / (TURNS * len(kinds) * plan.repeats)
-        if watch is not None:
-            watch(done)
+        advance(1 / (TURNS * len(kinds) * plan.repeats))
     looking = [kind for kind in kinds if not kind[0].whole_scan]  # the whole scan has no attention to find in turns
     going = _promising(looking, settings, _logits(fits).mean(0), scans.labels, patient_ids)
     for kind, repeat in product(going, range(plan.repeats)):
         add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
-        done += (1 - 1 / TURNS) / (len(going) * plan.repeats)
-        if watch is not None:
-            watch(done)
+        advance((1 - 1 / TURNS) / (len(going) * plan.repeats))
     logits = _logits(fits)
     choice = choose(settings, logits.mean(0), scans.labels, patient_ids)
     members = [[repeat[setting] for setting in choice.kept] for repeat in fits]
@@ -298,7 +303,7 @@ def choose(
     logits: Float64[Tensor, "settings scans"],
     labels: Int[Tensor, "scans"],
     patient_ids: Sequence[str],
-) -> Choice:
+) -> KeptSettings:
     """The settings that stay."""
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     means = losses.mean(1)
@@ -318,7 +323,7 @@ def choose(
     kept = close_to(leader, looking if unusual else usual)
     if means[best_whole] <= means[leader] and clearly(_ignorance(labels) - losses[best_whole]):
         kept += close_to(best_whole, whole)
-    return Choice(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
+    return KeptSettings(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
 
 
 def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
@@ -339,16 +344,8 @@ def _assemble(
     scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]], shown: bool
 ) -> Committee:
     """The committee of the members of all repeats, settings and folds; `places` are those of the settings."""
-    chosen = [one for repeat in members for one in repeat]
+    chosen = [member for repeat in members for member in repeat]
     used, folds = list(dict.fromkeys(places)), len(chosen[0][0].bias)
-    kind = [used.index(one) for _ in members for one in places for _ in range(folds)]
-    return Committee(
-        scaling,
-        used,
-        torch.tensor(kind),
-        weights=torch.cat([fitted.weights[:, place] for fitted, place in chosen]),
-        bias=torch.cat([fitted.bias[:, place] for fitted, place in chosen]),
-        gain=torch.cat([fitted.gain[:, place] for fitted, place in chosen]),
-        sharpness=torch.cat([fitted.sharpness[:, place] for fitted, place in chosen]),
-        shown=shown,
-    ).eval()
+    kind = [used.index(sought) for _ in members for sought in places for _ in range(folds)]
+    learned = {name: torch.cat([getattr(fitted, name)[:, place] for fitted, place in chosen]) for name in LEARNED}
+    return Committee(scaling, used, torch.tensor(kind), **learned, shown=shown).eval()

@@ -1,29 +1,27 @@
 """`nguide fit`: a committee for a store, with calibration and threshold, in a folder that is a bundle.
 
-    bundle.json, model.safetensors    the model (`clinical.bundle`)
+    bundle.json, model.safetensors    the model (`bundle.py`)
     predictions.parquet               out-of-fold predictions for the training scans, and those for test scans
-    report.html                       what it does on scans that it was not trained on (`clinical.fit_page`)
+    report.html                       what it does on scans that it was not trained on (`fit_page.py`)
 
-Out of fold means: by the members of the committee that were not trained on the scan.
+Out of fold means: by the members of the committee that were not trained on the scan.  Several findings have a model
+each, on the same features, in a folder of its name; beside them are findings.json and a report about all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import pyarrow as pa
 import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
-from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle
-from normal_guidance.fit.fit_committee import CommitteeFit, Plan, make_plan
-from normal_guidance.fit.fit_page import PAGE, fit_page
+from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, make_plan
+from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
 from normal_guidance.fit.measured import (
     OUT_OF_FOLD,
     Measured,
@@ -32,10 +30,7 @@ from normal_guidance.fit.measured import (
 )
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store import FeatureStore
-from normal_guidance.scans.index.manifest import Finding, choose_finding, write_findings
-from normal_guidance.show import html
-from normal_guidance.show.html import CAUTION, Section, raw_table, table
-from normal_guidance.show.text_tables import digits, interval, signed
+from normal_guidance.scans.index.manifest import choose_finding, write_findings
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage
 from normal_guidance.sweep.execution import Execution
@@ -72,7 +67,7 @@ def fit_model(
     out: str | Path,
     *,
     test: FeatureStore | None = None,
-    plan: Plan | None = None,
+    plan: FoldPlan | None = None,
     sensitivity: float | None = None,
     coverage: float | None = None,
     device: torch.device | str = "cpu",
@@ -100,21 +95,15 @@ def fit_model(
         bundle = make_bundle(None, found.fit.committee, features, found.operation, training, calibrated)
         named = "" if bundle.finding is None else bundle.finding.name
         bundle = replace(bundle, cautions=found.cautions(named))
-        tables = [
-            _table(some, prediction, found, part)
-            for part, some, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested))
-            if some is not None and prediction is not None
-        ]
+        tables = []
+        for part, store, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested)):
+            if store is not None and prediction is not None:
+                odds = [found.operation.calibration.probability(logit) for logit in prediction.logit.tolist()]
+                tables.append(prediction_table(store, prediction, part=part, probability=torch.tensor(odds)))
         write_predictions_table(draft / PREDICTION_TABLE, tables)
         write_atomically(draft / PAGE, fit_page(bundle, found, scans, test).encode())
         fill_folder(bundle, draft)
     return FittedModel(bundle, found)
-
-
-def _table(scans: FeatureStore, prediction: Prediction, found: MeasuredFit, part: str) -> pa.Table:
-    calibration = found.operation.calibration
-    odds = torch.tensor([calibration.probability(logit) for logit in prediction.logit.tolist()])
-    return prediction_table(scans, prediction, part=part, probability=odds)
 
 
 def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit) -> dict[str, object]:
@@ -140,12 +129,6 @@ def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit
         "date": made.get("date"),
         "normal_guidance": made.get("normal_guidance"),
     }
-
-
-# `nguide fit` of several findings: a model for each, on the same features, in a folder with a page about all.
-# NAME/           a bundle for each finding, as `clinical.fitting` makes it
-# findings.json   the findings in order, and those that were skipped (`data.findings`)
-# report.html     a table of all findings, with links to their pages
 
 
 class TrainingScans(NamedTuple):
@@ -214,92 +197,36 @@ def fit_findings(
     with folder_atomically(out) as draft:
         for number, finding in enumerate(chosen):
 
-            def tell(share: float, name: str = finding.name, number: int = number) -> None:
+            def report(share: float, name: str = finding.name, number: int = number) -> None:
                 if watch is not None:
                     watch(name, (number + share) / len(chosen))
 
-            options: dict[str, Any] = {
-                "sensitivity": sensitivity,
-                "coverage": coverage,
-                "device": device,
-                "watch": tell,
-            }
             name = finding.name
-            tell(0.0)
+            report(0.0)
             try:
                 train, test = training_scans(store.of_finding(name))
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
-                note = _why_untested(test)
-                if note:
-                    notes[name], test = note, None
-                models[name] = fit_model(train, draft / name, test=test, plan=plan, **options)
+                if test is not None and len(test.labels.unique()) == 1:
+                    alike = "positive" if test.labels.any() else "negative"
+                    notes[name] = f"All {len(test)} test scans are {alike}, so it was not tested."
+                    test = None
+                models[name] = fit_model(
+                    train,
+                    draft / name,
+                    test=test,
+                    plan=plan,
+                    sensitivity=sensitivity,
+                    coverage=coverage,
+                    device=device,
+                    watch=report,
+                )
             except UserError as error:
                 skipped[name] = str(error)
                 notes.pop(name, None)
         if not models:
-            raise UserError(f"no finding of store {store.folder} can be fitted: {_sentences(skipped)}")
-        made = [finding for finding in chosen if finding.name in models]
-        write_findings(draft, made, skipped)
-        write_atomically(draft / PAGE, findings_page(made, models, skipped, notes).encode())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise UserError(f"no finding of store {store.folder} can be fitted: {reasons}")
+        made = {finding: models[finding.name].measured for finding in chosen if finding.name in models}
+        write_findings(draft, list(made), skipped)
+        write_atomically(draft / PAGE, findings_page(made, skipped, notes).encode())
     return FittedFindings(load_bundle(out), models, skipped, notes)
-
-
-def _why_untested(test: FeatureStore | None) -> str:
-    """Say why test scans cannot measure a finding; empty if they can, or if there are none."""
-    if test is None or len(test.labels.unique()) > 1:
-        return ""
-    return f"All {len(test)} test scans are {'positive' if test.labels.any() else 'negative'}, so it was not tested."
-
-
-def _sentences(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-
-
-def findings_page(
-    findings: Sequence[Finding],
-    models: Mapping[str, FittedModel],
-    skipped: Mapping[str, str],
-    notes: Mapping[str, str],
-) -> str:
-    """The page about all findings, in one file; it links to the page of each."""
-    fitted = "1 finding was fitted" if len(models) == 1 else f"{len(models)} findings were fitted to the same features"
-    left_out = f"; {len(skipped)} of {len(skipped) + len(models)} skipped" if skipped else ""
-    lead = f"{fitted}, each with a model of its own{left_out}. Every name leads to its report."
-    several = (
-        "Numbers in brackets are 95 % intervals, with patients as units, for each finding by itself: the more findings "
-        "there are, the likelier one of them looks better than chance by chance."
-    )
-    rows = [_row(one, models[one.name]) for one in findings]
-    reasons = [(name, f"skipped: {reason}") for name, reason in skipped.items()]
-    reasons += [(name, note) for name, note in notes.items()]
-    sections = [
-        Section("Findings", [raw_table(HEADER, rows), html.paragraph(several, note=True)]),
-        Section("Notes", [table(("finding", "note"), reasons, words=True)] if reasons else []),
-    ]
-    return html.page("What the fitted models do", [html.paragraph(lead), html.paragraph(CAUTION, note=True)], sections)
-
-
-HEADER = (
-    *("finding", "SNOMED CT", "measured on", "positive and negative scans"),
-    *("scan AUROC (chance: .5)", "localization AUROC", "skill (0: as good as position)"),
-)
-
-
-def _row(finding: Finding, model: FittedModel) -> list[str]:
-    own = model.test or model.out_of_fold
-    shown = [
-        finding.code or "",
-        "test scans" if model.test else "scans out of fold",
-        f"{own.positive} and {own.negative}",
-        f"{digits(own.scans.value)} {interval(own.scans.low, own.scans.high)}",
-        *_slices(own),
-    ]
-    link = f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>"
-    return [link, *map(escape, shown)]
-
-
-def _slices(own: Measured) -> tuple[str, str]:
-    if own.skill is None or own.localization is None:
-        return "no slice labels", ""
-    found = own.skill
-    return str(own.localization), f"{signed(found.skill)} {interval(found.low, found.high)}"
