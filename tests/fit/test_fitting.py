@@ -20,18 +20,13 @@ from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
 from normal_guidance.fit.bundle import bundle_run, load_bundle
 from normal_guidance.fit.fit_committee import FoldPlan
-from normal_guidance.fit.fit_page import PredictedScans, plot_scans
+from normal_guidance.fit.fit_page import ScoredScans, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.show.text_tables import digits, signed
-from normal_guidance.statistics.calibration import (
-    FEW,
-    Calibration,
-    Operation,
-    describe,
-)
+from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
@@ -85,7 +80,7 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
     assert made[1].bundle.cautions == ()
-    assert "cautions" not in read_json(made[0] / "bundle.json")  # models of earlier versions keep their fingerprints
+    assert "cautions" not in read_json(made[0] / "bundle.json")
 
 
 def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
@@ -238,9 +233,6 @@ def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tm
     write_json(file, {**content, "intervals": {**content["intervals"], "version": 7}})
     with pytest.raises(UserError, match=r"bundle\.json: the calibration of intervals is of version 7"):
         load_bundle(tmp_path / "model")
-    del content["intervals"]  # as earlier versions wrote it
-    write_json(file, content)
-    assert load_bundle(tmp_path / "model").intervals is None
 
 
 def read_page(folder: Path) -> str:
@@ -288,7 +280,7 @@ def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
     probability = random.random(4000)
     labels = torch.from_numpy((random.random(4000) < probability).astype(np.int64))
     logits = torch.from_numpy(np.log(probability / (1 - probability)))
-    parts = {"out of fold": PredictedScans(logits, labels, "")}
+    parts = {"out of fold": ScoredScans(logits, labels, "")}
     _, panel = plot_scans(parts, Operation(Calibration(), None)).axes
     points = next(line for line in panel.lines if line.get_linestyle() == "None")
     np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)

@@ -18,13 +18,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.fit import hub
-from normal_guidance.fit.bundle import (
-    Bundle,
-    EncoderId,
-    Expectations,
-    load_bundle,
-    write_bundle,
-)
+from normal_guidance.fit.bundle import Bundle, EncoderId, Expectations, load_bundle, write_bundle
 from normal_guidance.fit.export import _unchecked as unchecked
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.slice_finder import SliceFinder

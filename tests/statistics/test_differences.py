@@ -62,11 +62,6 @@ def one_scan_each(scores, labels):
     return SplitResults(ids, ids, np.asarray(labels), methods)
 
 
-# ----------------------------------------------------------------------------------------------------
-# What comes in
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_what_is_measured_is_what_the_tables_show():
     sets = [shifted_mean(30, seed, features=2) for seed in (1, 2)]
     scores = [(torch.randn(len(bags.features)), torch.randn(30)) for bags in sets]
@@ -158,11 +153,6 @@ def test_scan_scores_without_slice_scores_are_refused():
         split_results(shifted_mean(4, 1, features=2), {}, {"ng": torch.zeros(4)})
 
 
-# ----------------------------------------------------------------------------------------------------
-# Resampling
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_every_draw_equals_scikit_learn_with_weights():
     splits = made_up(scans=90, splits=3)
     patients, drawn = patients_of(splits), resample(splits, draws=15, seed=3)
@@ -220,11 +210,6 @@ def test_scans_of_a_patient_stay_together():
     for metric, methods in resample([split], 50).items():
         np.testing.assert_allclose(resample([doubled], 50)[metric]["ng"], methods["ng"], atol=1e-12)
     assert delong([doubled], "ng", "smap").standard_error == pytest.approx(delong([split], "ng", "smap").standard_error)
-
-
-# ----------------------------------------------------------------------------------------------------
-# DeLong
-# ----------------------------------------------------------------------------------------------------
 
 
 def pairs(scores, labels):
@@ -315,11 +300,6 @@ def test_splits_that_often_lose_a_kind_are_too_small_to_compare():
     (found,) = differences(splits, [Claim("ng", "abmil", "scan_auprc")], draws=20)
     assert math.isfinite(found.estimate)
     assert all(map(math.isnan, (found.low, found.high, found.p, found.p_adjusted)))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Claims and findings
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_claims_are_those_of_the_text():

@@ -25,12 +25,7 @@ from torch import Tensor, nn
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, reading
-from normal_guidance.base.files import (
-    folder_atomically,
-    make_folder,
-    read_json,
-    write_json,
-)
+from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
@@ -64,23 +59,14 @@ FEWEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Expectations:
-    """The kind of the training scans; what was not recorded is None or empty, and not checked.
+    """The kind of the training scans; what was not recorded is None or empty, and not checked."""
 
-    Args:
-        modalities: as DICOM abbreviates them.
-        planes: axial, coronal, sagittal.
-        slice_spacing: low and high in mm, the 1st and 99th percentile of the training scans.
-        fewest_slices: of the shortest training scan.
-        most_slices: of the longest training scan; longer scans are accepted.
-        values: of the training scans; `why_not_values` compares a scan's with them.
-    """
-
-    modalities: tuple[str, ...] = ()
-    planes: tuple[str, ...] = ()
-    slice_spacing: tuple[float, float] | None = None
+    modalities: tuple[str, ...] = ()  # as DICOM abbreviates them
+    planes: tuple[str, ...] = ()  # axial, coronal, sagittal
+    slice_spacing: tuple[float, float] | None = None  # in mm, the 1st and 99th percentile of the training scans
     fewest_slices: Annotated[int, Between(0.0)] | None = None
-    most_slices: Annotated[int, Between(0.0)] | None = None
-    values: ValueRange | None = None
+    most_slices: Annotated[int, Between(0.0)] | None = None  # longer scans are accepted
+    values: ValueRange | None = None  # `why_not_values` compares a scan's with them
 
     @staticmethod
     def from_scans(scans: ScanSummary | None) -> Expectations:
@@ -161,13 +147,8 @@ def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, an
     """Reasons why the values of a scan are not as in the training scans; empty if they are.
 
     NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
-    masks.
-
-    Args:
-        known: the values of the training scans; None where they were not recorded.
-        row: the scan.
-        values: its values.
-        any_scale: whether the model does not see the scale of values, because its windows are percentiles.
+    masks.  `known` is None where the training scans' values were not recorded; `any_scale` says that the model does not
+    see the scale of values, because its windows are percentiles.
     """
     if known is None:
         if row.kind != "nifti":
@@ -196,22 +177,13 @@ def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, an
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model as every result names it.
+    """A model as every result names it; what is unknown is None."""
 
-    Args:
-        fingerprint: SHA-256 of its weights and of everything that turns a scan into a result.
-        method: a name in `METHODS`, or that of a committee.
-        version: of normal-guidance, which trained it; None if unknown.
-        dataset: what it was trained on; None if unknown.
-        scans: how many training scans there were.
-        date: of the training; None if unknown.
-    """
-
-    fingerprint: str
+    fingerprint: str  # SHA-256 of its weights and of everything that turns a scan into a result
     method: str
-    version: str | None = None
+    version: str | None = None  # of normal-guidance, which trained it
     dataset: str | None = None
-    scans: int | None = None
+    scans: int | None = None  # how many training scans there were
     date: str | None = None
 
     @property
@@ -468,8 +440,7 @@ def make_bundle(
 ) -> Bundle:
     """The bundle of a model that was trained on a store, with notes about what is not known of its features.
 
-    Args:
-        features: how the store's features were made (`sweep.run.features_of`).
+    `features` says how the store's features were made (`sweep.run.features_of`).
     """
     provenance, scans = features["provenance"], scans_behind(features["provenance"])
     encoded, note = is_encoded(provenance), ""

@@ -134,16 +134,11 @@ LEARNED = ("weights", "bias", "gain", "sharpness")
 
 
 class Committee(nn.Module):
-    """Averages its members.
+    """Averages its members; c, g and t are `bias`, `gain` and `sharpness`, w is a row of `weights`.
 
     Args:
-        scaling: what members see of the features.
         places: the kinds of places that members look for.
         kind: the number of each member's kind of places.
-        weights: evidence, in log-odds.
-        bias: c.
-        gain: g.
-        sharpness: t.
         shown: whether the members tell scans apart; else attention is the prior.
     """
 

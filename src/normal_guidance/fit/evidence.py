@@ -58,10 +58,7 @@ def fit_logistic(
     The problem is convex: no seed and no learning rate changes its solution.  Few inputs without a lasso are solved by
     Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot (O'Donoghue
     and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
-
-    Args:
-        rows: of each model, or of all.
-        chosen: the training scans.
+    `rows` are those of each model or of all, `chosen` the training scans.
     """
     share = chosen.double() / chosen.sum(1, keepdim=True)
     rows, targets = rows.double(), labels.double()
@@ -178,15 +175,10 @@ SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15
 
 @dataclass(frozen=True)
 class Penalty:
-    """How strongly a regression is held back.
+    """How strongly a regression is held back."""
 
-    Args:
-        kind: "ridge" for evidence spread over many inputs, "lasso" for few that matter.
-        strength: 1 is usual for this number of scans and inputs.
-    """
-
-    kind: str
-    strength: float
+    kind: str  # "ridge" for evidence spread over many inputs, "lasso" for few that matter
+    strength: float  # 1 is usual for this number of scans and inputs
 
     def of(self, scans: int, inputs: int) -> tuple[float, float]:
         """Ridge and lasso of `fit_logistic`, for pooled features of variance 1.
@@ -228,12 +220,9 @@ def fit_evidence(
     before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
     """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every turn.
-
-    Args:
-        folds: the fold of each scan, from 0.
-        power: the scan's odds are this power of the odds of one place.  Above 1 it is the number of places with a
-            finding.  Below 1 attention is sharper than the odds: the clearest slice alone says nearly what all say.
-        before: the turn before; without it, attention begins as the prior.
+    The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
+    attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
+    `before`, attention begins as the prior.
     """
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
@@ -323,10 +312,6 @@ def fit_sharpness(
 
     The factor is the most probable one for the training scans' labels.  The smallest factor that is at most half a
     unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
-
-    Args:
-        factors: those that are tried, rising.
-        odds: log-odds of the scans with each, out of fold.
     """
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
     best, place = loss[:, :, 1:].min(2)

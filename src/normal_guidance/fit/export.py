@@ -155,8 +155,6 @@ def write_graph(
 
     Args:
         graph: takes `(slices, features)` and returns a tuple of tensors; copied to the CPU, in float32.
-        path: a file that ends in `.onnx` or `.pt2`.
-        features: features per slice.
         outputs: the names of what it returns.
         metadata: what the file shall say of itself, beside version, features and the names.
     """

@@ -25,12 +25,7 @@ from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.committee import COMPONENTS, LEARNED, Committee, Scaling, fit_scaling, prior_attention, shares
-from normal_guidance.fit.evidence import (
-    TURNS,
-    Fitted,
-    Penalty,
-    fit_evidence,
-)
+from normal_guidance.fit.evidence import TURNS, Fitted, Penalty, fit_evidence
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.statistics.differences import in_standard_errors
 from normal_guidance.sweep.batches import LOADING_BATCH, Scans
@@ -64,19 +59,12 @@ Kind = tuple[Places, float]
 
 @dataclass(frozen=True)
 class FoldPlan:
-    """How a committee is fitted; `make_plan` decides it.
+    """How a committee is fitted; `make_plan` decides it."""
 
-    Args:
-        folds: parts into which patients are divided; each is predicted by members that were trained on the others.
-        repeats: how often patients are divided anew.
-        seed: of the division, the only chance in all of this.
-        components: principal components that are kept of features that repeat each other.
-    """
-
-    folds: int = FOLDS
-    repeats: int = 1
-    seed: int = 0
-    components: int = COMPONENTS
+    folds: int = FOLDS  # parts of the patients; each is predicted by members that were trained on the others
+    repeats: int = 1  # how often patients are divided anew
+    seed: int = 0  # of the division, the only chance in all of this
+    components: int = COMPONENTS  # principal components that are kept of features that repeat each other
 
 
 @dataclass(frozen=True)
@@ -155,14 +143,9 @@ def fit_committee(
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> CommitteeFit:
-    """Fit a committee to scans and their labels.
+    """Fit a committee, on the CPU in the end; without a plan, `make_plan` decides.
 
-    Args:
-        scans: features and labels.
-        patient_ids: the patient of each scan; a patient's scans share a fold.
-        plan: how; without it, `make_plan` decides.
-        device: where it is fitted; the committee is on the CPU.
-        watch: called with the share that is done.
+    A patient's scans share a fold.  `watch` is called with the share that is done.
     """
     labels = scans.labels.tolist()
     plan = plan or make_plan(labels, patient_ids)

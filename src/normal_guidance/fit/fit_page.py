@@ -20,11 +20,7 @@ from torch import Tensor
 
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.fit.fit_committee import (
-    CLEARLY,
-    CommitteeFit,
-    Kind,
-)
+from normal_guidance.fit.fit_committee import CLEARLY, CommitteeFit, Kind
 from normal_guidance.fit.measured import ASSUMPTIONS, Measured, MeasuredFit
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.show import html

@@ -22,12 +22,7 @@ from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle
 from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, make_plan
 from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
-from normal_guidance.fit.measured import (
-    OUT_OF_FOLD,
-    Measured,
-    MeasuredFit,
-    fit_and_measure,
-)
+from normal_guidance.fit.measured import OUT_OF_FOLD, Measured, MeasuredFit, fit_and_measure
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.manifest import choose_finding, write_findings
@@ -73,17 +68,7 @@ def fit_model(
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> FittedModel:
-    """Fit a committee and write its folder, which must be new or empty.
-
-    Args:
-        scans: the training scans; labels of slices are used to measure and to calibrate intervals, not for training.
-        test: other patients' scans, to measure the model on.
-        plan: how; without it, the scans decide.
-        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
-        device: where it is fitted.
-        watch: called with the share that is done.
-    """
+    """Fit a committee (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
     features = features_of(scans)
     assert features is not None
     with folder_atomically(out) as draft:
@@ -140,19 +125,12 @@ class TrainingScans(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class FittedFindings:
-    """What `fit_findings` has made.
+    """What `fit_findings` has made; models, reasons and notes are by the findings' names."""
 
-    Args:
-        bundle: the model of the first finding, with the others.
-        models: by the findings' names, in order.
-        skipped: the reason, by the name of each finding that has no model.
-        notes: what is to be said of a finding that was fitted, by its name.
-    """
-
-    bundle: Bundle
+    bundle: Bundle  # the model of the first finding, with the others
     models: Mapping[str, FittedModel]
-    skipped: Mapping[str, str]
-    notes: Mapping[str, str]
+    skipped: Mapping[str, str]  # why a finding has no model
+    notes: Mapping[str, str]  # what is to be said of a finding that was fitted
 
 
 def training_scans(store: FeatureStore) -> TrainingScans:
@@ -174,18 +152,10 @@ def fit_findings(
     device: torch.device | str = "cpu",
     watch: Callable[[str, float], None] | None = None,
 ) -> FittedFindings:
-    """Fit a model of each finding of a store, and write them to a folder, which must be new or empty.
+    """Fit a model of each finding of a store, or of those named, and write them to a new or empty folder.
 
-    A finding with too few scans is skipped; if no finding is left, nothing is written.
-
-    Args:
-        store: the scans; those of the part test are kept aside.
-        names: of the findings; without any, all.
-        sensitivity: least sensitivity of each threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
-        seed: of the folds.
-        device: where they are fitted.
-        watch: called with the finding's name and the share of all findings that is done.
+    A finding with too few scans is skipped; if no finding is left, nothing is written.  `watch` is called with the
+    finding's name and the share of all findings that is done.
     """
     check_sensitivity(sensitivity)  # a mistake of the command is not one of a finding
     if coverage is not None:

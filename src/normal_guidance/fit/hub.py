@@ -26,13 +26,7 @@ from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.base.system import importing
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import method_title
-from normal_guidance.fit.bundle import (
-    BUNDLE,
-    WEIGHTS,
-    Bundle,
-    load_bundle,
-    write_bundle,
-)
+from normal_guidance.fit.bundle import BUNDLE, WEIGHTS, Bundle, load_bundle, write_bundle
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
@@ -59,13 +53,7 @@ Aurocs = Mapping[str, ScanAuroc]
 
 
 def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | None = None) -> str:
-    """The card as Markdown.
-
-    Args:
-        bundle: the model.
-        repository: OWNER/NAME.
-        aurocs: scan AUROCs with intervals: by the name of the finding ("" where it has none), then by part.
-    """
+    """The card as Markdown; `aurocs` are by the name of the finding ("" where it has none), then by part."""
     sought = ", ".join(str(model.finding) for model in bundle.each if model.finding)
     identity, scans = bundle.identity, bundle.training.get("scans", {})
     identity, scans = bundle.identity, bundle.training.get("scans", {})

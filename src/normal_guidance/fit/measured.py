@@ -22,12 +22,7 @@ from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_committee
 from normal_guidance.show.text_tables import digits, interval
-from normal_guidance.statistics.calibration import (
-    FEW,
-    Operation,
-    check_sensitivity,
-    choose_operation,
-)
+from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
 from normal_guidance.statistics.conformal import (
     IntervalCalibration,
     calibrate_intervals,
@@ -74,21 +69,13 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class PromisedIntervals:
-    """The calibration of a committee's intervals, and what they do on test scans.
+    """The calibration of a committee's intervals, and what they do on test scans."""
 
-    Args:
-        coverage: the probability to promise.
-        labelled: patients with a positive scan that has slice labels.
-        calibration: None where they are too few.
-        length: the median share of a positive scan's slices in its interval; None without calibration.
-        test: None without calibration, or without test scans with slice labels.
-    """
-
-    coverage: float
-    labelled: int
-    calibration: IntervalCalibration | None = None
-    length: float | None = None
-    test: Held | None = None
+    coverage: float  # the probability to promise
+    labelled: int  # patients with a positive scan that has slice labels
+    calibration: IntervalCalibration | None = None  # None where they are too few
+    length: float | None = None  # the median share of a positive scan's slices in its interval
+    test: Held | None = None  # None without calibration, or without test scans with slice labels
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -139,12 +126,9 @@ def check_promise(coverage: float | None, scans: LabelledScans) -> None:
 def promise_intervals(
     scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
-    """Calibrate intervals on scans by their out-of-fold attention, if enough of them have slice labels.
+    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels.
 
-    Args:
-        scans: the training scans.
-        attention: by members that were not trained on the scan.
-        coverage: the probability to promise; without it, `COVERAGE` if the labels allow it.
+    Without a coverage it is `COVERAGE`, if the labels allow it.
     """
     check_promise(coverage, scans)
     asked, chosen = coverage or COVERAGE, one_per_patient(scans)
@@ -267,11 +251,7 @@ class MeasuredFit:
     intervals: PromisedIntervals
 
     def cautions(self, finding: str = "") -> tuple[str, ...]:
-        """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured.
-
-        Args:
-            finding: the name of what it finds, if it has one.
-        """
+        """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured."""
         measured, report = self.test or self.out_of_fold, "see the model's report."
         model = f"The model of {finding}" if finding else "This model"
         cautions: list[str] = []
@@ -338,7 +318,6 @@ def fit_and_measure(
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
             labels. Without it, .9 if there are enough.
-        device: where it is fitted.
         watch: called with the share that is done.
     """
     check_sensitivity(sensitivity)  # before the work

@@ -120,11 +120,9 @@ class CallCounts:
     """How many scans a threshold puts on the right side."""
 
     positive: Annotated[int, Between(0.0)]
-    found: Annotated[int, Between(0.0)]
-    """Positive scans at or above the threshold."""
+    found: Annotated[int, Between(0.0)]  # positive scans at or above the threshold
     negative: Annotated[int, Between(0.0)]
-    spared: Annotated[int, Between(0.0)]
-    """Negative scans below it."""
+    spared: Annotated[int, Between(0.0)]  # negative scans below it
 
     @property
     def sensitivity(self) -> float:
@@ -143,20 +141,12 @@ class CallCounts:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The probability from which on a scan is positive, and the results of that rule.
+    """The probability from which on a scan is positive, and the results of that rule."""
 
-    Args:
-        rule: "youden" or "sensitivity".
-        target: the required sensitivity, if there was one.
-        threshold: a probability; a scan at or above it is positive.
-        validation: results on the validation scans, which chose the threshold.
-        test: results on the test scans, if the run has any.
-    """
-
-    rule: str
-    target: Annotated[float, Between(0.0, 1.0)] | None
-    threshold: Annotated[float, Between(0.0, 1.0)]
-    validation: CallCounts
+    rule: str  # "youden" or "sensitivity"
+    target: Annotated[float, Between(0.0, 1.0)] | None  # the required sensitivity, if there was one
+    threshold: Annotated[float, Between(0.0, 1.0)]  # a scan at or above it is positive
+    validation: CallCounts  # on the scans that chose the threshold
     test: CallCounts | None = None
 
 
@@ -182,8 +172,6 @@ def choose_operation(
     """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note.
 
     Args:
-        logits: of the validation scans.
-        labels: 0 or 1.
         sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
         test: logits and labels of the test scans, on which the threshold is also counted.
         scans: what the validation scans are called.

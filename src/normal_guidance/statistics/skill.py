@@ -27,14 +27,7 @@ from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.show.text_tables import digits, interval, signed
-from normal_guidance.statistics.differences import (
-    BASELINE,
-    DRAWS,
-    LEVEL,
-    ROUNDING,
-    resample,
-    student_quantile,
-)
+from normal_guidance.statistics.differences import BASELINE, DRAWS, LEVEL, ROUNDING, resample, student_quantile
 from normal_guidance.statistics.localization import ranks
 from normal_guidance.statistics.split_results import MethodResults, PackedScans, SplitResults
 
