@@ -304,6 +304,14 @@ def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
 # Names of a package that are imported when they are first used, so that a program waits only for what it needs.
 
 
+class _Face(ModuleType):
+    """A package whose public names win over its rooms: `ng.fit` is the function, also once the room `fit` is loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in self.__all__):
+            super().__setattr__(name, value)
+
+
 def lazy_names(
     package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None, unlisted: Collection[str] = ()
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -318,6 +326,7 @@ def lazy_names(
         unlisted: names that `dir` leaves out, since a package that they need is not installed.
     """
     modules, root = modules or {}, package.partition(".")[0]
+    sys.modules[package].__class__ = _Face
 
     def get(name: str) -> object:
         if name in modules:
