@@ -23,7 +23,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from normal_guidance.base.errors import UserError
-    from normal_guidance.clinic.predict.predicting import PredictOptions, fit, predict
+    from normal_guidance.clinic.predict.predicting import PredictOptions, predict
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
     from normal_guidance.fit.export import export_model
+    from normal_guidance.fit.fitting import fit
     from normal_guidance.fit.hub import pull_from_hub, push_to_hub
     from normal_guidance.fit.slice_finder import SliceFinder
     from normal_guidance.scans.features.store import open_store
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 _HOME = {
     "pull_from_hub": "fit.hub",
     "push_to_hub": "fit.hub",
-    "fit": "clinic.predict.predicting",
+    "fit": "fit.fitting",
     "predict": "clinic.predict.predicting",
     "PredictOptions": "clinic.predict.predicting",
     "Bag": "core.bags",

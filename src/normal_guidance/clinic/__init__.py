@@ -18,7 +18,7 @@ from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
     from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
-    from normal_guidance.clinic.predict.predicting import PredictOptions, fit, predict, predict_features, predict_found
+    from normal_guidance.clinic.predict.predicting import PredictOptions, predict, predict_features, predict_found
     from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
     from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.fit.bundle import (
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         load_bundle,
         write_bundle,
     )
-    from normal_guidance.fit.fitting import FittedModel
+    from normal_guidance.fit.fitting import FittedModel, fit
 
 _HOME = {
     "Bundle": "fit.bundle",
@@ -38,7 +38,7 @@ _HOME = {
     "bundle_run": "fit.bundle",
     "find_scans": "clinic.predict.new_scans",
     "load_bundle": "fit.bundle",
-    "fit": "clinic.predict.predicting",
+    "fit": "fit.fitting",
     "predict": "clinic.predict.predicting",
     "predict_features": "clinic.predict.predicting",
     "predict_found": "clinic.predict.predicting",

@@ -489,20 +489,27 @@ def _operation(folder: Path, scans: str, sensitivity: float | None, group: str =
 
 
 def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
-    """How the model was trained, for people to read; numbers of scans, never their names."""
-    report, (first, *_) = run.report, environments_of(run.report)
-    summary = scans_behind(features["provenance"])
-    scores: Mapping[str, Any] = next(row for row in report["winners"] if row["group"] == winner.group)
+    scores: Mapping[str, Any] = next(row for row in run.report["winners"] if row["group"] == winner.group)
+    return training_record(
+        features["provenance"],
+        environments_of(run.report)[0],
+        scans={part: about["scans"] for part, about in run.report["data"].items()},
+        validation_auroc=winner.val_auroc,
+        test=scores["test"],
+        epoch=winner.epoch,
+        seed=winner.config.seed,
+    )
+
+
+def training_record(provenance: Mapping[str, Any], made: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+    """How a model was trained, for people to read (`made` is the environment); numbers of scans, never their names."""
+    summary = scans_behind(provenance)
     return {
         "dataset": None if summary is None else summary.source,
-        "scans": {part: about["scans"] for part, about in report["data"].items()},
-        "validation_auroc": winner.val_auroc,
-        "test": scores["test"],
-        "epoch": winner.epoch,
-        "seed": winner.config.seed,
-        "commit": (first.get("commit") or {}).get("id"),
-        "date": first.get("date"),
-        "normal_guidance": first.get("normal_guidance"),
+        **known,
+        "commit": (made.get("commit") or {}).get("id"),
+        "date": made.get("date"),
+        "normal_guidance": made.get("normal_guidance"),
     }
 
 

@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import cast
 
 import torch
@@ -31,13 +30,11 @@ from normal_guidance.clinic.predict.new_scans import (
     find_scans,
 )
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.core.arrays import check_device, checked_whole, is_number
+from normal_guidance.core.arrays import checked_whole, is_number
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import Bundle, load_bundle, why_not_values
-from normal_guidance.fit.fit_committee import make_plan
-from normal_guidance.fit.fitting import FittedModel, fit_model, training_scans
-from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
+from normal_guidance.fit.slice_finder import ScansLike, as_scans
 from normal_guidance.scans.features.arrangements import Found, FoundScan
 from normal_guidance.scans.features.convert import checked, read_scans
 from normal_guidance.scans.features.encoders import Encoder
@@ -51,7 +48,7 @@ from normal_guidance.scans.features.encoding_machine import (
     start_workers,
 )
 from normal_guidance.scans.features.feature_files import has_suffix
-from normal_guidance.scans.features.store import DTYPES, FeatureStore, is_store, open_store, write_store
+from normal_guidance.scans.features.store import DTYPES, FeatureStore, is_store, open_store
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
 from normal_guidance.scans.index.volumes import read_volume
@@ -414,117 +411,8 @@ def _why_no_folder(scan_id: str) -> str:
     return "" if fits else "has an id that cannot be the name of its folder"
 
 
-# `ng.fit` and `ng.predict`: what the commands `nguide fit` and `nguide predict` do, from Python.
-
-TrainingScans = ScansLike | str | Path
-"""Scans to train on: in memory, in a feature store, or the folder of one."""
-
 NewScans = ScansLike | str | Path | Sequence[str | Path]
 """Scans to predict: files and folders, or features in memory or in a store."""
-
-
-def fit(
-    scans: TrainingScans,
-    out: str | Path,
-    *,
-    labels: Labels | None = None,
-    patient_ids: Sequence[str] | None = None,
-    test: TrainingScans | None = None,
-    finding: str | None = None,
-    sensitivity: float | None = None,
-    coverage: float | None = None,
-    seed: int = 0,
-    device: torch.device | str = "cpu",
-    watch: Callable[[float], None] | None = None,
-) -> FittedModel:
-    """Fit a model to features and scan labels, with nothing to choose, and write its folder, as `nguide fit` does.
-
-    `predict` and `nguide predict` take the folder; `report.html` in it says what the model can do.  Labels of slices
-    measure the result and calibrate intervals; they never train.
-
-    Args:
-        scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
-            or the folder of one.  The scans of a store's part "test" are kept for testing.
-        out: the folder for the model; it must be new or empty.
-        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.
-        patient_ids: one per scan, for arrays, or in place of those of the bags; a patient's scans share a fold.
-            Without it, each array is a patient of its own.
-        test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
-        finding: which finding of a store with several is fitted.
-        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
-            labels.  Without it, .9 if there are enough.
-        seed: of the folds.
-        device: where it is fitted, such as "cuda".
-        watch: called with the share that is done.
-
-    Example:
-        >>> from tempfile import TemporaryDirectory
-        >>> from normal_guidance.study.drawn import shifted_mean
-        >>> train, new = (shifted_mean(20, seed, features=4, shift=2.0) for seed in (1, 2))
-        >>> arrays = [bag.features.numpy() for bag in train]
-        >>> with TemporaryDirectory() as folder:
-        ...     made = fit(arrays, f"{folder}/model", labels=train.labels)
-        ...     probabilities = [one.probability for one in predict(new, f"{folder}/model")]
-        ...     again = [one.probability for one in predict(arrays[:3], f"{folder}/model")]
-        >>> len(probabilities), len(again), made.sentences()[0]
-        (20, 3, 'It tells scans apart with an AUROC of ...')
-    """
-    if not isinstance(out, str | Path):
-        raise UserError(
-            f'out: got {type(out).__name__}; it is the folder for the model; labels have a name: fit(scans, "model", '
-            "labels=[0, 1, ...])"
-        )
-    check_device(device)
-    with TemporaryDirectory() as folder:
-        if finding is not None and not isinstance(scans, FeatureStore | str | Path):
-            raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
-        store = _as_store("scans", scans, Path(folder) / "scans", labels, patient_ids)
-        train, own_test = training_scans(_of_finding(store, finding))
-        if test is not None and own_test is not None:
-            raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
-        tested = own_test if test is None else _of_finding(_as_store("test", test, Path(folder) / "test"), finding)
-        return fit_model(
-            train,
-            out,
-            test=tested,
-            plan=make_plan(train.labels.tolist(), train.patient_ids, seed=seed),
-            sensitivity=sensitivity,
-            coverage=coverage,
-            device=device,
-            watch=watch,
-        )
-
-
-def _as_store(
-    name: str,
-    scans: TrainingScans,
-    folder: Path,
-    labels: Labels | None = None,
-    patient_ids: Sequence[str] | None = None,
-) -> FeatureStore:
-    for what, given in (("labels", labels), ("patient_ids", patient_ids)):
-        if given is not None and isinstance(scans, FeatureStore | str | Path):
-            where = scans.folder if isinstance(scans, FeatureStore) else scans
-            raise UserError(f"{what}: the feature store {where} has its own; leave {what}= out")
-    if isinstance(scans, str | Path):
-        return open_store(scans)
-    bags = as_scans(scans, labelled=labels is None, name=name)
-    if labels is not None or patient_ids is not None:
-        bags = with_labels(bags, labels, patient_ids)
-    return bags if isinstance(bags, FeatureStore) else write_store(folder, bags, provenance={})
-
-
-def _of_finding(store: FeatureStore, finding: str | None) -> FeatureStore:
-    if finding is not None:
-        return store.of_finding(finding)
-    if len(store.findings) > 1:
-        names = ", ".join(finding.name for finding in store.findings)
-        raise UserError(
-            f"store {store.folder} has the findings {names}; choose one: finding={store.findings[0].name!r}, or fit "
-            "all of them with the command nguide fit"
-        )
-    return store
 
 
 def predict(
