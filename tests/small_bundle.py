@@ -10,7 +10,9 @@ import pytest
 import torch
 from pydicom import dcmread
 from pydicom.dataset import Dataset
+from typer.testing import CliRunner
 
+from normal_guidance.cli import app
 from normal_guidance.fit import bundle as bundles
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.scans.features.encoders import Encoder
@@ -42,6 +44,13 @@ def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0)
 def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
     """Replace the encoder that a bundle loads."""
     monkeypatch.setattr(bundles, "load_encoder", lambda name, **_: tiny(**options))
+
+
+def nguide(*words: object, code: int = 0) -> str:
+    """What a command says, on one line; it ends with this code."""
+    made = CliRunner().invoke(app, [str(word) for word in words])
+    assert made.exit_code == code, made.output
+    return " ".join(made.output.split())
 
 
 def train(folder: Path, store: FeatureStore, config: Config) -> Path:
