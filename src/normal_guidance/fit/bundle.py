@@ -50,8 +50,7 @@ from normal_guidance.sweep.run import (
     winner_model,
 )
 
-SPACING_SLACK = 1.5
-"""Slice spacing may be smaller or larger than in the training scans by this factor."""
+SPACING_SLACK = 1.5  # slice spacing may be smaller or larger than in the training scans by this factor
 
 FEWEST_SHARE = 0.5
 """A scan is too short with less than this share of the slices of the shortest training scan."""
@@ -203,8 +202,7 @@ class ModelIdentity:
         return asdict(self)
 
 
-FORMAT = 1
-"""Version of bundle.json; a bundle of another version is refused."""
+FORMAT = 1  # version of bundle.json; a bundle of another version is refused
 
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
 

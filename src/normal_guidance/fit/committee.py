@@ -30,14 +30,9 @@ from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.prediction import BagsLike, Prediction
 from normal_guidance.sweep.batches import LOADING_BATCH, Scans, in_batches
 
-COMPONENTS = 256
-"""Principal components that are kept of features that repeat each other, at most."""
-
-SLICES_A_COMPONENT = 10
-"""Fewer slices than this for each component would make components of noise."""
-
-REPEATING = 0.5
-"""Features repeat each other where their effective number is below this share of them."""
+COMPONENTS = 256  # principal components that are kept of features that repeat each other, at most
+SLICES_A_COMPONENT = 10  # fewer slices than this for each component would make components of noise
+REPEATING = 0.5  # features repeat each other where their effective number is below this share of them
 
 
 class Scaling(nn.Module):
@@ -125,8 +120,7 @@ def _moments(scans: Scans) -> tuple[int, Float[Tensor, "features"], Float[Tensor
 AT_ONCE = 2**24
 """Numbers of members x slices, with padding, that are computed together; one member is never divided."""
 
-LEAST_SHARPNESS = 0.05
-"""Log-odds of less sharp members are computed with this."""
+LEAST_SHARPNESS = 0.05  # log-odds of less sharp members are computed with this
 
 
 LEARNED = ("weights", "bias", "gain", "sharpness")

@@ -26,20 +26,14 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.fit.committee import attend
 from normal_guidance.statistics.calibration import Lines, fit_lines
 
-STEPS = 2000
-"""The most steps; a few hundred are usual."""
-
-TOLERANCE = 1e-5
-"""It has converged when a step moves no weight by more than this."""
+STEPS = 2000  # the most steps; a few hundred are usual
+TOLERANCE = 1e-5  # it has converged when a step moves no weight by more than this
 
 NEWTON_INPUTS = 64
 """The most inputs for Newton's method, whose steps cost the square of their number for each scan."""
 
-NEWTON_STEPS = 50
-"""The most steps of Newton's method; about 7 are usual."""
-
-POWER_STEPS = 30
-"""Products that find the largest curvature, which sets the size of the steps."""
+NEWTON_STEPS = 50  # the most steps of Newton's method; about 7 are usual
+POWER_STEPS = 30  # products that find the largest curvature, which sets the size of the steps
 
 
 def fit_logistic(
@@ -157,14 +151,12 @@ def _largest(rows: Tensor, share: Float64[Tensor, "models scans"]) -> Float64[Te
     return 1.1 * value  # the last products may still be a little below
 
 
-TURNS = 3
-"""Turns of weights and attention; more change little."""
+TURNS = 3  # turns of weights and attention; more change little
 
 FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
 """Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
 
-BIAS_STEPS = 8
-"""Newton's steps to the best bias; five suffice where log-odds are moderate."""
+BIAS_STEPS = 8  # Newton's steps to the best bias; five suffice where log-odds are moderate
 
 MOST_POOLED = 50_000_000
 """Numbers of pooled features that are in memory together, but for one fold's at least."""
@@ -201,8 +193,7 @@ class Fitted:
     sharpness: Float64[Tensor, "folds penalties"]
     logits: Float64[Tensor, "penalties scans"]
     """Out of fold: by the members of the scan's own fold, which were not trained on it."""
-    attention: Float[Tensor, "penalties slices"]
-    """Out of fold."""
+    attention: Float[Tensor, "penalties slices"]  # out of fold
 
     def to(self, device: torch.device | str) -> Fitted:
         """The same on another device."""
@@ -253,8 +244,7 @@ class _Chunk(NamedTuple):
     """Some scans of about the same length."""
 
     scans: Int[Tensor, "bags"]
-    slices: Int[Tensor, "rows"]
-    """The places of their rows among those of all scans."""
+    slices: Int[Tensor, "rows"]  # the places of their rows among those of all scans
     rows: Float[Tensor, "rows inputs"]
     places: ScanPlaces
 

@@ -43,8 +43,7 @@ ONNX, PROGRAM = ".onnx", ".pt2"
 OWN = ("normal_guidance", "features", "outputs")
 """Names in the metadata of a file that a caller cannot give."""
 
-METADATA = "metadata.json"
-"""The file in an exported program that holds its metadata."""
+METADATA = "metadata.json"  # the file in an exported program that holds its metadata
 
 TOLERANCE = 1e-4
 """The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
@@ -56,8 +55,7 @@ LEAST = {"attention": 0.0}
 LENGTHS = (1, 2, 37, 150)
 """Slices of the random scans on which a written file is compared with its model."""
 
-EXAMPLE = 7
-"""Slices of the scan that is traced; the graph does not depend on it."""
+EXAMPLE = 7  # slices of the scan that is traced; the graph does not depend on it
 
 
 class OneScan(nn.Module):

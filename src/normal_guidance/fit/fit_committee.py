@@ -31,11 +31,8 @@ from normal_guidance.statistics.differences import in_standard_errors
 from normal_guidance.sweep.batches import LOADING_BATCH, Scans
 
 FOLDS = 5
-LEAST = 3
-"""The fewest positive and negative scans, of as many patients."""
-
-ENOUGH = 400
-"""Folds are drawn again until this many scans were predicted, at most `REPEATS` times."""
+LEAST = 3  # the fewest positive and negative scans, of as many patients
+ENOUGH = 400  # folds are drawn again until this many scans were predicted, at most `REPEATS` times
 
 REPEATS = 5
 
@@ -74,8 +71,7 @@ class Setting:
     places: Places
     power: float
     penalty: Penalty
-    turn: int
-    """How often weights and attention were fitted in turn."""
+    turn: int  # how often weights and attention were fitted in turn
 
     @property
     def usual(self) -> bool:
@@ -91,14 +87,11 @@ class Setting:
 class KeptSettings(NamedTuple):
     """Which settings are in the committee, and why; `choose` makes it."""
 
-    kept: tuple[int, ...]
-    """The numbers of the settings that are in the committee."""
-    unusual: bool
-    """Whether the usual places were clearly worse than others."""
+    kept: tuple[int, ...]  # the numbers of the settings that are in the committee
+    unusual: bool  # whether the usual places were clearly worse than others
     shown: bool
     """Whether a setting that looks for places clearly knows more than how frequent positive scans are."""
-    losses: Float64[Tensor, "settings"]
-    """Mean log loss of each setting, out of fold."""
+    losses: Float64[Tensor, "settings"]  # mean log loss of each setting, out of fold
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,8 +107,7 @@ class CommitteeFit:
     """The repeat and the fold that each member was not trained on."""
     logits: Float64[Tensor, "scans"]
     """Out of fold: by members that were not trained on the scan, of settings that were chosen without it."""
-    attention: Float[Tensor, "slices"]
-    """Out of fold."""
+    attention: Float[Tensor, "slices"]  # out of fold
 
 
 def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> FoldPlan:

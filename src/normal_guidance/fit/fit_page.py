@@ -44,17 +44,13 @@ from normal_guidance.sweep.batches import LabelledScans
 
 PAGE = "report.html"
 
-POINTS = 50
-"""Relative positions at which mean attention is drawn."""
+POINTS = 50  # relative positions at which mean attention is drawn
 
 BINS, IN_A_BIN = 8, 10
 """The most points of the calibration curve, and the fewest scans of each."""
 
-ACROSS = 3
-"""Examples in a row."""
-
-GUESS = "0.25"
-"""The colour of what knows nothing of the scan: chance, and the prior."""
+ACROSS = 3  # examples in a row
+GUESS = "0.25"  # the colour of what knows nothing of the scan: chance, and the prior
 
 
 class ScoredScans(NamedTuple):

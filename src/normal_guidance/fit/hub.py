@@ -145,8 +145,7 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
 """The beginning of a text that is a path on some machine."""
 
-LEAST_ID = 3
-"""Shorter ids are not looked for: numbers such as 12 stand for something else."""
+LEAST_ID = 3  # shorter ids are not looked for: numbers such as 12 stand for something else
 
 
 def push_to_hub(

@@ -46,11 +46,8 @@ from normal_guidance.sweep.loop import predict_bags
 COVERAGE = 0.9
 """The probability that is promised where labels allow it, unless another one is asked for."""
 
-ADVISED = 30
-"""With so many labelled scans the coverage of 90 % is uncertain by 5 %."""
-
-UNLIKELY = 0.01
-"""Test scans that hold so seldom by chance are not of the kind that calibrated."""
+ADVISED = 30  # with so many labelled scans the coverage of 90 % is uncertain by 5 %
+UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind that calibrated
 
 ASSUMPTIONS = (
     "The promise is for new positive scans of the same kind of patients, scanners and findings as the labelled ones, "
@@ -189,8 +186,7 @@ def _patients(number: int) -> str:
     return "1 patient has" if number == 1 else f"{number or 'no'} patients have"
 
 
-OUT_OF_FOLD = "out-of-fold"
-"""What the training scans are called where the model is measured on them."""
+OUT_OF_FOLD = "out-of-fold"  # what the training scans are called where the model is measured on them
 
 
 WHERE_USUAL = "where findings usually lie"
@@ -243,8 +239,7 @@ class MeasuredFit:
 
     fit: CommitteeFit
     operation: Operation
-    predicted: Prediction
-    """Out of fold."""
+    predicted: Prediction  # out of fold
     out_of_fold: Measured
     tested: Prediction | None
     test: Measured | None

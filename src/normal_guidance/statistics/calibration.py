@@ -20,11 +20,8 @@ from normal_guidance.base.records import Between
 from normal_guidance.core.arrays import is_number
 from normal_guidance.core.metrics import auroc
 
-NEWTON_STEPS = 100
-"""The fit takes at most so many steps; about 6 are needed."""
-
-HALVINGS = 30
-"""A step that would raise the loss is halved at most so often."""
+NEWTON_STEPS = 100  # the fit takes at most so many steps; about 6 are needed
+HALVINGS = 30  # a step that would raise the loss is halved at most so often
 
 ROUNDING = 1e-12
 """A step may raise the loss by this share of it, and scores may differ by this share: rounding does that."""
@@ -157,8 +154,7 @@ class Operation:
     calibration: Calibration
     point: OperatingPoint | None
     notes: tuple[str, ...] = ()
-    scans: str = "validation"
-    """The scans that they come from: validation, or out-of-fold."""
+    scans: str = "validation"  # the scans that they come from: validation, or out-of-fold
 
 
 def choose_operation(

@@ -48,8 +48,7 @@ SMOOTHING = 0.1
 LENGTH_WEIGHT = 0.5
 """The weight of an interval's share of the slices in its score; its share of the attention has the rest."""
 
-VERSION = 1
-"""The version of the family and its scores: a threshold means nothing for another one."""
+VERSION = 1  # the version of the family and its scores: a threshold means nothing for another one
 
 
 @dataclass(frozen=True)
@@ -190,8 +189,7 @@ class _Family:
     """The order in which each scan's interval takes in its slices, and the score after each step."""
 
     scans: PackedScans
-    rank: Int64[Tensor, "slices"]
-    """How many slices of its scan the interval takes in before each slice."""
+    rank: Int64[Tensor, "slices"]  # how many slices of its scan the interval takes in before each slice
     scores: Float64[Tensor, "slices"]
     """Scan after scan, the score of the interval of 1, 2, ... slices; strictly increasing."""
 

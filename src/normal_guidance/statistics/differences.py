@@ -135,8 +135,7 @@ def _unbiased(patients: Int64[np.ndarray, "_"]) -> float:
     return math.sqrt(count / (count - 1)) if count > 1 else math.nan
 
 
-DRAWS = 2000
-"""Resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %."""
+DRAWS = 2000  # resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %
 
 MAX_CELLS = 2**15
 """The most weights of one split's scans at a time: a thread's few arrays of 256 KiB fit its core's cache."""
@@ -198,12 +197,9 @@ class _Sorted:
 
     positives: Int64[np.ndarray, "positives"]
     negatives: Int64[np.ndarray, "negatives"]
-    own: Int64[np.ndarray, "positives"]
-    """The number of positives strictly below each positive."""
-    below: Int64[np.ndarray, "positives"]
-    """The number of negatives strictly below each positive."""
-    upto: Int64[np.ndarray, "positives"]
-    """The number of negatives below each positive or tied with it."""
+    own: Int64[np.ndarray, "positives"]  # the number of positives strictly below each positive
+    below: Int64[np.ndarray, "positives"]  # the number of negatives strictly below each positive
+    upto: Int64[np.ndarray, "positives"]  # the number of negatives below each positive or tied with it
 
     @classmethod
     def of(cls, scores: np.ndarray, positive: np.ndarray, patients: np.ndarray) -> _Sorted:
@@ -289,8 +285,7 @@ class _Weighted:
 
 LEVEL = 0.95
 
-BASELINE = "centered_gaussian"
-"""The method that every other must beat: it never looks at the image."""
+BASELINE = "centered_gaussian"  # the method that every other must beat: it never looks at the image
 
 COUNTERPARTS = {
     name: {"smap": "abmil", "smtp": "transmil"}.get(name, method.model)
@@ -305,8 +300,7 @@ RIVALS = {"ng": "smap", "mhng": "smtp", COMMITTEE: "ng"}
 MIN_DEFINED = 0.9
 """Share of draws that must be defined; if fewer are, the splits have too few positive or negative patients."""
 
-ROUNDING = 1e-12
-"""Differences below this are rounding errors of sums and count as 0."""
+ROUNDING = 1e-12  # differences below this are rounding errors of sums and count as 0
 
 _SENTENCES: dict[Metric, tuple[str, str, str]] = {
     "localization_auroc": ("localizes", "", "localization AUROC"),
@@ -367,11 +361,9 @@ class Difference:
     low: float
     high: float
     p: float
-    p_adjusted: float
-    """The p-value after Holm's correction over the claims about the same metric."""
+    p_adjusted: float  # the p-value after Holm's correction over the claims about the same metric
     splits: int
-    scans: int
-    """The number of distinct scans on which the metric was measured, in all splits together."""
+    scans: int  # the number of distinct scans on which the metric was measured, in all splits together
     patients: int
     level: float = LEVEL
 

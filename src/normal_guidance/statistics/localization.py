@@ -27,8 +27,7 @@ from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag
 from normal_guidance.core.blocks import GAP, check_gap, count_slices
 from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
-TOPS = (1, 3, 5)
-"""Numbers of slices to look at: the peak, then a few."""
+TOPS = (1, 3, 5)  # numbers of slices to look at: the peak, then a few
 
 SHARES = (0.5, 0.9)
 """Shares of the attention whose smallest interval is compared with the truth.
@@ -279,8 +278,7 @@ def _check_shares(shares: Sequence[float]) -> None:
             raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
 
 
-KEYS = 5
-"""The most key slices of a scan."""
+KEYS = 5  # the most key slices of a scan
 
 APART_MM = 8.0
 """The least distance between key slices, which are never adjacent either: neighbours show the same thing."""

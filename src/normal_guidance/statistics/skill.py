@@ -31,8 +31,7 @@ from normal_guidance.statistics.differences import BASELINE, DRAWS, LEVEL, ROUND
 from normal_guidance.statistics.localization import ranks
 from normal_guidance.statistics.split_results import MethodResults, PackedScans, SplitResults
 
-BINS = 20
-"""Bins of relative position, each a twentieth of a scan."""
+BINS = 20  # bins of relative position, each a twentieth of a scan
 
 MIDDLE = "middle"
 """The name of the guess by distance from the middle of the scan. The paper's centred Gaussian peaks half a slice below
@@ -45,11 +44,8 @@ OTHERS = 100
 """The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that
 of 100 scans to .002."""
 
-ALIKE = 10
-"""Patients from which on a spread of 0 is believed, and the interval has no width."""
-
-MAX_CELLS = 2**22
-"""The most slices scored by others' attention at a time, which limits memory."""
+ALIKE = 10  # patients from which on a spread of 0 is believed, and the interval has no width
+MAX_CELLS = 2**22  # the most slices scored by others' attention at a time, which limits memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -296,10 +292,8 @@ def measure_skill(
 class PatientSpecific(_Interval):
     """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined."""
 
-    own: float
-    """Mean localization AUROC by a scan's own attention."""
-    others: float
-    """Mean localization AUROC by other patients' attention at the same relative positions."""
+    own: float  # mean localization AUROC by a scan's own attention
+    others: float  # mean localization AUROC by other patients' attention at the same relative positions
     difference: float
 
     def __str__(self) -> str:

@@ -45,8 +45,7 @@ class Scores:
     localization_auprc: float
     scan_auroc: float | None
     scan_auprc: float | None
-    localized: int
-    """The number of scans on which localization was measured."""
+    localized: int  # the number of scans on which localization was measured
     left_out: int
     """The number of positive scans without localization: slice labels missing, or all of one class."""
 
@@ -157,8 +156,7 @@ class Patients:
 
     ids: tuple[str, ...]
     positive: Bool[np.ndarray, "patients"]
-    of_scans: tuple[Int64[np.ndarray, "_"], ...]
-    """For each split, the patient number of every scan."""
+    of_scans: tuple[Int64[np.ndarray, "_"], ...]  # for each split, the patient number of every scan
 
     def counted(self, chosen: Sequence[Bool[np.ndarray, "_"]]) -> int:
         """The number of patients to whom the chosen scans of the splits belong."""
