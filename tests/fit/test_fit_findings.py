@@ -16,7 +16,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.clinic.viewer.runs import find_splits
-from normal_guidance.fit import fit_committee
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.fit.fit_committee import make_plan
 from normal_guidance.fit.fitting import fit_findings
@@ -24,7 +23,7 @@ from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow, write_manifest
 from normal_guidance.sweep.predictions import read_predictions
-from small_bundle import nguide
+from small_bundle import few_settings, nguide
 
 SCANS, NEW, FEATURES = 40, 8, 5
 NAMES = ("any", "left", "rare")
@@ -54,10 +53,7 @@ def draw(folder: Path) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def few_folds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_committee, "FOLDS", 2)
-        patch.setattr(fit_committee, "REPEATS", 1)
-        patch.setattr(fit_committee, "REACHES", (0.0, 1 / 10))
-        patch.setattr(fit_committee, "RIDGES", (1.0, 10.0))
+        few_settings(patch, FOLDS=2, REPEATS=1, REACHES=(0.0, 1 / 10), RIDGES=(1.0, 10.0))
         yield
 
 

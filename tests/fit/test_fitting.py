@@ -29,7 +29,7 @@ from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import read_predictions
-from small_bundle import nguide
+from small_bundle import few_settings, nguide
 
 QUICK = FoldPlan(folds=3)
 
@@ -296,8 +296,7 @@ def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: Feat
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.ENOUGH", 1)
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.FOLDS", 3)
+    few_settings(monkeypatch, ENOUGH=1, FOLDS=3)
     told = nguide("fit", store.folder, "-o", tmp_path / "model")
     for words in (
         "60 scans of 60 patients",

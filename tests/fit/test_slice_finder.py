@@ -23,17 +23,17 @@ from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
+from small_bundle import few_settings
 
 QUICK = {"folds": 3, "repeats": 1}
 LEARNED = ("weights", "bias", "gain", "sharpness")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def few_settings() -> Iterator[None]:
+def quick() -> Iterator[None]:
     """The finder's habits do not depend on the number of settings, but the time does."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
-            patch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+        few_settings(patch)
         yield
 
 

@@ -25,20 +25,10 @@ from normal_guidance.statistics.split_results import METRICS, Metric, Patients, 
 
 @dataclass(frozen=True)
 class DeLong:
-    """A difference in scan AUROC with its standard error, and the resulting normal test and interval."""
+    """A difference in scan AUROC with its standard error, and the resulting normal interval."""
 
     difference: float
     standard_error: float
-
-    @property
-    def z(self) -> float:
-        """The difference divided by its standard error."""
-        return in_standard_errors(self.difference, self.standard_error)
-
-    @property
-    def p(self) -> float:
-        """The two-sided p-value."""
-        return math.erfc(abs(self.z) / math.sqrt(2))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval at this level."""
