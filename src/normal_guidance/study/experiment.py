@@ -71,7 +71,6 @@ from normal_guidance.sweep.run import (
     Data,
     Run,
     Selected,
-    check_environments,
     environment,
     environments_of,
     find_folders,
@@ -155,8 +154,6 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     content = read_json(path) if run is None else run.report
     try:
         known = read_as(_Content, content, exact=False)
-        if run is None:  # a run's were checked when it was loaded
-            check_environments(content)
         return StudyResult(
             method=method,
             seed=seed,
