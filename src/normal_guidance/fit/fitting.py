@@ -38,7 +38,7 @@ from normal_guidance.show.html import CAUTION, Section, raw_table, table
 from normal_guidance.show.text_tables import digits, interval, signed
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Execution
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
 

@@ -55,9 +55,8 @@ from normal_guidance.study.drawn import (
     semi_synthetic_part,
 )
 from normal_guidance.study.references import References, run_scan_reference, run_slice_reference, slice_reference_config
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import (
     packed_prediction,

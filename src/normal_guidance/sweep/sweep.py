@@ -25,10 +25,8 @@ from normal_guidance.base.errors import ContentError, UserError
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.system import is_out_of_memory
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, ScanSet
 from normal_guidance.sweep.batches import (
-    Scans,
-    check_batch_size,
     check_scans_like,
     draw_orders,
     pool_scans,
@@ -447,7 +445,7 @@ class Watch:
 
     SECONDS = 0.5
 
-    def __init__(self, watch: Callable[[SweepProgress], None] | None, state: SweepState, train: Scans) -> None:
+    def __init__(self, watch: Callable[[SweepProgress], None] | None, state: SweepState, train: ScanSet) -> None:
         self.watch, self.state = watch, state
         self.slices = int(train.lengths.sum())
         self.begin = self.last = time.monotonic()
@@ -525,8 +523,8 @@ class Sweep:
 
 def sweep(
     configs: Sequence[Config],
-    train: Scans,
-    val: Scans,
+    train: ScanSet,
+    val: ScanSet,
     execution: Execution | None = None,
     *,
     checkpoint: StateFile | None = None,
@@ -578,11 +576,13 @@ def sweep(
     )
 
 
-def check_scans(config: Config, train: Scans, val: Scans) -> None:
+def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
     """Refuse scans that no run can be trained on."""
     check_scans_like(train, "train")
     check_scans_like(val, "val")
-    check_batch_size(len(train.lengths), config.batch_size)
+    count, size = len(train.lengths), config.batch_size
+    if count < size:  # partial batches are dropped
+        raise UserError(f"{count} training scans do not fill one batch of {size}; use a smaller batch size")
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
     if "modes" in config.term_options:
@@ -605,7 +605,7 @@ def check_scans(config: Config, train: Scans, val: Scans) -> None:
 
 
 def _train_chunk(
-    state: SweepState, train: Scans, val: Scans, execution: Execution, keeper: StateFile, watch: Watch
+    state: SweepState, train: ScanSet, val: ScanSet, execution: Execution, keeper: StateFile, watch: Watch
 ) -> SweepState:
     """Train the present chunk to its end, or until so many are out of patience that the rest goes on alone."""
     chunk = state.pending[0]

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.differences import (
@@ -38,7 +39,7 @@ from normal_guidance.statistics.split_results import (
     SplitResults,
     patients_of,
 )
-from normal_guidance.sweep.batches import Scans, in_batches
+from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
 """Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
@@ -82,7 +83,7 @@ class SliceSelection(NamedTuple):
 
 
 def predict_scans(
-    model: Model, scans: Scans, shown: SliceSelection | None = None, *, batch_size: int = BATCH
+    model: Model, scans: ScanSet, shown: SliceSelection | None = None, *, batch_size: int = BATCH
 ) -> ScanPredictions:
     """The model's predictions for every scan, without gradients, on its device and in its dtype.
 
@@ -384,7 +385,7 @@ def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
 
 def draw_curves(
     model: Model,
-    scans: Scans,
+    scans: ScanSet,
     own: ScanPredictions,
     orders: Orders,
     bootstrap: Bootstrap,
@@ -593,7 +594,7 @@ class Shuffled:
     logits: tuple[Float64[Tensor, "scans"], ...]
 
 
-def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
+def shuffle(model: Model, scans: ScanSet, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
     """Compares the model's attention to whole scans (`own`) with that to cyclically shifted and to shuffled scans."""
     lengths = scans.lengths.cpu()
     found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
