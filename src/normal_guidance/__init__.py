@@ -44,8 +44,7 @@ if TYPE_CHECKING:
     from normal_guidance.fit.slice_finder import SliceFinder
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study import figures
-    from normal_guidance.sweep.config import Config, grid
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Config, Execution, grid
     from normal_guidance.sweep.lightning import GuidanceCallback
     from normal_guidance.sweep.loop import predict_bags, train_model
     from normal_guidance.sweep.sweep import sweep
@@ -81,7 +80,7 @@ _HOME = {
     "open_store": "scans.features.store",
     "Config": "sweep.config",
     "grid": "sweep.config",
-    "Execution": "sweep.execution",
+    "Execution": "sweep.config",
     "GuidanceCallback": "sweep.lightning",
     "predict_bags": "sweep.loop",
     "train_model": "sweep.loop",

@@ -21,8 +21,7 @@ from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import departures
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Execution, departures
 from normal_guidance.sweep.run import load_run
 from normal_guidance.sweep.sweep import SweepProgress
 from own_clock import OwnClock

@@ -28,8 +28,7 @@ from normal_guidance.study.references import published_choice
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
 from normal_guidance.study.study_tables import collect, collect_sensitivity
 from normal_guidance.sweep import run as runs
-from normal_guidance.sweep.config import Config, grid, paper_config
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.run import load_run
 
 HOPELESS = 1e39

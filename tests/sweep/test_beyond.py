@@ -6,8 +6,7 @@ import torch
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.methods import BEYOND
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import Config, grid
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.loop import train_model
 from normal_guidance.sweep.stack import Stack, descend
 from normal_guidance.sweep.sweep import sweep

@@ -10,9 +10,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import engine
 from normal_guidance.sweep import execution as execution_module
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import PackedEngine, SlottedEngine
-from normal_guidance.sweep.execution import Compiler, Execution, choose_engine
+from normal_guidance.sweep.execution import Compiler, choose_engine
 from normal_guidance.sweep.sweep import sweep
 
 EPOCHS = 4

@@ -13,11 +13,11 @@ from normal_guidance.core.methods import build_model
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import (
     Config,
+    Execution,
     departures,
     grid,
     paper_config,
 )
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.loop import train_model
 from normal_guidance.sweep.stack import Stack, objective
 from normal_guidance.sweep.sweep import sweep

@@ -84,8 +84,7 @@ class Killer:
         save_epochs: int = SAVE_EPOCHS,
     ) -> bool:
         """Start a run once, and return whether it was killed, by the clock or at a call."""
-        from normal_guidance.sweep.config import Config, grid
-        from normal_guidance.sweep.execution import Execution
+        from normal_guidance.sweep.config import Config, Execution, grid
         from normal_guidance.sweep.run import run_sweep
         from normal_guidance.sweep.sweep import StateFile
 

@@ -18,12 +18,13 @@ from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep import sweep as sweep_module
 from normal_guidance.sweep.config import (
     Config,
+    Execution,
     departures,
     grid,
     paper_config,
 )
 from normal_guidance.sweep.estimate import estimate_sweep
-from normal_guidance.sweep.execution import Execution, fitting_chunk
+from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.loop import train_model
 from normal_guidance.sweep.stack import Stack, balanced_weights
 from normal_guidance.sweep.sweep import Sweep, sweep

@@ -16,9 +16,10 @@ from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import engine
-from normal_guidance.sweep.batches import Scans, draw_orders
+from normal_guidance.sweep.batches import draw_orders
 from normal_guidance.sweep.config import (
     Config,
+    Execution,
     departures,
     grid,
     paper_config,
@@ -29,7 +30,6 @@ from normal_guidance.sweep.engine import (
     SlottedEngine,
     slot_numbers,
 )
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.loop import train_model
 from normal_guidance.sweep.run import identity_of
 from normal_guidance.sweep.stack import Stack

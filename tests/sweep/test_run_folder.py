@@ -18,8 +18,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as checkpoint
-from normal_guidance.sweep.config import Config, grid, paper_config
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.run import (
     diverged,
     group_names,

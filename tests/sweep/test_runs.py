@@ -21,8 +21,7 @@ from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import run as runs
-from normal_guidance.sweep.config import Config, grid, paper_config
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table
 from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep

@@ -17,7 +17,6 @@ from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
 from normal_guidance.sweep.batches import (
-    Scans,
     batched,
     draw_orders,
     pool_scans,
@@ -25,6 +24,7 @@ from normal_guidance.sweep.batches import (
 )
 from normal_guidance.sweep.config import (
     Config,
+    Execution,
     departures,
     grid,
     paper_config,
@@ -36,7 +36,6 @@ from normal_guidance.sweep.engine import (
     SlottedEngine,
     slot_numbers,
 )
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import (

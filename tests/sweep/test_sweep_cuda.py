@@ -9,9 +9,8 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import execution
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import SlottedEngine, matrix_precision, slot_numbers
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 

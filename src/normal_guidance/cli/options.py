@@ -38,9 +38,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.core.method import Method
-    from normal_guidance.sweep.config import Config
+    from normal_guidance.sweep.config import Config, EngineName, Execution
     from normal_guidance.sweep.estimate import SweepEstimate
-    from normal_guidance.sweep.execution import EngineName, Execution
 
 
 T = TypeVar("T")
@@ -427,7 +426,7 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     """Return where and how to compute; a device that the machine lacks is an error."""
     import torch
 
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Execution
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.study.trust.attention_tests import By
     from normal_guidance.study.trust.examine import Trust
-    from normal_guidance.sweep.config import Config
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Config, Execution
     from normal_guidance.sweep.run import Run, Selected
 
 

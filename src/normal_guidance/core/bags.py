@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -28,6 +28,31 @@ GIVE_PACKED = (
     "Bags(features, lengths, labels) takes the slices of all scans one below the other; for one array a scan, write "
     "Bags.from_arrays(arrays, labels)"
 )
+
+
+@runtime_checkable
+class ScanSet(Protocol):
+    """Scans to train on and to measure, such as `Bags` or a feature store."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
+        """The packed features of the chosen scans."""
+        ...
+
+    def __len__(self) -> int: ...
 
 
 @dataclass(frozen=True, eq=False, init=False)

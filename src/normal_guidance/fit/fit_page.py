@@ -18,6 +18,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
+from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.fit_committee import CLEARLY, CommitteeFit, Kind
@@ -40,7 +41,6 @@ from normal_guidance.show.text_tables import Grid, digits, interval, signed
 from normal_guidance.statistics.calibration import Calibration, Operation, describe, wilson
 from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import PatientSpecific, Skill
-from normal_guidance.sweep.batches import LabelledScans
 
 PAGE = "report.html"
 
@@ -173,7 +173,7 @@ NOT_SHOWN = (
 EXAMPLES = 6
 
 
-def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScans, test: LabelledScans | None = None) -> str:
+def fit_page(bundle: Bundle, found: MeasuredFit, scans: ScanSet, test: ScanSet | None = None) -> str:
     """The page, in one file.  `scans` are the training scans."""
     measured = found.test or found.out_of_fold
     shown = (measured.scans.shown, measured.finds, False)
@@ -251,7 +251,7 @@ def _embed(drawn: Figure, caption: str) -> str:
         return html.figure(save(drawn, Path(folder) / "figure.png"), caption)
 
 
-def _scans(found: MeasuredFit, scans: LabelledScans, test: LabelledScans | None) -> str:
+def _scans(found: MeasuredFit, scans: ScanSet, test: ScanSet | None) -> str:
     parts = {"out of fold": ScoredScans(found.fit.logits, scans.labels, str(found.out_of_fold.scans))}
     if test is not None and found.tested is not None and found.test is not None:
         parts["test"] = ScoredScans(found.tested.logit.double(), test.labels, str(found.test.scans))
@@ -268,7 +268,7 @@ def _calibrated(found: MeasuredFit) -> bool:
     return found.operation.calibration != Calibration()
 
 
-def _positions(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
+def _positions(found: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
     caption = (
         "Mean attention along the scan, out of fold, with 95 % intervals of the mean. Where both curves follow the "
         "prior, attention says where findings usually lie, and little about a scan."
@@ -278,7 +278,7 @@ def _positions(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
     return _embed(plot_positions(found.predicted.attention, prior, scans.labels, scans.lengths), caption)
 
 
-def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
+def _examples(found: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
     lengths = scans.lengths.tolist()
     attention, expected = found.predicted.attention.split(lengths), prior.split(lengths)
     labels = None if scans.slice_labels is None else scans.slice_labels.split(lengths)
@@ -303,7 +303,7 @@ def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "sl
     return _embed(plot_examples(examples), caption)
 
 
-def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
+def _choices(fit: CommitteeFit, scans: ScanSet) -> list[str]:
     plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
     usual = sum(setting.usual for setting in fit.settings)
     looking = sum(not setting.whole for setting in fit.settings)
@@ -344,7 +344,7 @@ def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
     return [html.bullets(lines), html.details("All kinds of places", _settings(fit, scans).html())]
 
 
-def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
+def _settings(fit: CommitteeFit, scans: ScanSet) -> Grid:
     """One row for each kind of places, the best first."""
     groups: dict[Kind, list[int]] = {}
     for number, setting in enumerate(fit.settings):

@@ -29,7 +29,7 @@ from normal_guidance.scans.features.store import FeatureStore, open_store, write
 from normal_guidance.scans.index.manifest import choose_finding, write_findings
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Execution
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
 

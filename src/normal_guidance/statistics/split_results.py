@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
@@ -13,28 +13,13 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.metrics import localization, scan_level
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 """The paper's four result tables, each named after its field of `Scores`."""
-
-
-@runtime_checkable
-class TestedScans(Protocol):
-    """Labelled scans with ids of scans and patients, such as `Bags` or a feature store."""
-
-    @property
-    def lengths(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def labels(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -51,7 +36,7 @@ class Scores:
 
 
 def score(
-    bags: TestedScans, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+    bags: ScanSet, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
     """The scores of one method; `scan_scores` is None for a method without scan scores."""
     if bags.slice_labels is None:
@@ -125,7 +110,7 @@ class SplitResults:
 
 
 def split_results(
-    scans: TestedScans,
+    scans: ScanSet,
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:

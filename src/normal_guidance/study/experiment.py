@@ -55,9 +55,8 @@ from normal_guidance.study.drawn import (
     semi_synthetic_part,
 )
 from normal_guidance.study.references import References, run_scan_reference, run_slice_reference, slice_reference_config
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import (
     packed_prediction,
@@ -71,7 +70,6 @@ from normal_guidance.sweep.run import (
     Data,
     Run,
     Selected,
-    check_environments,
     environment,
     environments_of,
     find_folders,
@@ -155,8 +153,6 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     content = read_json(path) if run is None else run.report
     try:
         known = read_as(_Content, content, exact=False)
-        if run is None:  # a run's were checked when it was loaded
-            check_environments(content)
         return StudyResult(
             method=method,
             seed=seed,

@@ -31,8 +31,7 @@ from normal_guidance.core.methods import CEILING, COMPARED, NAMED, SLICE_REFEREN
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind
 from normal_guidance.statistics.split_results import Metric, Scores
 from normal_guidance.sweep.batches import slice_labels_of
-from normal_guidance.sweep.config import Config, grid
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.run import Data, Run, run_sweep
 from normal_guidance.sweep.sweep import SweepProgress
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.differences import (
@@ -34,10 +35,9 @@ from normal_guidance.statistics.split_results import (
     MethodResults,
     Patients,
     SplitResults,
-    TestedScans,
     patients_of,
 )
-from normal_guidance.sweep.batches import Scans, in_batches
+from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
 """Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
@@ -81,7 +81,7 @@ class SliceSelection(NamedTuple):
 
 
 def predict_scans(
-    model: Model, scans: Scans, shown: SliceSelection | None = None, *, batch_size: int = BATCH
+    model: Model, scans: ScanSet, shown: SliceSelection | None = None, *, batch_size: int = BATCH
 ) -> ScanPredictions:
     """The model's predictions for every scan, without gradients, on its device and in its dtype.
 
@@ -215,7 +215,7 @@ class Varied:
 class Bootstrap:
     """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
 
-    def __init__(self, scans: TestedScans) -> None:
+    def __init__(self, scans: ScanSet) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
         counts = [
@@ -383,7 +383,7 @@ def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
 
 def draw_curves(
     model: Model,
-    scans: Scans,
+    scans: ScanSet,
     own: ScanPredictions,
     orders: Orders,
     bootstrap: Bootstrap,
@@ -592,7 +592,7 @@ class Shuffled:
     logits: tuple[Float64[Tensor, "scans"], ...]
 
 
-def shuffle(model: Model, scans: Scans, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
+def shuffle(model: Model, scans: ScanSet, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
     """Compares the model's attention to whole scans (`own`) with that to cyclically shifted and to shuffled scans."""
     lengths = scans.lengths.cpu()
     found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
@@ -718,7 +718,7 @@ def untrained_copies(model: nn.Module) -> Untrained:
 def judge_randomizing(
     own: ScanPredictions,
     others: Sequence[ScanPredictions],
-    scans: TestedScans,
+    scans: ScanSet,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
@@ -792,7 +792,7 @@ def _mean_correlation(
 
 
 def _localization(
-    own: ScanPredictions, others: Sequence[ScanPredictions], scans: TestedScans
+    own: ScanPredictions, others: Sequence[ScanPredictions], scans: ScanSet
 ) -> dict[str, Estimate | float]:
     assert scans.slice_labels is not None
     labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
@@ -874,7 +874,7 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Trust
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: TestedScans, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: ScanSet, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
     number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
@@ -941,7 +941,7 @@ def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
     return caveats
 
 
-def _deletion_localization(own: ScanPredictions, scans: TestedScans, bootstrap: Bootstrap) -> Estimate | None:
+def _deletion_localization(own: ScanPredictions, scans: ScanSet, bootstrap: Bootstrap) -> Estimate | None:
     if scans.slice_labels is None:
         return None
     found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
