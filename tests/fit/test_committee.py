@@ -104,7 +104,8 @@ def test_the_label_of_a_scan_does_not_change_the_members_that_predict_it(planted
     assert first.sharpness[0] != changed.sharpness[1]
 
 
-def test_without_a_signal_attention_is_the_prior() -> None:
+def test_without_a_signal_attention_is_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch, REACHES=(0.0, 1 / 20, 0.15), RIDGES=(0.3, 3.0))
     noise = shifted_mean(60, seed=4, features=8, shift=0.0)
     found = fit_committee(noise, names(noise), FoldPlan(folds=3, repeats=2))
     assert not found.choice.unusual

@@ -30,6 +30,7 @@ from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
+from small_bundle import few_settings
 
 # Guidance and other terms are losses: their methods are the same modules.
 MODELS = tuple(dict.fromkeys(EVERY_METHOD[name].model for name in DISTINCT))
@@ -189,7 +190,9 @@ def test_prove_reports_the_largest_difference(tmp_path):
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=WIDTH, shift=2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        few_settings(patch)
+        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=WIDTH, shift=2.0))
     return Bundle(None, finder.committee_, WIDTH, "float16", None, None, False, Expectations(), finder.operation_, {})
 
 

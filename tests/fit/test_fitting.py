@@ -126,7 +126,8 @@ def test_the_third_sentence_says_where_the_kept_members_look(
     assert third == f"{words}try it on scans from elsewhere before you rely on it."
 
 
-def test_noise_is_told_as_noise(tmp_path: Path) -> None:
+def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch)
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
     sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
@@ -154,7 +155,8 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     assert load_bundle(tmp_path / "copy").cautions == model.cautions
 
 
-def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
+def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch)
     bags = draw(30, 3, 2.0)
     plain = Bags(bags.features, bags.lengths, bags.labels, scan_ids=bags.scan_ids, patient_ids=bags.patient_ids)
     store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})

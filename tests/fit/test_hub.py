@@ -24,7 +24,7 @@ from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
-from small_bundle import nguide
+from small_bundle import few_settings, nguide
 
 NAME = "mylab/head-ct"
 TRAINING = {
@@ -41,7 +41,9 @@ TRAINING = {
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=4, shift=2.0))
+    with pytest.MonkeyPatch.context() as patch:
+        few_settings(patch)
+        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=4, shift=2.0))
     expects = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
     about = (4, "float16", None, None, False, expects, finder.operation_, TRAINING)
     return Bundle(None, finder.committee_, *about)
