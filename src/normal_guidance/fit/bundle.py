@@ -334,16 +334,16 @@ class Bundle:
             precision: see `load_encoder`.
             offline: make no network call.
         """
-        own, preprocessing = self.encoding()
-        wanted = (name or own.name).partition("+")[0]  # NAME+HASH: weights of the user's own
+        known, preprocessing = self.encoding()
+        wanted = (name or known.name).partition("+")[0]  # NAME+HASH: weights of the user's own
         channels = preprocessing.channels
         encoder = load_encoder(
             wanted, weights=weights, device=device, precision=precision, channels=channels, offline=offline
         )
-        if encoder.fingerprint != own.fingerprint:
+        if encoder.fingerprint != known.fingerprint:
             raise UserError(
-                f"the model was trained with the encoder {own.name}, fingerprint "
-                f"{own.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
+                f"the model was trained with the encoder {known.name}, fingerprint "
+                f"{known.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
                 "right one: --encoder NAME, or --weights FILE"
             )
         return encoder

@@ -223,16 +223,17 @@ def fit_evidence(
     for _ in range(turns):
         weights = _regress(scans, chunks, training, penalties, last)
         windows = [chunk.own_windows(weights, folds) for chunk in chunks]
-        squares = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
+        squares = torch.stack([evidence.square().sum((0, 2)) for evidence in windows]).sum(0)
         size = squares.div(len(scans.features)).sqrt().clamp_min(1e-300)  # the root mean square of the evidence
         factors = FACTORS.to(device) / size[:, None]
-        tried = [power * chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
+        pairs = list(zip(chunks, windows, strict=True))
+        tried = [power * chunk.odds_by_factor(evidence, factors) for chunk, evidence in pairs]
         scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
-        for chunk, own in zip(chunks, windows, strict=True):
+        for chunk, evidence in pairs:
             fold = folds[chunk.scans]
-            log_a, of_scans = attend(chunk.places, scale[fold][:, :, None] * own, certain[fold])
+            log_a, of_scans = attend(chunk.places, scale[fold][:, :, None] * evidence, certain[fold])
             odds.append(of_scans)
             attention[:, chunk.slices] = chunk.places.layout.restore(log_a.exp()).float()
         last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds)
@@ -304,10 +305,10 @@ def fit_sharpness(
     unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
     """
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
-    best, place = loss[:, :, 1:].min(2)
+    best, index = loss[:, :, 1:].min(2)
     certain = (loss <= best[:, :, None] + 0.5).double().argmax(2)
     every = torch.cat([torch.zeros_like(factors[:, :1]), factors], 1).expand(len(training), -1, -1)
-    scale = every.gather(2, place[:, :, None] + 1)[:, :, 0]
+    scale = every.gather(2, index[:, :, None] + 1)[:, :, 0]
     return scale, every.gather(2, certain[:, :, None])[:, :, 0] / scale
 
 
@@ -319,7 +320,7 @@ def _loss_with_best_bias(
     """The log loss of all training scans together, with the bias that makes it least, by Newton's method."""
     chosen, targets = training.double(), labels.double()
     total, positive = chosen.sum(1), chosen @ targets
-    found = []
+    by_fold = []
     for share, count, hits in zip(chosen, total, positive, strict=True):
         bias = torch.logit(hits / count, eps=1e-3) - (share @ odds.flatten(1) / count).view(odds.shape[1:])
         for _ in range(BIAS_STEPS):
@@ -329,8 +330,8 @@ def _loss_with_best_bias(
         losses = F.binary_cross_entropy_with_logits(
             odds + bias, targets[:, None, None].expand_as(odds), reduction="none"
         )
-        found.append((share @ losses.flatten(1)).view(bias.shape))
-    return torch.stack(found)
+        by_fold.append((share @ losses.flatten(1)).view(bias.shape))
+    return torch.stack(by_fold)
 
 
 def _regress(
@@ -348,7 +349,7 @@ def _regress(
         device=training.device,
     )
     together = folds if before is None else max(1, MOST_POOLED // (count * len(scans) * inputs))
-    found = []
+    weights_by_fold = []
     for some in torch.arange(folds, device=training.device).split(together):
         if before is None:  # attention is the prior, for all alike
             members = strengths.new_zeros(1, inputs), strengths.new_zeros(1)
@@ -358,8 +359,8 @@ def _regress(
         rows, scale = _standardised(pooled[0] if before is None else pooled)
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
-        found.append((weights / scale).view(len(some), count, inputs))
-    return torch.cat(found)
+        weights_by_fold.append((weights / scale).view(len(some), count, inputs))
+    return torch.cat(weights_by_fold)
 
 
 def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor, Tensor]:

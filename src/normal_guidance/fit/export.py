@@ -68,8 +68,8 @@ class OneScan(nn.Module):
         self.model = model
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
-        found = predict_one(self.model, features)
-        return found.logit, found.attention[0], found.log_attention[0]
+        made = predict_one(self.model, features)
+        return made.logit, made.attention[0], made.log_attention[0]
 
 
 def predict_one(model: nn.Module, features: Float[Tensor, "slices features"]) -> Prediction:
@@ -238,8 +238,8 @@ def open_graph(path: str | Path) -> Run:
     given = [output.name for output in session.get_outputs()]
 
     def run_session(features: Float[Tensor, "slices features"]) -> dict[str, Tensor]:
-        found = session.run(None, {"features": features.float().numpy()})
-        return {name: torch.from_numpy(value) for name, value in zip(given, found, strict=True)}
+        values = session.run(None, {"features": features.float().numpy()})
+        return {name: torch.from_numpy(value) for name, value in zip(given, values, strict=True)}
 
     return run_session
 
@@ -252,9 +252,9 @@ def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -
         scan = torch.randn(slices, features, generator=generator)
         with torch.no_grad():
             wanted = dict(zip(outputs, graph(scan), strict=True))
-        found = run(scan)
+        made = run(scan)
         for name, value in wanted.items():
-            difference = relative_difference(found[name], value, LEAST.get(name, 1.0))
+            difference = relative_difference(made[name], value, LEAST.get(name, 1.0))
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"the exported {name} of a scan of {slices} slices differs from the model's by {difference:.1e} of "
@@ -264,17 +264,17 @@ def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -
     return largest
 
 
-def relative_difference(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+def relative_difference(made: Tensor, wanted: Tensor, least: float = 0.0) -> float:
     """The largest difference relative to the largest value or `least`; what is not finite must be the same in both."""
-    found, wanted = found.detach().double(), wanted.detach().double()
+    made, wanted = made.detach().double(), wanted.detach().double()
     finite = wanted.isfinite()
-    if found.shape != wanted.shape or not torch.equal(found[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
+    if made.shape != wanted.shape or not torch.equal(made[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
         return math.inf
     if not finite.any():
         return 0.0
-    found, wanted = found[finite], wanted[finite]
+    made, wanted = made[finite], wanted[finite]
     largest = wanted.abs().max().clamp_min(max(least, torch.finfo(torch.float32).tiny))
-    return float((found - wanted).abs().max() / largest)
+    return float((made - wanted).abs().max() / largest)
 
 
 def require_export() -> None:
@@ -325,21 +325,19 @@ class BundleGraph(nn.Module):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
         self.dtype = DTYPES[bundle.dtype]
-        self.models = nn.ModuleList(one.model for one in bundle.each)
-        self.calibrations = [one.operation.calibration for one in bundle.each]
+        self.models = nn.ModuleList(each.model for each in bundle.each)
+        self.calibrations = [each.operation.calibration for each in bundle.each]
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
         rows = features.to(self.dtype).float()
-        found = [predict_one(model, rows) for model in self.models]
-        attention = [attention_per_head(one.log_attention[0].double()).mean(0) for one in found]
+        made = [predict_one(model, rows) for model in self.models]
+        attention = [attention_per_head(scan.log_attention[0].double()).mean(0) for scan in made]
+        logits = torch.cat([scan.logit for scan in made])
         odds = [
-            line.slope * one.logit.double() + line.intercept for one, line in zip(found, self.calibrations, strict=True)
+            line.slope * scan.logit.double() + line.intercept
+            for scan, line in zip(made, self.calibrations, strict=True)
         ]
-        return (
-            torch.cat(odds).sigmoid().float(),
-            torch.cat([one.logit for one in found]),
-            torch.stack(attention).float(),
-        )
+        return torch.cat(odds).sigmoid().float(), logits, torch.stack(attention).float()
 
 
 def export_bundle(bundle: Bundle, path: str | Path) -> Path:
@@ -360,7 +358,7 @@ def metadata_of(bundle: Bundle) -> dict[str, str]:
         "encoder_fingerprint": "" if bundle.encoder is None else bundle.encoder.fingerprint,
         "preprocessing": json.dumps(None if bundle.preprocessing is None else bundle.preprocessing.to_dict()),
         "expects": str(bundle.expects),
-        "findings": json.dumps([None if one.finding is None else one.finding.name for one in bundle.each]),
-        "thresholds": json.dumps([one.threshold for one in bundle.each]),
+        "findings": json.dumps([None if each.finding is None else each.finding.name for each in bundle.each]),
+        "thresholds": json.dumps([each.threshold for each in bundle.each]),
         "caution": "Research software, not a medical device.",
     }

@@ -233,37 +233,37 @@ def _out_of_fold(
 
     The best of many settings by chance would look good on the scans that it was chosen by.
     """
-    found = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
+    own_logits = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
     attention = torch.zeros(len(folds), int(scans.lengths.sum()))
-    for repeat, own in enumerate(folds):
-        fold_of_slice = own.repeat_interleave(scans.lengths)
-        for fold in range(int(own.max()) + 1):
-            others = own != fold
+    for repeat, fold_of_scan in enumerate(folds):
+        fold_of_slice = fold_of_scan.repeat_interleave(scans.lengths)
+        for fold in range(int(fold_of_scan.max()) + 1):
+            others = fold_of_scan != fold
             ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
             choice = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
             places = [settings[number].places for number in choice.kept]
             of_logit, of_attention = shares(places)
-            found[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
+            own_logits[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
             slices = fold_of_slice == fold
             if choice.shown:
                 own_fits = [fits[repeat][number] for number in choice.kept]
-                every = torch.stack([one.attention[place][slices] for one, place in own_fits])
+                every = torch.stack([fitted.attention[place][slices] for fitted, place in own_fits])
                 attention[repeat, slices] = of_attention.float() @ every
             else:
                 attention[repeat, slices] = prior_attention(places, scans.lengths[~others])
-    return found.mean(0), attention.mean(0)
+    return own_logits.mean(0), attention.mean(0)
 
 
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
     """The kinds of places and their powers; windows reach at least one slice."""
     median = lengths.double().median().item()
     reaches = list(dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES))
-    found = [
+    kinds = [
         (Places(reach, central), power)
         for power, shortest in POWERS
         for central, reach in product((True, False), reaches[:shortest])
     ]
-    return [*found, (Places(None, central=False), 1.0)]
+    return [*kinds, (Places(None, central=False), 1.0)]
 
 
 def scale_scans(scans: ScanSet, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
@@ -309,9 +309,9 @@ def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
 
 def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -> float:
     """A mean difference in standard errors, with patients as the units."""
-    number = {patient: place for place, patient in enumerate(dict.fromkeys(patient_ids))}
-    own = torch.tensor([number[patient] for patient in patient_ids])
-    totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, own, differences)
+    number = {patient: index for index, patient in enumerate(dict.fromkeys(patient_ids))}
+    of_scans = torch.tensor([number[patient] for patient in patient_ids])
+    totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, of_scans, differences)
     return in_standard_errors(totals.sum().item(), (totals - totals.mean()).square().sum().sqrt().item())
 
 

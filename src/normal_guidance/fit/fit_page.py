@@ -101,11 +101,11 @@ def plot_positions(
 ) -> Figure:
     """Mean attention of positive and of negative scans by relative position, beside the prior."""
     along = (np.arange(POINTS) + 0.5) / POINTS
-    own, expected = (by_position(values, lengths) for values in (attention, prior))
+    shown, expected = (by_position(values, lengths) for values in (attention, prior))
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
     panel = figure.subplots()
     for label, name, color in ((1, "positive scans", GREEN), (0, "negative scans", BLUE)):
-        chosen = own[(labels == label).numpy()]
+        chosen = shown[(labels == label).numpy()]
         mean = chosen.mean(0)
         if len(chosen) > 1:
             reach = student_quantile(0.95, len(chosen) - 1) * chosen.std(0, ddof=1) / np.sqrt(len(chosen))
@@ -123,8 +123,8 @@ def plot_positions(
 def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[np.ndarray, "scans _"]:
     """Each scan's attention at relative positions, times its number of slices: even attention is 1 everywhere."""
     along = (np.arange(POINTS) + 0.5) / POINTS
-    scans = [own.double().numpy() for own in attention.split(lengths.tolist())]
-    return np.stack([np.interp(along, (np.arange(len(own)) + 0.5) / len(own), len(own) * own) for own in scans])
+    scans = [scan.double().numpy() for scan in attention.split(lengths.tolist())]
+    return np.stack([np.interp(along, (np.arange(len(scan)) + 0.5) / len(scan), len(scan) * scan) for scan in scans])
 
 
 class Example(NamedTuple):
@@ -173,35 +173,35 @@ NOT_SHOWN = (
 EXAMPLES = 6
 
 
-def fit_page(bundle: Bundle, found: MeasuredFit, scans: ScanSet, test: ScanSet | None = None) -> str:
+def fit_page(bundle: Bundle, result: MeasuredFit, scans: ScanSet, test: ScanSet | None = None) -> str:
     """The page, in one file.  `scans` are the training scans."""
-    measured = found.test or found.out_of_fold
+    measured = result.test or result.out_of_fold
     shown = (measured.scans.shown, measured.finds, False)
-    lead = [html.findings(zip(found.sentences(), shown, strict=True)), html.paragraph(CAUTION, note=True)]
-    prior = found.fit.committee.prior(scans.lengths)
-    promised = [html.bullets(found.intervals.sentences())]
-    if found.intervals.calibration is not None:
+    lead = [html.findings(zip(result.sentences(), shown, strict=True)), html.paragraph(CAUTION, note=True)]
+    prior = result.fit.committee.prior(scans.lengths)
+    promised = [html.bullets(result.intervals.sentences())]
+    if result.intervals.calibration is not None:
         promised.append(html.paragraph(ASSUMPTIONS, note=True))
     sections = [
-        Section("Results", [_results(found), _meanings(measured)]),
-        Section("Scans", [_scans(found, scans, test), *map(html.paragraph, describe(bundle.operation))]),
-        Section("Slices", [_positions(found, scans, prior), _examples(found, scans, prior)]),
+        Section("Results", [_results(result), _meanings(measured)]),
+        Section("Scans", [_scans(result, scans, test), *map(html.paragraph, describe(bundle.operation))]),
+        Section("Slices", [_positions(result, scans, prior), _examples(result, scans, prior)]),
         Section("Intervals", promised),
-        Section("Choices", _choices(found.fit, scans)),
+        Section("Choices", _choices(result.fit, scans)),
         Section("Record", [_record(bundle)]),
     ]
     named = "" if bundle.finding is None else f": {bundle.finding}"
     return html.page(f"What the fitted model does{named}", lead, sections)
 
 
-def _results(found: MeasuredFit) -> str:
-    columns = {"Out of fold": found.out_of_fold, **({"Test": found.test} if found.test else {})}
+def _results(result: MeasuredFit) -> str:
+    columns = {"Out of fold": result.out_of_fold, **({"Test": result.test} if result.test else {})}
     measures = [_column(measured) for measured in columns.values()]
     rows = [[name, *(column[name] for column in measures)] for name in measures[0]]
     caption = (
         "Numbers in brackets are 95 % intervals, with patients as units. Out of fold: each training scan, predicted by "
         "members of the committee that were not trained on it"
-        f"{'. Test: scans of other patients, kept aside.' if found.test else '; no scans were kept aside for a test.'}"
+        f"{'. Test: scans of other patients, kept aside.' if result.test else '; no scans were kept aside for a test.'}"
     )
     return Grid("", caption, ["Measure", *columns], rows).html()
 
@@ -251,45 +251,45 @@ def _embed(drawn: Figure, caption: str) -> str:
         return html.figure(save(drawn, Path(folder) / "figure.png"), caption)
 
 
-def _scans(found: MeasuredFit, scans: ScanSet, test: ScanSet | None) -> str:
-    parts = {"out of fold": ScoredScans(found.fit.logits, scans.labels, str(found.out_of_fold.scans))}
-    if test is not None and found.tested is not None and found.test is not None:
-        parts["test"] = ScoredScans(found.tested.logit.double(), test.labels, str(found.test.scans))
+def _scans(result: MeasuredFit, scans: ScanSet, test: ScanSet | None) -> str:
+    parts = {"out of fold": ScoredScans(result.fit.logits, scans.labels, str(result.out_of_fold.scans))}
+    if test is not None and result.tested is not None and result.test is not None:
+        parts["test"] = ScoredScans(result.tested.logit.double(), test.labels, str(result.test.scans))
     caption = (
         "Left: the ROC curve. Right: the share of positive scans among scans of similar probability, with 95 % "
         "intervals. Calibration and threshold were chosen on the out-of-fold scans, which flatters them a little."
     )
-    if not _calibrated(found):
+    if not _calibrated(result):
         caption += " No calibration could be fitted: take these probabilities for nothing but an order of scans."
-    return _embed(plot_scans(parts, found.operation), caption)
+    return _embed(plot_scans(parts, result.operation), caption)
 
 
-def _calibrated(found: MeasuredFit) -> bool:
-    return found.operation.calibration != Calibration()
+def _calibrated(result: MeasuredFit) -> bool:
+    return result.operation.calibration != Calibration()
 
 
-def _positions(found: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _positions(result: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
     caption = (
         "Mean attention along the scan, out of fold, with 95 % intervals of the mean. Where both curves follow the "
         "prior, attention says where findings usually lie, and little about a scan."
     )
-    if not found.out_of_fold.scans.shown:
+    if not result.out_of_fold.scans.shown:
         caption += " This model is not shown to tell scans apart: differences between the curves may be chance."
-    return _embed(plot_positions(found.predicted.attention, prior, scans.labels, scans.lengths), caption)
+    return _embed(plot_positions(result.predicted.attention, prior, scans.labels, scans.lengths), caption)
 
 
-def _examples(found: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _examples(result: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]) -> str:
     lengths = scans.lengths.tolist()
-    attention, expected = found.predicted.attention.split(lengths), prior.split(lengths)
+    attention, expected = result.predicted.attention.split(lengths), prior.split(lengths)
     labels = None if scans.slice_labels is None else scans.slice_labels.split(lengths)
     positive = (scans.labels == 1).nonzero().flatten().tolist()
     marked = [scan for scan in positive if labels is not None and int((labels[scan] == 1).sum())]
     candidates = marked or positive
     chosen = sorted(np.random.default_rng(0).permutation(len(candidates))[:EXAMPLES].tolist())
-    uncalibrated = "" if _calibrated(found) else "uncalibrated "
+    uncalibrated = "" if _calibrated(result) else "uncalibrated "
     examples = []
     for scan in (candidates[number] for number in chosen):
-        odds = found.operation.calibration.probability(found.fit.logits[scan].item())
+        odds = result.operation.calibration.probability(result.fit.logits[scan].item())
         title = f"scan {scan + 1}: {uncalibrated}probability {rounded(odds)}"
         truth = None if labels is None or not marked else labels[scan]
         examples.append(Example(title, attention[scan], expected[scan], truth))
@@ -298,7 +298,7 @@ def _examples(found: MeasuredFit, scans: ScanSet, prior: Float[Tensor, "slices"]
         f"{len(examples)} positive scans, drawn at random and not by how well they did; {known}. Numbers count the "
         "training scans in the order of predictions.parquet."
     )
-    if marked and not found.out_of_fold.finds:
+    if marked and not result.out_of_fold.finds:
         caption += " Attention is not shown to be better than position: where it fits, that may be chance."
     return _embed(plot_examples(examples), caption)
 
@@ -406,12 +406,12 @@ def findings_page(models: Mapping[Finding, MeasuredFit], skipped: Mapping[str, s
         "there are, the likelier one of them looks better than chance by chance."
     )
     rows = []
-    for finding, found in models.items():
-        measured = found.test or found.out_of_fold
+    for finding, result in models.items():
+        measured = result.test or result.out_of_fold
         skill, localized = measured.skill, measured.localization
         cells = [
             finding.code or "",
-            "test scans" if found.test else "scans out of fold",
+            "test scans" if result.test else "scans out of fold",
             f"{measured.positive} and {measured.negative}",
             str(measured.scans),
             "no slice labels" if skill is None else str(localized),

@@ -73,41 +73,41 @@ def fit_model(
     features = features_of(scans)
     assert features is not None
     with folder_atomically(out) as draft:
-        found = fit_and_measure(
+        result = fit_and_measure(
             scans, plan, test=test, sensitivity=sensitivity, coverage=coverage, device=device, watch=watch
         )
-        training = _training(scans, test, found)
-        calibrated = found.intervals.calibration
-        bundle = make_bundle(None, found.fit.committee, features, found.operation, training, calibrated)
+        training = _training(scans, test, result)
+        calibrated = result.intervals.calibration
+        bundle = make_bundle(None, result.fit.committee, features, result.operation, training, calibrated)
         named = "" if bundle.finding is None else bundle.finding.name
-        bundle = replace(bundle, cautions=found.cautions(named))
+        bundle = replace(bundle, cautions=result.cautions(named))
         tables = []
-        for part, store, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested)):
+        for part, store, prediction in ((OUT_OF_FOLD, scans, result.predicted), ("test", test, result.tested)):
             if store is not None and prediction is not None:
-                odds = [found.operation.calibration.probability(logit) for logit in prediction.logit.tolist()]
+                odds = [result.operation.calibration.probability(logit) for logit in prediction.logit.tolist()]
                 tables.append(prediction_table(store, prediction, part=part, probability=torch.tensor(odds)))
         write_predictions_table(draft / PREDICTION_TABLE, tables)
-        write_atomically(draft / PAGE, fit_page(bundle, found, scans, test).encode())
+        write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
         fill_folder(bundle, draft)
-    return FittedModel(bundle, found)
+    return FittedModel(bundle, result)
 
 
-def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit) -> dict[str, object]:
-    plan, scores = found.fit.plan, None
-    if found.test is not None:
-        localized = found.test.localization
+def _training(scans: FeatureStore, test: FeatureStore | None, result: MeasuredFit) -> dict[str, object]:
+    plan, scores = result.fit.plan, None
+    if result.test is not None:
+        localized = result.test.localization
         scores = {
-            "scan_auroc": found.test.scans.value,
+            "scan_auroc": result.test.scans.value,
             "localization_auroc": None if localized is None else localized.auroc,
-            "intervals": found.intervals.as_json()["test"],
+            "intervals": result.intervals.as_json()["test"],
         }
     return training_record(
         scans.provenance,
         environment(Execution()),
         scans={"train": len(scans), **({} if test is None else {"test": len(test)})},
-        out_of_fold_auroc=found.out_of_fold.scans.value,
+        out_of_fold_auroc=result.out_of_fold.scans.value,
         test=scores,
-        members=len(found.fit.committee),
+        members=len(result.fit.committee),
         folds=plan.folds,
         repeats=plan.repeats,
         seed=plan.seed,

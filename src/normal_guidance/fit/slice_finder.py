@@ -112,15 +112,15 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
             if getattr(self, name) is not None or name == "components"
         }
         plan = replace(make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed), **chosen)
-        found = fit_and_measure(scans, plan, sensitivity=self.sensitivity, coverage=self.coverage, device=self.device)
-        assert found.operation.point is not None  # both classes are there
+        result = fit_and_measure(scans, plan, sensitivity=self.sensitivity, coverage=self.coverage, device=self.device)
+        assert result.operation.point is not None  # both classes are there
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = scans.width
-        self.committee_, self.plan_ = found.fit.committee, found.fit.plan
-        self.operation_, self.threshold_ = found.operation, found.operation.point.threshold
-        self.out_of_fold_logits_, self.out_of_fold_attention_ = found.fit.logits.numpy(), found.fit.attention
-        self.interval_calibration_, self._intervals = found.intervals.calibration, found.intervals
-        self.out_of_fold_, self.sentences_ = found.out_of_fold, tuple(found.sentences())
+        self.committee_, self.plan_ = result.fit.committee, result.fit.plan
+        self.operation_, self.threshold_ = result.operation, result.operation.point.threshold
+        self.out_of_fold_logits_, self.out_of_fold_attention_ = result.fit.logits.numpy(), result.fit.attention
+        self.interval_calibration_, self._intervals = result.intervals.calibration, result.intervals
+        self.out_of_fold_, self.sentences_ = result.out_of_fold, tuple(result.sentences())
         return self
 
     def decision_function(self, bags: ScansLike) -> Float64[np.ndarray, "scans"]:

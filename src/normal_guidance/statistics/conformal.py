@@ -221,28 +221,28 @@ def _growth(weights: Tensor, scans: PackedScans) -> Tensor:
     Taking the larger of two neighbours again and again merges the two sides in the order of their running minima,
     counted from the peak outwards. So one sort replaces the steps.
     """
-    place, peak = scans.places, _peak(weights, scans)
-    towards_mean = (scans.count(weights * place) - peak * scans.count(weights)).sign()[scans.of_slice]
+    index, peak = scans.places, _peak(weights, scans)
+    towards_mean = (scans.count(weights * index) - peak * scans.count(weights)).sign()[scans.of_slice]
     peak = peak[scans.of_slice]
-    upper = place >= peak
+    upper = index >= peak
     rising = _running_minimum(weights, 2 * scans.of_slice + upper)
-    mirrored = 2 * (len(scans.lengths) - 1 - scans.of_slice) + (place <= peak)
+    mirrored = 2 * (len(scans.lengths) - 1 - scans.of_slice) + (index <= peak)
     falling = _running_minimum(weights.flip(0), mirrored.flip(0)).flip(0)
-    distance = (place - peak).abs()
+    distance = (index - peak).abs()
     upper_first = torch.where(towards_mean == 0, distance % 2 == 1, towards_mean > 0)
-    order = (2 * distance + (upper_first != (place > peak))).argsort(stable=True)
+    order = (2 * distance + (upper_first != (index > peak))).argsort(stable=True)
     order = order[torch.where(upper, rising, falling)[order].argsort(descending=True, stable=True)]
     return order[scans.of_slice[order].argsort(stable=True)]
 
 
 def _peak(weights: Tensor, scans: PackedScans) -> Tensor:
-    """The place of each scan's highest weight; the module says what becomes of ties."""
-    place, of = scans.places, scans.of_slice
+    """The index of each scan's highest weight; the module says what becomes of ties."""
+    index, of = scans.places, scans.of_slice
     highest = weights == scans.reduce(weights, "amax")[of]
-    off = (place * scans.count(weights)[of] - scans.count(weights * place)[of]).abs()
+    off = (index * scans.count(weights)[of] - scans.count(weights * index)[of]).abs()
     nearest = highest & (off == scans.reduce(torch.where(highest, off, torch.iinfo(torch.int64).max), "amin")[of])
-    low = scans.reduce(torch.where(nearest, place, len(weights)), "amin")
-    high = scans.reduce(torch.where(nearest, place, -1), "amax")
+    low = scans.reduce(torch.where(nearest, index, len(weights)), "amin")
+    high = scans.reduce(torch.where(nearest, index, -1), "amax")
     return torch.where((low + high) // 2 % 2 == 0, low, high)
 
 

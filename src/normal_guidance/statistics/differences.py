@@ -390,17 +390,13 @@ def differences(
 ) -> list[Difference]:
     """Every claimed difference, in the order of the claims, tested on the same resampled patients.
 
-    The interval is the estimate ± Student's t times the bootstrap's standard error.  The degrees of freedom are the
-    number of patients with localized scans less one; for scan metrics, the number of positive or of negative patients,
-    whichever is smaller, less one.
+    The interval is the estimate ± Student's t times the bootstrap's standard error. Its degrees of freedom are the
+    patients with localized scans less one, or for scan metrics the positive or negative patients, whichever are fewer.
+    The p-value matches it, except for scan AUROC, where DeLong's error replaces the bootstrap's.
 
-    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 60 to 500 positive
-    patients the interval covers the truth in 94 to 96 % of experiments, for all four metrics.  With 16 patients it
-    still does, while percentile, basic and bias-corrected intervals fall to 90 or 91 %.  Its limit: where both methods
-    are nearly perfect, a few scans decide, and with 60 patients it covers a difference of localization AUROCs of .98
-    and .96 in only 92 %.
-
-    The p-value matches the interval, except for scan AUROC, where DeLong's error replaces the bootstrap's.
+    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 16 to 500 positive
+    patients the interval covers the truth in 94 to 96 % of experiments; percentile, basic and bias-corrected intervals
+    fall to 90 or 91 %.  Its limit: where both methods are nearly perfect, a few scans decide (92 % with 60 patients).
     """
     if not 0 < level < 1:
         raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")

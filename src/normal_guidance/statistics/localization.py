@@ -331,9 +331,9 @@ def _scan_after_scan(order: Tensor, scan: Tensor) -> Tensor:
 
 def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
     """The slices' numbers, scan after scan, each scan rotated to begin at a random slice."""
-    size, place = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
+    size, index = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
     by = (torch.rand(len(lengths), generator=generator) * lengths).long()[bag_of_rows(lengths)]
-    return torch.arange(len(size)) - place + (place + by) % size
+    return torch.arange(len(size)) - index + (index + by) % size
 
 
 def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
@@ -344,18 +344,18 @@ def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Flo
     begins = torch.ones_like(of, dtype=torch.bool)
     begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
     group = begins.cumsum(0) - 1
-    place = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
+    index = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
     count = torch.bincount(group).double()
-    mean = torch.zeros_like(count).index_add(0, group, place) / count
-    return torch.empty_like(place).index_copy(0, order, mean[group])
+    mean = torch.zeros_like(count).index_add(0, group, index) / count
+    return torch.empty_like(index).index_copy(0, order, mean[group])
 
 
 def rank_correlation(
-    one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
+    first: Float[Tensor, "slices"], second: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
     """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score."""
     scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
-    x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
+    x, y = (ranks(scores, lengths) - half[scan] for scores in (first, second))
 
     def total(values: Tensor) -> Tensor:
         return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)

@@ -80,9 +80,9 @@ def position_density(
     bin_below, weight = _bins(lengths, bins)
     of_scan = 1 / lengths.double()[bag_of_rows(lengths)]
     counted = _histogram(bin_below, weight, of_scan, bins)
-    found = _histogram(bin_below, weight, of_scan * labels, bins)
+    positives = _histogram(bin_below, weight, of_scan * labels, bins)
     # Bins that no scan reaches, because all are short, are as high as the mean.
-    return PositionDensity(torch.where(counted > 0, found / counted, found.sum() / counted.sum()))
+    return PositionDensity(torch.where(counted > 0, positives / counted, positives.sum() / counted.sum()))
 
 
 def _bins(lengths: Tensor, bins: int) -> tuple[Tensor, Tensor]:
@@ -318,15 +318,12 @@ def patient_specific(
 
     $\frac1n \sum_i \big( A(y_i, a_i) - \frac1{|O_i|} \sum_{o \in O_i} A(y_i, a_{o \to i}) \big)$; $A$ is the AUROC of a
     scan's slices. $a_{o \to i}$ is the attention of scan o at the relative positions $(j + .5) / S_i$ of scan i, linear
-    between slices. $O_i$ are the scans of other patients with slices of both classes; `others` of them, drawn by the
-    seed, if there are more. 0 means that attention knows where findings lie in general, and nothing of this patient.
+    between slices. $O_i$ are the scans of other patients with slices of both classes, or `others` of them, drawn by the
+    seed. 0 means that attention knows where findings lie in general, and nothing of this patient.
 
     Attention is replaced by its ranks within each scan before it is interpolated, ties sharing their mean. So the
-    measure is the same for attention, its logarithm and its shares, as AUROC is, and attention of 0 is no exception.
-    Numbers are whole until the last division, so equal scores tie exactly.
-
-    The interval is the difference ± Student's t times its standard error over resampled patients; the other scans that
-    a scan is compared with stay as they are.
+    measure is the same for attention, its logarithm and its shares, as AUROC is. Numbers are whole until the last
+    division, so equal scores tie exactly. In the interval, resampled patients keep the scans they are compared with.
 
     Args:
         scores: attention, its logarithm, or other scores of the slices.

@@ -42,15 +42,15 @@ def score(
     if bags.slice_labels is None:
         raise UserError(f"{bags} have no slice labels, so localization cannot be measured; use scan_level alone")
     # Negative scans have no positive slice, so `localization` leaves them out by itself.
-    found = localization(slice_scores, bags.slice_labels, bags.lengths)
+    localized = localization(slice_scores, bags.slice_labels, bags.lengths)
     scans = None if scan_scores is None else scan_level(scan_scores, bags.labels)
     return Scores(
-        localization_auroc=found.mean_auroc.item(),
-        localization_auprc=found.mean_auprc.item(),
+        localization_auroc=localized.mean_auroc.item(),
+        localization_auprc=localized.mean_auprc.item(),
         scan_auroc=None if scans is None else scans.auroc.item(),
         scan_auprc=None if scans is None else scans.auprc.item(),
-        localized=len(found.kept),
-        left_out=int(bags.labels.sum()) - len(found.kept),
+        localized=len(localized.kept),
+        left_out=int(bags.labels.sum()) - len(localized.kept),
     )
 
 
