@@ -168,9 +168,9 @@ def test_a_resumed_sweep_is_the_uninterrupted_one(engine: str, train: Bags, val:
     want = sweep(configs, train, val, execution)
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, train, val, execution, checkpoint=memory)
-    tensors, _ = memory.saved[0]
-    assert tensors["chunk0.momenta.steps"].tolist() == [6.0] * 4  # two epochs of three steps
-    assert tensors["chunk0.momenta.score.weight.square"].gt(0).any()
+    tensors = memory.saved[0].pending[0].training
+    assert tensors["momenta.steps"].tolist() == [6.0] * 4  # two epochs of three steps
+    assert tensors["momenta.score.weight.square"].gt(0).any()
     got = sweep(configs, train, val, execution, checkpoint=memory)
     assert torch.equal(got.history, want.history)
     assert got.best_epoch.tolist() == want.best_epoch.tolist()
@@ -179,9 +179,8 @@ def test_a_resumed_sweep_is_the_uninterrupted_one(engine: str, train: Bags, val:
 def test_a_state_of_sgd_holds_nothing_more_than_before(train: Bags, val: Bags) -> None:
     memory = MemoryCheckpoint()
     sweep(several("ng"), train, val, checkpoint=memory)
-    names = [name for name in memory.saved[0][0] if name.startswith("chunk0.momenta.")]
-    parameters = [name for name in memory.saved[0][0] if name.startswith("chunk0.parameters.")]
-    assert len(names) == len(parameters)
+    kinds = [name.partition(".")[0] for name in memory.saved[0].pending[0].training]
+    assert kinds.count("momenta") == kinds.count("parameters")
 
 
 def test_the_learning_rate_falls_where_graphs_read_it() -> None:

@@ -62,11 +62,6 @@ def small_grid(width: int = 4, **options: object) -> tuple[Config, ...]:
     return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
 
 
-# ----------------------------------------------------------------------------------------------------
-# Against torch's own layers
-# ----------------------------------------------------------------------------------------------------
-
-
 def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]], nn.Module]:
     """What `HISTORY` names for every epoch, one bag at a time, and the model after the last."""
     torch.manual_seed(config.seed)
@@ -112,7 +107,7 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
     return history, model
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
     stack = Stack.of(configs, FEATURES, dtype=torch.float64)
     if kind == "packed":
         return PackedEngine(stack, train, val, 16, "float64")
@@ -121,7 +116,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
     return SlottedEngine(stack, train, val, 16, "float64", slots, streamed=kind == "streamed")
 
 
-def epoch_orders(train: Scans, configs: Sequence[Config]) -> list[Tensor]:
+def epoch_orders(train: Bags, configs: Sequence[Config]) -> list[Tensor]:
     orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders)[0] for _ in range(configs[0].epochs)]
 
@@ -186,11 +181,6 @@ def test_a_resumed_sweep_has_the_same_bits(engine: str, train: Bags, val: Bags) 
     assert resumed.history.equal(whole.history)
     for name, weight in whole.winners[0].weights.items():
         assert resumed.winners[0].weights[name].equal(weight)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Who may see slice labels
-# ----------------------------------------------------------------------------------------------------
 
 
 class Sealed:

@@ -4,6 +4,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
@@ -39,8 +41,8 @@ from normal_guidance.sweep.engine import (
 from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import (
-    Keeper,
     Selection,
+    StateFile,
     SweepProgress,
     SweepState,
     Winner,
@@ -83,7 +85,7 @@ def small_grid(method: str, **options: object) -> tuple[Config, ...]:
     return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
     stack = Stack.of(configs, FEATURES, dtype=torch.float64)
     size = configs[0].batch_size
     if kind == "packed":
@@ -93,7 +95,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
     return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
 
 
-def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
+def first_orders(train: Bags, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
     orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders) for _ in range(configs[0].epochs)]
 
@@ -330,7 +332,8 @@ def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_
 
 def test_of_equal_configurations_the_lowest_loss_wins_but_by_the_papers_rule_the_first() -> None:
     def winner(number: int, loss: float, paper: bool) -> Winner:
-        return Winner(Config("ng", train_above_val=paper), number, 1, 1.0, loss, {})
+        config = Config("ng", train_above_val=paper)
+        return Winner(config=config, number=number, epoch=1, val_auroc=1.0, val_loss=loss, weights={})
 
     for paper, expected in ((False, 1), (True, 0)):
         both = [winner(0, 0.5, paper), winner(1, 0.4, paper), winner(2, 0.4, paper)]
@@ -362,20 +365,13 @@ def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: 
         ({"seconds": {"training": None}}, "seconds.training is None, not a number"),
     ],
 )
-def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str) -> None:
-    fresh = SweepState.begin([Config("abmil"), Config("ng")], None)
-
-    class Saved:
-        def load(self) -> Any:
-            return fresh.tensors(), {**fresh.about(), "seconds": {}, **change}
-
-        def save(self, tensors: Any, about: Any) -> None: ...
-
-        def due(self, epochs: int, seconds: float) -> bool:
-            return False
-
+def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    fresh, state = SweepState.begin([Config("abmil"), Config("ng")], None), StateFile(tmp_path / "state", "run")
+    state.save(fresh)
+    tensors, about = read_tensors(state.path, "copy it again")
+    write_tensors(state.path, tensors, {**about, **change})
     with pytest.raises(UserError, match=f"{words}.*; delete it to train from the start"):
-        Keeper(Saved()).resume(fresh)
+        state.load(fresh)
 
 
 @pytest.mark.slow
