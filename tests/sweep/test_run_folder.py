@@ -443,7 +443,7 @@ def test_files_of_another_run_are_no_winners(result: Sweep, tmp_path: Path) -> N
     with pytest.raises(UserError, match=f"has one winner and no group '{kept}'; leave the group out"):
         load_winner(tmp_path, kept)
     finish(tmp_path, result, [])
-    with pytest.raises(UserError, match="has no winner: .*; give a run that has one"):
+    with pytest.raises(UserError, match=r"has no winner: .*; give a run that has one"):
         load_winner(tmp_path, kept)
     write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
     assert sorted(path.name for path in tmp_path.glob("best*")) == [f"best-{kept}.json", f"best-{kept}.safetensors"]

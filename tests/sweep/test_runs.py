@@ -264,7 +264,7 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
     ):
         write_json(tmp_path / "report.json", {**run.report, **change})
         with pytest.raises(
-            UserError, match=rf"report\.json is damaged: {[*change][0]}.*give the folder of a run, or copy"
+            UserError, match=rf"report\.json is damaged: {next(iter(change))}.*give the folder of a run, or copy"
         ):
             load_run(tmp_path)
     for name in run.report:
