@@ -177,6 +177,8 @@ class RunSeconds:
 class SourceCommit:
     id: str
     dirty: bool | None
+    told: bool = False
+    """Whether NGUIDE_COMMIT named it."""
 
 
 @dataclass(frozen=True)
