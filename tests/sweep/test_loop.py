@@ -1,16 +1,13 @@
 """Training follows the protocol: loss, optimizer and choice of the epoch, without the slice labels."""
 
-import json
 import math
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.methods import BEYOND, build_model
@@ -129,32 +126,6 @@ def test_predictions_come_in_order_whatever_the_batch(sets: tuple[Bags, Bags]) -
     assert model.training, "as it was before"
 
 
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        (
-            {"method": "abml"},
-            r"method 'abml' cannot be trained \(did you mean 'abmil'\?\); choose one of max, mean, abmil",
-        ),
-        ({"method": "centered_gaussian"}, "'centered_gaussian' cannot be trained"),
-        ({"lr": -0.1}, "lr is -0.1; it must be at least 0"),
-        ({"lr": math.nan}, "lr is nan"),
-        ({"epochs": 0}, "epochs is 0; it must be at least 1"),
-        ({"epochs": 1.5}, "epochs is 1.5; it must be a whole number"),
-        ({"divergence": "kl"}, "divergence 'kl' is unknown"),
-        ({"guidance_weight": -1.0}, r"lambda\) is -1"),
-    ],
-)
-def test_wrong_configurations_are_named(wrong: dict[str, object], message: str, unchecked: None) -> None:
-    with pytest.raises(UserError, match=message):
-        Config(**({"method": "abmil"} | wrong))
-
-
-def test_too_few_scans_for_a_batch(sets: tuple[Bags, Bags]) -> None:
-    with pytest.raises(UserError, match="128 training scans do not fill one batch of 200"):
-        train_model(Config("abmil", batch_size=200), *sets)
-
-
 def test_a_prediction_leaves_every_part_of_the_model_in_its_mode():
     model = nn.Sequential(build_model("abmil", 4), nn.Dropout()).train()
     model[1].eval()
@@ -172,12 +143,3 @@ def test_a_store_is_trained_on_like_its_bags(tmp_path):
     stores = [write_store(tmp_path / str(number), bags, provenance={}) for number, bags in enumerate((train, val))]
     config = Config("abmil", epochs=2, batch_size=8)
     assert train_model(config, *stores).history == train_model(config, train, val).history
-
-
-def test_numbers_of_numpy_make_the_same_configuration(unchecked: None):
-    made = Config("ng", lr=np.float64(0.1), seed=np.int64(1), batch_size=np.int64(8), patience=np.int64(3))
-    assert made == Config("ng", lr=0.1, seed=1, batch_size=8, patience=3)
-    json.dumps(made.as_json())
-    assert build_model("abmil", np.int64(8), hidden=np.int64(4)).hidden.in_features == 8
-    with pytest.raises(UserError, match="lr is True; give a number"):
-        Config("ng", lr=True)

@@ -177,6 +177,8 @@ class RunSeconds:
 class SourceCommit:
     id: str
     dirty: bool | None
+    told: bool = False
+    """Whether NGUIDE_COMMIT named it."""
 
 
 @dataclass(frozen=True)
@@ -217,13 +219,17 @@ class RunFile:
     """One for each distinct commit, machine or date of a start."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WinnerFile(SelectedEpoch):
+@dataclass(frozen=True)
+class WinnerFile:
     """best.json."""
 
     format: int
     config: Config
     features: Width
+    number: Count
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Share
+    val_loss: float
 
 
 def _json(value: Any) -> Any:
@@ -442,7 +448,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = _json(WinnerFile(format=FORMAT, config=winner.config, features=features, **selected))
+        about = _json(WinnerFile(FORMAT, winner.config, features, **selected))
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
