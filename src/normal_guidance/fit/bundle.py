@@ -422,9 +422,8 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
             f"{run.folder} does not say how its features were made: it was trained without a store; train it again on "
             "a store of nguide encode or nguide store import"
         )
-    model = load_winner(run.folder, group)
+    model, operation = load_winner(run.folder, group), _operation(run.folder, "validation", sensitivity, group)
     with reading(run.folder / REPORT, "copy the run again", wrong="is damaged"):
-        operation = _operation(run.folder, "validation", sensitivity, group)
         return make_bundle(winner.config, model, features, operation, _training(run, winner, features))
 
 
