@@ -22,7 +22,7 @@ from normal_guidance.fit.fit_page import ScoredScans, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
-from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.show.text_tables import digits, signed
 from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
 from normal_guidance.statistics.conformal import calibrate_intervals
@@ -309,19 +309,6 @@ def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.Mo
         assert words in told
     assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
     assert "model" in nguide("fit", store.folder, "-o", tmp_path / "model", code=2)
-
-
-def test_too_few_scans_are_refused_in_one_line(tmp_path: Path) -> None:
-    bags = draw(12, 1, 2.0)
-    few = Bags(bags.features, bags.lengths, (torch.arange(12) < 2).long(), scan_ids=bags.scan_ids)
-    write_store(tmp_path / "store", [("train", few)], provenance={"encoder": "drawn"})
-    assert "2 positive scans" in nguide("fit", tmp_path / "store", "-o", tmp_path / "model", code=2)
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="training and test scans"):
-        fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
 
 
 def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
