@@ -10,9 +10,7 @@ import pytest
 import torch
 from pydicom import dcmread
 from pydicom.dataset import Dataset
-from typer.testing import CliRunner
 
-from normal_guidance.cli import app
 from normal_guidance.fit import bundle as bundles
 from normal_guidance.fit import fit_committee
 from normal_guidance.fit.bundle import load_bundle
@@ -51,13 +49,6 @@ def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
     """A committee of few settings, for tests of what does not depend on their number."""
     for name, value in ({"REACHES": (0.0, 0.15), "RIDGES": (1.0,), "LASSOS": ()} | constants).items():
         patch.setattr(fit_committee, name, value)
-
-
-def nguide(*words: object, code: int = 0) -> str:
-    """What a command says, on one line; it ends with this code."""
-    made = CliRunner().invoke(app, [str(word) for word in words])
-    assert made.exit_code == code, made.output
-    return " ".join(made.output.split())
 
 
 def train(folder: Path, store: FeatureStore, config: Config) -> Path:

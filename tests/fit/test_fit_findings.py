@@ -23,7 +23,8 @@ from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow, write_manifest
 from normal_guidance.sweep.predictions import read_predictions
-from small_bundle import few_settings, nguide
+from small_bundle import few_settings
+from small_command import output_of
 
 SCANS, NEW, FEATURES = 40, 8, 5
 NAMES = ("any", "left", "rare")
@@ -64,9 +65,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     draw(folder)
     store, model, out = folder / "store", folder / "model", folder / "out"
     table = ("--labels", folder / "labels.csv", "--findings", "any=1386000,left,rare")
-    imported = nguide("store", "import", folder / "features.npz", *table, "-o", store)
-    fitted = nguide("fit", store, "-o", model)
-    predicted = nguide("predict", folder / "new.npz", "--model", model, "-o", out)
+    imported = output_of("store", "import", folder / "features.npz", *table, "-o", store)
+    fitted = output_of("fit", store, "-o", model)
+    predicted = output_of("predict", folder / "new.npz", "--model", model, "-o", out)
     return SimpleNamespace(
         folder=folder, store=store, model=model, out=out, imported=imported, fitted=fitted, predicted=predicted
     )
@@ -110,7 +111,7 @@ def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
     part = {number: "test" if number % 4 == 3 and number > 30 else "train" for number in range(SCANS)}
     lines = [f"S{number:02},{one}" for number, one in part.items()]
     split.write_text("\n".join(["scan_id,part", *lines]))
-    told = nguide("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
+    told = output_of("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
     content = json.loads(told[told.index("{") :])
     assert [one["name"] for one in content["findings"]] == ["left"]
     assert content["findings"][0]["test"] is None
@@ -167,7 +168,7 @@ def test_predictions_follow_their_own_finding(made):
 
 
 def test_json_has_one_object_a_scan(made, tmp_path):
-    told = nguide("predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json")
+    told = output_of("predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json")
     objects, decoder = [], json.JSONDecoder()
     while told:
         scan, end = decoder.raw_decode(told)
@@ -177,18 +178,18 @@ def test_json_has_one_object_a_scan(made, tmp_path):
 
 
 def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
-    nguide("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
+    output_of("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
     bundle = load_bundle(tmp_path / "left")
     assert (bundle.finding, bundle.further) == (Finding("left"), ())
     torch.testing.assert_close(bundle.model.state_dict(), load_bundle(made.model / "left").model.state_dict())
-    nguide("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
+    output_of("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
     with (tmp_path / "out" / "summary.csv").open() as file:
         assert {row["finding"] for row in csv.DictReader(file)} == {"left"}
     assert (find_splits(tmp_path / "out")[0].sources[0].title) == "left"
 
 
 def test_bundle_copies_all_findings(made, tmp_path):
-    told = nguide("bundle", made.model, "-o", tmp_path / "copy", "--sensitivity", "1")
+    told = output_of("bundle", made.model, "-o", tmp_path / "copy", "--sensitivity", "1")
     assert "left: " in told
     files = sorted(str(file.relative_to(tmp_path / "copy")) for file in (tmp_path / "copy").rglob("*.*"))
     own = ["bundle.json", "model.safetensors"]
@@ -203,8 +204,8 @@ def test_view_and_trust_take_one_finding(made, tmp_path):
     assert splits[0].sources[0].title == "Committee"
     assert [one.group for one in find_splits(made.out)[0].sources] == ["any", "left"]
     for words in (["view", made.model], ["trust", made.model, "--store", made.store, "-o", tmp_path / "trust"]):
-        assert "holds a model of each of the findings any, left; give one:" in nguide(*words, code=2)
-    told = nguide("trust", made.model / "left", "--store", made.store, "-o", tmp_path / "trust", code=2)
+        assert "holds a model of each of the findings any, left; give one:" in output_of(*words, code=2)
+    told = output_of("trust", made.model / "left", "--store", made.store, "-o", tmp_path / "trust", code=2)
     assert "2 patients have positive scans and 8 have negative ones" in told  # by the labels of `left`
 
 
@@ -218,12 +219,12 @@ def test_view_and_trust_take_one_finding(made, tmp_path):
     ],
 )
 def test_wrong_findings_are_refused(made, tmp_path, option, message):
-    assert message in nguide("fit", made.store, "-o", tmp_path / "model", "--finding", option, code=2)
+    assert message in output_of("fit", made.store, "-o", tmp_path / "model", "--finding", option, code=2)
     assert not (tmp_path / "model").exists()
 
 
 def test_a_damaged_folder_is_named(made, tmp_path):
-    nguide("bundle", made.model, "-o", tmp_path / "copy")
+    output_of("bundle", made.model, "-o", tmp_path / "copy")
     path = tmp_path / "copy" / "findings.json"
     for content, message in (
         ('{"format": 1, "findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),

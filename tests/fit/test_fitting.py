@@ -29,7 +29,8 @@ from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import read_predictions
-from small_bundle import few_settings, nguide
+from small_bundle import few_settings
+from small_command import output_of
 
 QUICK = FoldPlan(folds=3)
 
@@ -151,7 +152,7 @@ def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     )
     assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
     assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
-    nguide("bundle", tmp_path / "model", "-o", tmp_path / "copy")
+    output_of("bundle", tmp_path / "model", "-o", tmp_path / "copy")
     assert load_bundle(tmp_path / "copy").cautions == model.cautions
 
 
@@ -167,13 +168,13 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypa
     assert "which slices are positive is not known" in page
     assert "Intervals promise nothing about the finding: no patients have a positive scan with slice labels" in page
     assert predict_new(tmp_path / "model", tmp_path / "new")["interval"]["coverage"] is None
-    told = nguide("fit", store.folder, "-o", tmp_path / "other", "--coverage", "0.9", code=2)
+    told = output_of("fit", store.folder, "-o", tmp_path / "other", "--coverage", "0.9", code=2)
     assert "intervals with a coverage of 0.9 need 9, better 30; label more scans" in told
     assert not (tmp_path / "other").exists()
 
 
 def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
-    nguide("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
+    output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
     assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
     copy = load_bundle(tmp_path / "copy")
     assert copy.operation.point.validation.sensitivity == 1.0
@@ -206,13 +207,13 @@ def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
     """The first new scan's prediction.json, from features that a user has."""
     new = draw(4, 9, 2.0, first=900)
     np.savez(out.with_suffix(".npz"), x=new.features.numpy(), lengths=new.lengths.numpy(), ids=list(new.scan_ids))
-    nguide("predict", out.with_suffix(".npz"), "--model", model, "-o", out, *options)
+    output_of("predict", out.with_suffix(".npz"), "--model", model, "-o", out, *options)
     return read_json(out / "S0900" / "prediction.json")
 
 
 def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
     words = "contains the whole finding of a positive scan with 90 % probability"
-    assert f"An interval {words}." in nguide("bundle", made[0], "-o", tmp_path / "copy")
+    assert f"An interval {words}." in output_of("bundle", made[0], "-o", tmp_path / "copy")
     found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
     assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
     asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
@@ -289,17 +290,17 @@ def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel],
 
 def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: FeatureStore, tmp_path: Path) -> None:
     words = ["trust", made[0], "--store", store.folder, "-o", tmp_path / "trust"]
-    nguide(*words)
+    output_of(*words)
     verdicts = {row["name"]: row["verdict"] for row in read_json(tmp_path / "trust" / "trust.json")["findings"]}
     assert verdicts["randomize"] == verdicts["deletion"] == "passes"
-    assert "a model is not tested on part 'val'" in nguide(*words, "--part", "val", code=2)
-    missing = nguide(*words[:2], *words[4:], code=2)
+    assert "a model is not tested on part 'val'" in output_of(*words, "--part", "val", code=2)
+    missing = output_of(*words[:2], *words[4:], code=2)
     assert "does not say where its features are; give some: --store STORE" in missing
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch, ENOUGH=1, FOLDS=3)
-    told = nguide("fit", store.folder, "-o", tmp_path / "model")
+    told = output_of("fit", store.folder, "-o", tmp_path / "model")
     for words in (
         "60 scans of 60 patients",
         "test scans",
@@ -308,7 +309,7 @@ def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.Mo
     ):
         assert words in told
     assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
-    assert "model" in nguide("fit", store.folder, "-o", tmp_path / "model", code=2)
+    assert "model" in output_of("fit", store.folder, "-o", tmp_path / "model", code=2)
 
 
 def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:

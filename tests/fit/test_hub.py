@@ -24,7 +24,8 @@ from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
-from small_bundle import few_settings, nguide
+from small_bundle import few_settings
+from small_command import output_of
 
 NAME = "mylab/head-ct"
 TRAINING = {
@@ -220,9 +221,9 @@ def test_a_hub_that_is_not_reached_is_named(folder, fake_hub, tmp_path, monkeypa
 
 
 def test_commands(folder, fake_hub, tmp_path):
-    pushed = json.loads(nguide("hub", "push", folder, NAME, "--json"))
+    pushed = json.loads(output_of("hub", "push", folder, NAME, "--json"))
     assert pushed["files"] == ["README.md", "bundle.json", "model.safetensors"]
-    pulled = nguide("hub", "pull", NAME, "-o", tmp_path / "model")
+    pulled = output_of("hub", "pull", NAME, "-o", tmp_path / "model")
     assert f"--model{tmp_path / 'model'}" in pulled.replace(" ", "")
-    exported = nguide("export", tmp_path / "model", "-o", tmp_path / "model.pt2")
+    exported = output_of("export", tmp_path / "model", "-o", tmp_path / "model.pt2")
     assert "committee on 4 features a slice" in exported

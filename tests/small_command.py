@@ -1,0 +1,26 @@
+"""Commands of nguide in this process, as a user types them."""
+
+from click.testing import Result
+from typer.testing import CliRunner
+
+from normal_guidance.cli import app
+
+
+def nguide(*words: object, code: int = 0, **options: object) -> Result:
+    """Run a command, which must end with this code."""
+    result = CliRunner().invoke(app, [str(word) for word in words], **options)
+    assert result.exit_code == code, (result.output, result.exception)
+    return result
+
+
+def output_of(*words: object, code: int = 0) -> str:
+    """All that a command prints, with single blanks: tables and boxes are as wide as the terminal."""
+    return " ".join(nguide(*words, code=code).output.split())
+
+
+def refusal(*words: object) -> str:
+    """The one line that a mistake is told in, and nothing else is."""
+    result = nguide(*words, code=2)
+    assert result.stderr.startswith("error: "), result.stderr
+    assert (result.stderr.count("\n"), result.stdout) == (1, "")
+    return result.stderr
