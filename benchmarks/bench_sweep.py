@@ -145,7 +145,7 @@ SHAPES: dict[str, Callable[[int, torch.Generator], Tensor]] = {"head": head_leng
 
 
 class Noise:
-    """Scans (`training.batches.Scans`) with features drawn on the device at each read: an engine reads once."""
+    """Scans (`core.bags.ScanSet`) with features drawn on the device at each read: an engine reads once."""
 
     dtype = torch.float32
 

@@ -15,7 +15,7 @@ from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.loop import (
-    Epoch,
+    EpochScores,
     predict_bags,
     select_epoch,
     train_model,
@@ -76,7 +76,7 @@ def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[
 
 def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
     train, val = sets
-    seen: list[Epoch] = []
+    seen: list[EpochScores] = []
     result = train_model(Config("abmil", lr=0.1, epochs=12, batch_size=32), train, val, on_epoch=seen.append)
     assert result.history == tuple(seen)
     assert result.best is not None
@@ -88,9 +88,12 @@ def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
 
 
 def test_select_epoch_by_the_papers_rule_takes_the_first_best_whose_training_is_above() -> None:
-    assert select_epoch((Epoch(1, 0.7, 0.5, 0.9, 1.0), Epoch(2, 0.6, 0.4, 0.5, 1.0)), train_above_val=True) is None
+    assert (
+        select_epoch((EpochScores(1, 0.7, 0.5, 0.9, 1.0), EpochScores(2, 0.6, 0.4, 0.5, 1.0)), train_above_val=True)
+        is None
+    )
     rows = [(0.9, 0.6, 0.3), (0.7, 0.8, 0.2), (0.9, 0.7, 0.6), (0.95, 0.7, 0.5)]
-    history = tuple(Epoch(number, 1.0, *row) for number, row in enumerate(rows, start=1))
+    history = tuple(EpochScores(number, 1.0, *row) for number, row in enumerate(rows, start=1))
     chosen = select_epoch(history, train_above_val=True)
     assert chosen is not None
     assert chosen.number == 3
@@ -98,11 +101,11 @@ def test_select_epoch_by_the_papers_rule_takes_the_first_best_whose_training_is_
 
 def test_select_epoch_takes_the_best_of_all_and_of_equals_the_lowest_loss() -> None:
     rows = [(0.9, 0.8, 0.3), (0.7, 0.8, 0.2), (0.7, 0.8, 0.4), (0.95, 0.7, 0.1)]
-    history = tuple(Epoch(number, 1.0, *row) for number, row in enumerate(rows, start=1))
+    history = tuple(EpochScores(number, 1.0, *row) for number, row in enumerate(rows, start=1))
     chosen = select_epoch(history)
     assert chosen is not None
     assert chosen.number == 2
-    assert select_epoch((Epoch(1, 1.0, math.nan, math.nan, math.nan),)) is None  # a diverged configuration
+    assert select_epoch((EpochScores(1, 1.0, math.nan, math.nan, math.nan),)) is None  # a diverged configuration
 
 
 def test_slice_labels_do_not_enter_training(sets: tuple[Bags, Bags]) -> None:

@@ -50,10 +50,9 @@ sys.stdin.read()
 FRESH = SweepState.begin([Config("ng", epochs=2), Config("ng", lr=0.1, epochs=2)], None)
 
 
-def identity(**changes: Any) -> dict[str, Any]:
-    return identity_of(
-        [Config("ng", **changes), Config("ng", lr=0.1, **changes)], Execution(), {"train": "a", "val": "b"}
-    )
+def identity(execution: Execution | None = None, **changes: Any) -> dict[str, Any]:
+    configs = [Config("ng", **changes), Config("ng", lr=0.1, **changes)]
+    return identity_of(configs, execution or Execution(), {"train": "a", "val": "b"})
 
 
 def begin(folder: Path, what: dict[str, Any]) -> None:
@@ -80,16 +79,17 @@ def test_a_run_is_not_written_twice_by_one_process(tmp_path: Path) -> None:
     begin(tmp_path, identity())
 
 
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
+def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    for path in (tmp_path / "file", tmp_path / "file" / "run"):
-        with pytest.raises(UserError, match="a file; name a folder"):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    for path, message in (
+        (tmp_path / "file", "a file; name a folder"),
+        (tmp_path / "file" / "run", "a file; name a folder"),
+        (Path("/proc/run"), r"/proc/run cannot be made \(No such file or directory\); choose another"),
+        (tmp_path, r"holds 'file' but no config.json, so it is not a run; choose another folder"),
+    ):
+        with pytest.raises(UserError, match=message):
             begin(path, identity())
-
-
-def test_a_folder_that_cannot_be_made_is_named() -> None:
-    with pytest.raises(UserError, match=r"/proc/run cannot be made \(No such file or directory\); choose another"):
-        begin(Path("/proc/run"), identity())
 
 
 def fail(number: int) -> Any:
@@ -133,21 +133,16 @@ def test_the_same_run_goes_on(tmp_path: Path) -> None:
         ({**identity(), "data": {"train": "a", "val": "c"}}, r"data\.val was 'b', now it is 'c'; give another folder"),
         ({**identity(), "data": {"train": "a", "val": "b", "test": "d"}}, r"data\.test was absent, now it is 'd'"),
         ({**identity(), "configs": identity()["configs"][:1]}, r"configs\.1\.method was 'ng', now it is absent"),
+        *[
+            (identity(Execution(**{name: value})), rf"execution\.{name} was")
+            for name, value in (("chunk", 1), ("precision", "float64"), ("engine", "recorded"))
+        ],
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
     begin(tmp_path, identity())
     with pytest.raises(UserError, match=message):
         begin(tmp_path, other)
-
-
-@pytest.mark.parametrize(
-    "execution", [Execution(chunk=1), Execution(precision="float64"), Execution(engine="recorded")]
-)
-def test_another_execution_is_refused(tmp_path: Path, execution: Execution) -> None:
-    begin(tmp_path, identity_of([Config("ng")], Execution(), {}))
-    with pytest.raises(UserError, match=r"execution\.\w+ was"):
-        begin(tmp_path, identity_of([Config("ng")], execution, {}))
 
 
 def test_a_run_that_saved_nothing_may_be_begun_anew(tmp_path: Path) -> None:
@@ -206,12 +201,6 @@ def test_a_config_that_cannot_be_compared_is_refused(tmp_path: Path, content: by
         begin(tmp_path, identity())
 
 
-def test_a_folder_with_other_things_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"holds 'thesis.tex' but no config.json"):
-        begin(tmp_path, identity())
-
-
 def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     draft = tmp_path / ".state.safetensors.0123456789abcdef0123456789abcdef.partial"
     draft.write_bytes(b"gigabytes")
@@ -219,22 +208,19 @@ def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
     assert not draft.exists()
 
 
-def test_departures_name_other_grids() -> None:
-    assert identity_of(grid(paper_config("abmil")), Execution(), {})["departures"] == {}
-    assert identity_of(grid(paper_config("ng")), Execution(), {})["departures"] == {}
-    other = identity_of(grid(paper_config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0]), Execution(), {})
-    assert other["departures"] == {"lr": [0.5], "guidance_weight": [1.0, 10.0]}
+def test_departures_name_other_grids_and_missing_pairs() -> None:
+    def departing(configs: Sequence[Config]) -> dict[str, Any]:
+        return identity_of(configs, Execution(), {})["departures"]
 
-
-def test_departures_name_missing_pairs() -> None:
+    assert departing(grid(paper_config("abmil"))) == departing(grid(paper_config("ng"))) == {}
+    other = grid(paper_config("ng"), lr=[0.5], guidance_weight=[10.0, 1.0])
+    assert departing(other) == {"lr": [0.5], "guidance_weight": [1.0, 10.0]}
     whole = grid(paper_config("ng"), guidance_weight=[1.0, 10.0])
     diagonal = [config for i, config in enumerate(grid(paper_config("ng"))) if i // 4 % 4 == i % 4]
     assert len({config.lr for config in diagonal}) * len({config.l1 for config in diagonal}) == 32
-    assert identity_of(diagonal, Execution(), {})["departures"] == {"pairs": "8 of 32 (l1, lr)"}
-    # All pairs are there, but not in every group.
-    assert identity_of(whole[:-1], Execution(), {})["departures"]["pairs"] == "31 of 32 (l1, lr)"
-    assert "pairs" not in identity_of(whole, Execution(), {})["departures"]
-    assert "pairs" not in identity_of([paper_config("ng")], Execution(), {})["departures"]
+    assert departing(diagonal) == {"pairs": "8 of 32 (l1, lr)"}
+    assert departing(whole[:-1])["pairs"] == "31 of 32 (l1, lr)"  # all are there, but not in every group
+    assert "pairs" not in {**departing(whole), **departing([paper_config("ng")])}
 
 
 TENSORS = {

@@ -209,10 +209,10 @@ def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags
 
 
 def sweep_history(result: sweep_module.Sweep, number: int):
-    from normal_guidance.sweep.loop import Epoch
+    from normal_guidance.sweep.loop import EpochScores
 
     rows = result.history[:, number].tolist()
-    return tuple(Epoch(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
+    return tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
 
 
 @pytest.mark.slow(but=("ng-3", "slice_reference-1"))

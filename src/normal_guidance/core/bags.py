@@ -32,18 +32,12 @@ GIVE_PACKED = (
 
 @runtime_checkable
 class ScanSet(Protocol):
-    """Scans to train on and to measure, such as `Bags` or a feature store."""
+    """Scans to train on, such as `Bags` or a feature store."""
 
     @property
     def lengths(self) -> Int[Tensor, "scans"]: ...
     @property
     def labels(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
     @property
     def width(self) -> int: ...
     @property
@@ -52,6 +46,17 @@ class ScanSet(Protocol):
         """The packed features of the chosen scans."""
         ...
 
+
+@runtime_checkable
+class LabelledScanSet(ScanSet, Protocol):
+    """Scans with everything that measuring needs."""
+
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
 
 

@@ -58,11 +58,11 @@ class Targets:
 
 def check_scans_like(scans: object, name: str) -> None:
     """Refuse what is not a set of scans, such as a list of arrays."""
-    if not all(hasattr(scans, name) for name in ("lengths", "labels", "width", "dtype", "rows")):
+    if not isinstance(scans, ScanSet):
         raise UserError(
             f"{name}: got {type(scans).__name__}; give Bags (of a list of Bag: Bags.pack), or open_store(FOLDER)"
         )
-    if not len(scans.lengths):  # type: ignore[attr-defined]
+    if not len(scans.lengths):
         raise UserError(f"{name}: there are no scans in it; give at least one")
 
 

@@ -88,6 +88,7 @@ class Engine:
         self.device = stack.lr.device
         self.parameters = stack.initial_parameters()
         self.momenta = initial_momenta(self.parameters, stack.configs[0].optimizer)
+        self.unpenalized = stack.configs[0].spec.unpenalized
         self.class_weights: Tensor | None = None
         if stack.configs[0].class_weights:
             labels = slice_labels_of(train) if stack.on_slices else train.labels
@@ -126,7 +127,7 @@ class Engine:
                 l1=self.stack.l1,
                 momentum=config.momentum,
                 clip_norm=config.clip_norm,
-                unpenalized=config.spec.unpenalized,
+                unpenalized=self.unpenalized,
                 copies=self.copies,
                 optimizer=config.optimizer,
                 weight_decay=config.weight_decay,

@@ -80,13 +80,9 @@ class _Sample:
         self.scans, self.chosen = scans, (chosen := order[:count].sort().values)
         self.lengths, self.labels = scans.lengths[chosen], scans.labels[chosen]
         self.width, self.dtype = scans.width, scans.dtype
-        self.scan_ids = self.patient_ids = ()
         every: Tensor | None = getattr(scans, "slice_labels", None)
         parts = None if every is None else every.split(scans.lengths.tolist())
         self.slice_labels = None if parts is None else torch.cat([parts[number] for number in chosen.tolist()])
-
-    def __len__(self) -> int:
-        return len(self.chosen)
 
     def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
         return self.scans.rows(self.chosen[scans])
@@ -145,7 +141,7 @@ def estimate_sweep(
 
 
 @dataclass(frozen=True)
-class _Trial:
+class SweepTrial:
     engine: str
     step_s: float
     val_s: float
@@ -156,7 +152,7 @@ class _Trial:
     """Of one configuration."""
 
 
-def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> _Trial:
+def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> SweepTrial:
     """Train and evaluate so many batches, twice if they are fast: the first time also prepares what is needed."""
     config, begin = configs[0], time.monotonic()
     some_train: ScanSet
@@ -188,7 +184,7 @@ def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Exe
         left_rows = rows * train.width * row_dtype(execution.precision).itemsize
         if left_rows >= RESIDENT_SHARE * torch.cuda.mem_get_info(execution.device)[0]:
             left_rows = 0
-    return _Trial(
+    return SweepTrial(
         engine="compiled" if engine.compiled else "recorded" if recorded else "packed",
         step_s=training / steps,
         val_s=evaluation / len(some_val.lengths),

@@ -16,6 +16,7 @@ from normal_guidance.scans.phantom.lesions import (
     LOOK_ALIKE_KINDS,
     LOOK_ALIKES,
     Shape,
+    draw_shape,
     paint_injuries,
 )
 from normal_guidance.scans.phantom.plan import ANATOMIES, ScanPlan
@@ -46,11 +47,11 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
     canvas = Canvas(size, body.WIDTH, _pose(plan), random, distortion=body.DISTORTION)
     scan, noise = plan.stream("scan"), plan.stream("noise")
     shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
-    tear = Shape.draw(plan.patient_stream("tear"))
+    tear = draw_shape(plan.patient_stream("tear"))
     kinds = LOOK_ALIKE_KINDS[plan.anatomy]
     painted = [(kinds[extra.kind], extra.start, extra.stop, extra.shape, 1.0) for extra in draw_look_alikes(plan)]
     for i, block in enumerate(plan.blocks):
-        shape = Shape.draw(plan.stream(f"lesion {i}"))
+        shape = draw_shape(plan.stream(f"lesion {i}"))
         painted.append((LESIONS[block.kind], block.start, block.stop, shape, contrast))
     volume = np.empty((plan.slices, size, size), np.int16)
     for number in range(plan.slices):
@@ -75,7 +76,7 @@ def draw_look_alikes(plan: ScanPlan) -> list[LookAlike]:
         kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
         start = int(random.integers(first, last))
         length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
-        drawn.append(LookAlike(start, min(start + length, last), kind, Shape.draw(random)))
+        drawn.append(LookAlike(start, min(start + length, last), kind, draw_shape(random)))
     return drawn
 
 
