@@ -56,7 +56,6 @@ def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | N
     """The card as Markdown; `aurocs` are by the name of the finding ("" where it has none), then by part."""
     sought = ", ".join(str(model.finding) for model in bundle.each if model.finding)
     identity, scans = bundle.identity, bundle.training.get("scans", {})
-    identity, scans = bundle.identity, bundle.training.get("scans", {})
     counts = ", ".join(f"{count} ({part})" for part, count in scans.items()) or "not recorded"
     encoder = "that are not made by `nguide encode`"
     if bundle.encoder is not None:
