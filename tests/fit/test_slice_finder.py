@@ -15,6 +15,8 @@ from sklearn.model_selection import cross_val_score
 import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.fit import fit_committee as committee_module
+from normal_guidance.fit import measured
 from normal_guidance.fit import measured as measured_fit
 from normal_guidance.fit.fit_committee import Plan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
@@ -32,7 +34,7 @@ def few_settings() -> Iterator[None]:
     """The finder's habits do not depend on the number of settings, but the time does."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
-            patch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+            patch.setattr(committee_module, name, values)
         yield
 
 
@@ -149,7 +151,7 @@ def test_patients_share_a_fold(train: Bags, monkeypatch):
         given.append(tuple(patient_ids))
         raise InterruptedError
 
-    monkeypatch.setattr("normal_guidance.fit.measured.fit_committee", watched)
+    monkeypatch.setattr(measured, "fit_committee", watched)
     patients = [f"P{number // 2}" for number in range(len(train))]
     for scans, named in ((train, patients), (train, None)):
         with pytest.raises(InterruptedError):

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
-from normal_guidance.core.bags import LabelledScanSet
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.fit_committee import (
@@ -191,7 +191,7 @@ NOT_SHOWN = (
 EXAMPLES = 6
 
 
-def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScanSet, test: LabelledScanSet | None = None) -> str:
+def fit_page(bundle: Bundle, found: MeasuredFit, scans: LabelledScans, test: LabelledScans | None = None) -> str:
     """The page, in one file.  `scans` are the training scans, which it numbers and never names."""
     own = found.test or found.out_of_fold
     shown = (own.scans.shown, own.finds, False)
@@ -266,7 +266,7 @@ def _embed(drawn: Figure, caption: str) -> str:
         return html.figure(save(drawn, Path(folder) / "figure.png"), caption)
 
 
-def _scans(found: MeasuredFit, scans: LabelledScanSet, test: LabelledScanSet | None) -> str:
+def _scans(found: MeasuredFit, scans: LabelledScans, test: LabelledScans | None) -> str:
     parts = {"out of fold": PredictedScans(found.fit.logits, scans.labels, str(found.out_of_fold.scans))}
     if test is not None and found.tested is not None and found.test is not None:
         parts["test"] = PredictedScans(found.tested.logit.double(), test.labels, str(found.test.scans))
@@ -283,7 +283,7 @@ def _calibrated(found: MeasuredFit) -> bool:
     return found.operation.calibration != Calibration()
 
 
-def _positions(found: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _positions(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
     caption = (
         "Mean attention along the scan, out of fold, with 95 % intervals of the mean. Where both curves follow the "
         "prior, attention says where findings usually lie, and little about a scan."
@@ -293,7 +293,7 @@ def _positions(found: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, 
     return _embed(plot_positions(found.predicted.attention, prior, scans.labels, scans.lengths), caption)
 
 
-def _examples(found: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _examples(found: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
     lengths = scans.lengths.tolist()
     attention, expected = found.predicted.attention.split(lengths), prior.split(lengths)
     labels = None if scans.slice_labels is None else scans.slice_labels.split(lengths)
@@ -326,7 +326,7 @@ def _intervals(found: MeasuredFit) -> list[str]:
     return lines if found.intervals.calibration is None else [*lines, html.paragraph(ASSUMPTIONS, note=True)]
 
 
-def _choices(fit: CommitteeFit, scans: LabelledScanSet) -> list[str]:
+def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
     plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
     usual, looking = (sum(chosen) for chosen in zip(*((one.usual, not one.whole) for one in fit.settings), strict=True))
     candidates = looking if fit.choice.unusual else usual
@@ -389,7 +389,7 @@ class _Kind:
     numbers: tuple[int, ...]
 
 
-def _settings(fit: CommitteeFit, scans: LabelledScanSet) -> Grid:
+def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
     """One row for each kind of places, the best first."""
     groups: dict[Kind, list[int]] = {}
     for number, setting in enumerate(fit.settings):

@@ -17,7 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import LabelledScanSet
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
@@ -134,7 +134,7 @@ class PromisedIntervals:
         return [f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."]
 
 
-def check_promise(coverage: float | None, scans: LabelledScanSet) -> None:
+def check_promise(coverage: float | None, scans: LabelledScans) -> None:
     """Refuse a coverage that is not a probability, or that these scans cannot promise; None asks for nothing."""
     if coverage is None:
         return
@@ -148,7 +148,7 @@ def check_promise(coverage: float | None, scans: LabelledScanSet) -> None:
 
 
 def promise_intervals(
-    scans: LabelledScanSet, attention: Float[Tensor, "slices"], coverage: float | None = None
+    scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
     """Calibrate intervals on scans by their out-of-fold attention, if enough of them have slice labels.
 
@@ -166,9 +166,7 @@ def promise_intervals(
     return PromisedIntervals(asked, len(chosen), calibration, _length(calibration, scans, attention))
 
 
-def check_on(
-    promised: PromisedIntervals, test: LabelledScanSet, attention: Float[Tensor, "slices"]
-) -> PromisedIntervals:
+def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[Tensor, "slices"]) -> PromisedIntervals:
     """The same with what it does on test scans; the length is then theirs."""
     calibration = promised.calibration
     if calibration is None or test.slice_labels is None or not int((test.labels == 1).sum()):
@@ -188,7 +186,7 @@ def check_on(
     )
 
 
-def one_per_patient(scans: LabelledScanSet) -> list[int]:
+def one_per_patient(scans: LabelledScans) -> list[int]:
     """The places of the scans with a positive slice, of each patient the one whose id has the lowest hash."""
     if scans.slice_labels is None:
         return []
@@ -201,7 +199,7 @@ def one_per_patient(scans: LabelledScanSet) -> list[int]:
     return sorted(chosen.values())
 
 
-def _length(calibration: IntervalCalibration, scans: LabelledScanSet, attention: Tensor) -> float:
+def _length(calibration: IntervalCalibration, scans: LabelledScans, attention: Tensor) -> float:
     first, last = calibration.interval(attention, scans.lengths)
     return ((last - first + 1) / scans.lengths)[scans.labels == 1].double().median().item()
 
@@ -317,10 +315,10 @@ class MeasuredFit:
 
 
 def fit_and_measure(
-    scans: LabelledScanSet,
+    scans: LabelledScans,
     plan: Plan | None = None,
     *,
-    test: LabelledScanSet | None = None,
+    test: LabelledScans | None = None,
     sensitivity: float | None = None,
     coverage: float | None = None,
     device: torch.device | str = "cpu",
@@ -360,7 +358,7 @@ def fit_and_measure(
     return MeasuredFit(fit, operation, own, measure(scans, own), tested, measured, intervals)
 
 
-def measure(scans: LabelledScanSet, prediction: Prediction) -> Measured:
+def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
     """Scan AUROC, and the measures of finding slices where their labels are known."""
     labels = scans.labels
     positive, slices = int(labels.sum()), scans.slice_labels
@@ -383,7 +381,7 @@ def _localizable(slices: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -
     return any(0 < int((own == 1).sum()) < len(own) for own in slices.split(lengths.tolist()))
 
 
-def scan_auroc(scans: LabelledScanSet, logits: Float[Tensor, "scans"]) -> ScanAuroc:
+def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuroc:
     """The AUROC and its interval, as the difference from scores that are all the same."""
     nothing = np.full(len(scans), np.nan)
     scores = {COMMITTEE: logits.double().numpy(), "chance": np.zeros(len(scans))}
@@ -397,7 +395,7 @@ def scan_auroc(scans: LabelledScanSet, logits: Float[Tensor, "scans"]) -> ScanAu
     return ScanAuroc(value, max(0.5 + low, 0.0), min(0.5 + high, 1.0))
 
 
-def _patients_with(scans: LabelledScanSet, label: int) -> set[str]:
+def _patients_with(scans: LabelledScans, label: int) -> set[str]:
     return {patient for patient, own in zip(scans.patient_ids, scans.labels.tolist(), strict=True) if own == label}
 
 
