@@ -16,17 +16,8 @@ from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep.batches import draw_orders
-from normal_guidance.sweep.config import (
-    Config,
-    Execution,
-    grid,
-)
-from normal_guidance.sweep.engine import (
-    Engine,
-    PackedEngine,
-    SlottedEngine,
-    slot_numbers,
-)
+from normal_guidance.sweep.config import Config, Execution, grid
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 

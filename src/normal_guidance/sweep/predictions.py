@@ -65,10 +65,7 @@ def prediction_table(
     group: str = "",
     probability: Float[Tensor, "scans"] | None = None,
 ) -> pa.Table:
-    """Make rows of `PREDICTIONS` from the packed prediction for scans of one part by one winner.
-
-    `probability` is the logit's sigmoid unless it is given.
-    """
+    """Rows of `PREDICTIONS` from the packed prediction by one winner; without `probability`, the logit's sigmoid."""
     lengths, count = scans.lengths.cpu(), len(scans.lengths)
     prediction = prediction.on_host()
     logit = prediction.logit.float()
