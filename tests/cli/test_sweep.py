@@ -272,7 +272,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged or not a report (note is missing)" in sweep(*arguments, code=2)
+    assert "report.json is damaged: format is missing" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:

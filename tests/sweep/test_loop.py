@@ -14,12 +14,7 @@ from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
-from normal_guidance.sweep.loop import (
-    EpochScores,
-    predict_bags,
-    select_epoch,
-    train_model,
-)
+from normal_guidance.sweep.loop import EpochScores, predict_bags, select_epoch, train_model
 from normal_guidance.sweep.stack import objective
 
 

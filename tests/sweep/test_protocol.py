@@ -14,11 +14,7 @@ from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.config import (
-    Config,
-    Execution,
-    grid,
-)
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import estimate_sweep
 from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.loop import train_model

@@ -14,19 +14,10 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep import engine
+from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep.batches import draw_orders
-from normal_guidance.sweep.config import (
-    Config,
-    Execution,
-    grid,
-)
-from normal_guidance.sweep.engine import (
-    Engine,
-    PackedEngine,
-    SlottedEngine,
-    slot_numbers,
-)
+from normal_guidance.sweep.config import Config, Execution, grid
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 
@@ -137,7 +128,7 @@ def test_slices_are_ranked_some_configurations_at_a_time(
     train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = sweep(small_grid(), train, val, EXACT)
-    monkeypatch.setattr(engine, "MAX_CELLS", 1)
+    monkeypatch.setattr(engine_module, "MAX_CELLS", 1)
     assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
 
 

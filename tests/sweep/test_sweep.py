@@ -18,35 +18,12 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import (
-    batched,
-    draw_orders,
-    pool_scans,
-    prefetch,
-)
-from normal_guidance.sweep.config import (
-    Config,
-    Execution,
-    grid,
-)
-from normal_guidance.sweep.engine import (
-    Engine,
-    PackedEngine,
-    SlottedEngine,
-    slot_numbers,
-)
+from normal_guidance.sweep.batches import batched, draw_orders, pool_scans, prefetch
+from normal_guidance.sweep.config import Config, Execution, grid
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
 from normal_guidance.sweep.stack import Stack
-from normal_guidance.sweep.sweep import (
-    Selection,
-    StateFile,
-    SweepProgress,
-    SweepState,
-    Winner,
-    collect,
-    restore,
-    sweep,
-)
+from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
 FEATURES = 16
 TRAINABLE = [

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
-from normal_guidance.core.bags import LabelledScanSet
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.fit_committee import CLEARLY, CommitteeFit, Kind
@@ -173,7 +173,7 @@ NOT_SHOWN = (
 EXAMPLES = 6
 
 
-def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScanSet, test: LabelledScanSet | None = None) -> str:
+def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None = None) -> str:
     """The page, in one file.  `scans` are the training scans."""
     measured = result.test or result.out_of_fold
     shown = (measured.scans.shown, measured.finds, False)
@@ -251,7 +251,7 @@ def _embed(drawn: Figure, caption: str) -> str:
         return html.figure(save(drawn, Path(folder) / "figure.png"), caption)
 
 
-def _scans(result: MeasuredFit, scans: LabelledScanSet, test: LabelledScanSet | None) -> str:
+def _scans(result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None) -> str:
     parts = {"out of fold": ScoredScans(result.fit.logits, scans.labels, str(result.out_of_fold.scans))}
     if test is not None and result.tested is not None and result.test is not None:
         parts["test"] = ScoredScans(result.tested.logit.double(), test.labels, str(result.test.scans))
@@ -268,7 +268,7 @@ def _calibrated(result: MeasuredFit) -> bool:
     return result.operation.calibration != Calibration()
 
 
-def _positions(result: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _positions(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
     caption = (
         "Mean attention along the scan, out of fold, with 95 % intervals of the mean. Where both curves follow the "
         "prior, attention says where findings usually lie, and little about a scan."
@@ -278,7 +278,7 @@ def _positions(result: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor,
     return _embed(plot_positions(result.predicted.attention, prior, scans.labels, scans.lengths), caption)
 
 
-def _examples(result: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, "slices"]) -> str:
+def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
     lengths = scans.lengths.tolist()
     attention, expected = result.predicted.attention.split(lengths), prior.split(lengths)
     labels = None if scans.slice_labels is None else scans.slice_labels.split(lengths)
@@ -303,7 +303,7 @@ def _examples(result: MeasuredFit, scans: LabelledScanSet, prior: Float[Tensor, 
     return _embed(plot_examples(examples), caption)
 
 
-def _choices(fit: CommitteeFit, scans: LabelledScanSet) -> list[str]:
+def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
     plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
     usual = sum(setting.usual for setting in fit.settings)
     looking = sum(not setting.whole for setting in fit.settings)
@@ -344,7 +344,7 @@ def _choices(fit: CommitteeFit, scans: LabelledScanSet) -> list[str]:
     return [html.bullets(lines), html.details("All kinds of places", _settings(fit, scans).html())]
 
 
-def _settings(fit: CommitteeFit, scans: LabelledScanSet) -> Grid:
+def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
     """One row for each kind of places, the best first."""
     groups: dict[Kind, list[int]] = {}
     for number, setting in enumerate(fit.settings):

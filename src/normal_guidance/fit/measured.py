@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import LabelledScanSet
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
@@ -107,7 +107,7 @@ class PromisedIntervals:
         return f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."
 
 
-def check_promise(coverage: float | None, scans: LabelledScanSet) -> None:
+def check_promise(coverage: float | None, scans: LabelledScans) -> None:
     """Refuse a coverage that is not a probability, or that these scans cannot promise; None asks for nothing."""
     if coverage is None:
         return
@@ -121,7 +121,7 @@ def check_promise(coverage: float | None, scans: LabelledScanSet) -> None:
 
 
 def promise_intervals(
-    scans: LabelledScanSet, attention: Float[Tensor, "slices"], coverage: float | None = None
+    scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
     """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels.
 
@@ -141,9 +141,7 @@ def promise_intervals(
     return PromisedIntervals(asked, len(chosen), calibration, _length(calibration, scans, attention))
 
 
-def check_on(
-    promised: PromisedIntervals, test: LabelledScanSet, attention: Float[Tensor, "slices"]
-) -> PromisedIntervals:
+def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[Tensor, "slices"]) -> PromisedIntervals:
     """The same with what it does on test scans; the length is then theirs."""
     calibration = promised.calibration
     if calibration is None or test.slice_labels is None or not int((test.labels == 1).sum()):
@@ -158,7 +156,7 @@ def check_on(
     return replace(promised, length=_length(calibration, test, attention), test=tested)
 
 
-def one_per_patient(scans: LabelledScanSet) -> list[int]:
+def one_per_patient(scans: LabelledScans) -> list[int]:
     """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash.
 
     The promise needs scans that are independent; neither their order nor what they show may choose among them.
@@ -174,7 +172,7 @@ def one_per_patient(scans: LabelledScanSet) -> list[int]:
     return sorted(chosen.values())
 
 
-def _length(calibration: IntervalCalibration, scans: LabelledScanSet, attention: Tensor) -> float:
+def _length(calibration: IntervalCalibration, scans: LabelledScans, attention: Tensor) -> float:
     first, last = calibration.interval(attention, scans.lengths)
     return ((last - first + 1) / scans.lengths)[scans.labels == 1].double().median().item()
 
@@ -297,10 +295,10 @@ class MeasuredFit:
 
 
 def fit_and_measure(
-    scans: LabelledScanSet,
+    scans: LabelledScans,
     plan: FoldPlan | None = None,
     *,
-    test: LabelledScanSet | None = None,
+    test: LabelledScans | None = None,
     sensitivity: float | None = None,
     coverage: float | None = None,
     device: torch.device | str = "cpu",
@@ -339,7 +337,7 @@ def fit_and_measure(
     return MeasuredFit(fit, operation, predicted, measure(scans, predicted), tested, measured, intervals)
 
 
-def measure(scans: LabelledScanSet, prediction: Prediction) -> Measured:
+def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
     """Scan AUROC, and the measures of finding slices where their labels are known."""
     labels = scans.labels
     positive, slices = int(labels.sum()), scans.slice_labels
@@ -356,7 +354,7 @@ def measure(scans: LabelledScanSet, prediction: Prediction) -> Measured:
     )
 
 
-def scan_auroc(scans: LabelledScanSet, logits: Float[Tensor, "scans"]) -> ScanAuroc:
+def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuroc:
     """The AUROC and its interval, as the difference from scores that are all the same."""
     nothing = np.full(len(scans), np.nan)
     scores = {COMMITTEE: logits.double().numpy(), "chance": np.zeros(len(scans))}

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
-from normal_guidance.core.bags import LabelledScanSet
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.metrics import localization, scan_level
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
@@ -36,7 +36,7 @@ class Scores:
 
 
 def score(
-    bags: LabelledScanSet, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+    bags: LabelledScans, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
     """The scores of one method; `scan_scores` is None for a method without scan scores."""
     if bags.slice_labels is None:
@@ -110,7 +110,7 @@ class SplitResults:
 
 
 def split_results(
-    scans: LabelledScanSet,
+    scans: LabelledScans,
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:

@@ -32,13 +32,7 @@ from normal_guidance.sweep.batches import (
     slice_labels_of,
 )
 from normal_guidance.sweep.config import Precision
-from normal_guidance.sweep.stack import (
-    Parameters,
-    Stack,
-    balanced_weights,
-    descend,
-    initial_momenta,
-)
+from normal_guidance.sweep.stack import Parameters, Stack, balanced_weights, descend, initial_momenta
 
 EVALUATION_BATCH = 256
 """Scans predicted together: four training batches, since no gradients are kept."""

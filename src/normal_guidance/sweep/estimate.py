@@ -15,14 +15,7 @@ from normal_guidance.base.system import is_out_of_memory, peak_bytes
 from normal_guidance.core.bags import ScanSet
 from normal_guidance.sweep.batches import pool_scans
 from normal_guidance.sweep.config import Config, Execution, check_together
-from normal_guidance.sweep.engine import (
-    RESIDENT_SHARE,
-    Engine,
-    SlottedEngine,
-    matrix_precision,
-    row_dtype,
-    synchronize,
-)
+from normal_guidance.sweep.engine import RESIDENT_SHARE, Engine, SlottedEngine, matrix_precision, row_dtype, synchronize
 from normal_guidance.sweep.execution import (
     choose_engine,
     compiled_seconds,
@@ -91,10 +84,7 @@ class _Sample:
 def estimate_sweep(
     configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution | None = None
 ) -> SweepEstimate:
-    """Estimate what `sweep` would take with the same arguments.
-
-    The batches are drawn at random, with the same draws every time, and trained as a sweep would do it.
-    """
+    """Estimate what `sweep` would take with the same arguments, by training a few batches, always the same ones."""
     check_together(configs)
     execution = execution or Execution()
     config = configs[0]

@@ -23,11 +23,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.prediction import Prediction, set_epoch
 from normal_guidance.scans.features.store import FeatureStore
-from normal_guidance.sweep.batches import (
-    check_scans_like,
-    in_batches,
-    slice_labels_of,
-)
+from normal_guidance.sweep.batches import check_scans_like, in_batches, slice_labels_of
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.stack import BETA_2, balanced_weights, initial_model, objective
 from normal_guidance.sweep.sweep import check_scans

@@ -209,7 +209,6 @@ class RunFile:
     """What differs from the paper's protocol and grid."""
     seeds: dict[str, Any]
     data: dict[str, RunPart]
-    features: RunFeatures | None
     execution: RunExecution
     seconds: RunSeconds
     resumed: Count
@@ -217,6 +216,7 @@ class RunFile:
     """What was asked for, as the command has it."""
     environments: tuple[Environment, ...]
     """One for each distinct commit, machine or date of a start."""
+    features: RunFeatures | None = None
 
 
 @dataclass(frozen=True)

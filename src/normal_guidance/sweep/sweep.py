@@ -26,12 +26,7 @@ from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.system import is_out_of_memory
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.bags import UNKNOWN, ScanSet
-from normal_guidance.sweep.batches import (
-    check_scans_like,
-    draw_orders,
-    pool_scans,
-    slice_labels_of,
-)
+from normal_guidance.sweep.batches import check_scans_like, draw_orders, pool_scans, slice_labels_of
 from normal_guidance.sweep.config import Config, Execution, check_together
 from normal_guidance.sweep.engine import Engine, matrix_precision
 from normal_guidance.sweep.execution import Compiler, choose_engine, current_device, fitting_chunk, release_memory

@@ -45,19 +45,14 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Training:
-    """One complete training.
-
-    Args:
-        name: such as ng/1001.
-        options: what was asked for.
-        metrics: final numbers; those that are not finite are left out.
-        curves: numbers by epoch, counted from 1.
-    """
+    """One complete training, called such as ng/1001, with what was asked for and what came of it."""
 
     name: str
     options: Mapping[str, Any]
     metrics: Mapping[str, float]
+    """Final numbers; those that are not finite are left out."""
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Numbers by epoch, counted from 1."""
 
     @property
     def identity(self) -> str:
@@ -76,12 +71,7 @@ class Training:
 
 
 def track(trainings: Sequence[Training], to: str, out: Path) -> str:
-    """Write trainings that were not written before, and say where they are.
-
-    Args:
-        to: a name in `TRACKERS`.
-        out: the folder of the command's output.
-    """
+    """Write trainings that were not written before by one of `TRACKERS`, and say where they are."""
     check_tracker(to)
     return TRACKERS[to](trainings, out)
 

@@ -7,13 +7,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import localization
-from normal_guidance.scans.phantom.plan import (
-    ANATOMIES,
-    GAP,
-    MIN_SLICES,
-    ScanPlan,
-    plan,
-)
+from normal_guidance.scans.phantom.plan import ANATOMIES, GAP, MIN_SLICES, ScanPlan, plan
 
 # The paper's tables; chest and abdomen exchanged in the second and third, which are printed the wrong way round.
 BLOCKS = {"head": (8296, 569, 17), "chest": (1437, 497, 185, 65, 16, 7, 4), "abdomen": (304, 53, 7, 1)}

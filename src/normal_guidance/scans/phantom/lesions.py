@@ -13,21 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from normal_guidance.scans.phantom.anatomy import (
-    ARTERIES,
-    CENTRAL,
-    HILUM,
-    Abdomen,
-    Chest,
-    Head,
-)
-from normal_guidance.scans.phantom.drawing import (
-    Canvas,
-    Cover,
-    bump,
-    minus,
-    times,
-)
+from normal_guidance.scans.phantom.anatomy import ARTERIES, CENTRAL, HILUM, Abdomen, Chest, Head
+from normal_guidance.scans.phantom.drawing import Canvas, Cover, bump, minus, times
 
 BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""

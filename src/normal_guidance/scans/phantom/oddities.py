@@ -13,13 +13,7 @@ from typing import Any
 import numpy as np
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.drafts import (
-    LOCALIZER,
-    UNEXTENDED,
-    WRONG_INTERCEPT,
-    Draft,
-    Image,
-)
+from normal_guidance.scans.phantom.drafts import LOCALIZER, UNEXTENDED, WRONG_INTERCEPT, Draft, Image
 
 SHARE = 0.05
 """Share of the scans that an oddity changes."""

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
-from normal_guidance.core.bags import LabelledScanSet, ScanSet
+from normal_guidance.core.bags import LabelledScans, ScanSet
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.differences import (
@@ -31,12 +31,7 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
-from normal_guidance.statistics.split_results import (
-    MethodResults,
-    Patients,
-    SplitResults,
-    patients_of,
-)
+from normal_guidance.statistics.split_results import MethodResults, Patients, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
@@ -215,7 +210,7 @@ class Varied:
 class Bootstrap:
     """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
 
-    def __init__(self, scans: LabelledScanSet) -> None:
+    def __init__(self, scans: LabelledScans) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
         counts = [
@@ -718,7 +713,7 @@ def untrained_copies(model: nn.Module) -> Untrained:
 def judge_randomizing(
     own: ScanPredictions,
     others: Sequence[ScanPredictions],
-    scans: LabelledScanSet,
+    scans: LabelledScans,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
@@ -792,7 +787,7 @@ def _mean_correlation(
 
 
 def _localization(
-    own: ScanPredictions, others: Sequence[ScanPredictions], scans: LabelledScanSet
+    own: ScanPredictions, others: Sequence[ScanPredictions], scans: LabelledScans
 ) -> dict[str, Estimate | float]:
     assert scans.slice_labels is not None
     labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
@@ -874,7 +869,7 @@ def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> Trust
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: LabelledScanSet, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
     number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
@@ -941,7 +936,7 @@ def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
     return caveats
 
 
-def _deletion_localization(own: ScanPredictions, scans: LabelledScanSet, bootstrap: Bootstrap) -> Estimate | None:
+def _deletion_localization(own: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap) -> Estimate | None:
     if scans.slice_labels is None:
         return None
     found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
