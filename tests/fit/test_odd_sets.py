@@ -9,12 +9,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.fit.fit_committee import (
-    CommitteeFit,
-    FoldPlan,
-    fit_committee,
-    make_plan,
-)
+from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_committee, make_plan
 from normal_guidance.study.drawn import shifted_mean
 
 
