@@ -42,8 +42,7 @@ from normal_guidance.fit.fit_committee import fit_committee, make_plan
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.study.drawn import semi_synthetic
-from normal_guidance.sweep.config import Config, fitting_batch, grid_of_method
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, fitting_batch, grid_of_method
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.run import winner_model
 from normal_guidance.sweep.sweep import Winner, sweep

@@ -424,7 +424,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     """The names that the calls use; the files that they use are made in the folder."""
     import numpy as np
 
-    from normal_guidance.fit.fit_committee import Plan
+    from normal_guidance.fit.fit_committee import FoldPlan
     from normal_guidance.fit.fitting import fit_model
     from normal_guidance.scans.features.store import write_store
 
@@ -435,7 +435,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     (folder / "full" / "notes.txt").write_text("mine")
     np.savez(folder / "features.npz", x=np.zeros((3, 8)))
     store = write_store(folder / "store", made["bags"], provenance={})
-    fit_model(store, folder / "model", plan=Plan(folds=2))
+    fit_model(store, folder / "model", plan=FoldPlan(folds=2))
     return made
 
 

@@ -12,6 +12,7 @@ from pydicom import dcmread
 from pydicom.dataset import Dataset
 
 from normal_guidance.fit import bundle as bundles
+from normal_guidance.fit import fit_committee
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding import encode
@@ -42,6 +43,12 @@ def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0)
 def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
     """Replace the encoder that a bundle loads."""
     monkeypatch.setattr(bundles, "load_encoder", lambda name, **_: tiny(**options))
+
+
+def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
+    """A committee of few settings, for tests of what does not depend on their number."""
+    for name, value in ({"REACHES": (0.0, 0.15), "RIDGES": (1.0,), "LASSOS": ()} | constants).items():
+        patch.setattr(fit_committee, name, value)
 
 
 def train(folder: Path, store: FeatureStore, config: Config) -> Path:

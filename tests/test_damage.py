@@ -23,8 +23,7 @@ from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import environment
-from normal_guidance.sweep.config import Config
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import load_run, load_winner, run_sweep
 

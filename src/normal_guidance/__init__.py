@@ -23,7 +23,7 @@ __version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from normal_guidance.base.errors import UserError
-    from normal_guidance.clinic.predict.predicting import PredictOptions, fit, predict
+    from normal_guidance.clinic.predict.predicting import PredictOptions, predict
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
@@ -39,12 +39,12 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
     from normal_guidance.fit.export import export_model
+    from normal_guidance.fit.fitting import fit
     from normal_guidance.fit.hub import pull_from_hub, push_to_hub
     from normal_guidance.fit.slice_finder import SliceFinder
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study import figures
-    from normal_guidance.sweep.config import Config, grid
-    from normal_guidance.sweep.execution import Execution
+    from normal_guidance.sweep.config import Config, Execution, grid
     from normal_guidance.sweep.lightning import GuidanceCallback
     from normal_guidance.sweep.loop import predict_bags, train_model
     from normal_guidance.sweep.sweep import sweep

@@ -44,7 +44,9 @@ def draw_beats(file: Path) -> None:
 @pytest.mark.usefixtures("unrendered")
 def test_the_page_leads_from_beats_to_a_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(fit_committee, "make_plan", lambda *of, seed: fit_committee.Plan(folds=2, seed=seed))  # quick
+    monkeypatch.setattr(
+        fit_committee, "make_plan", lambda *of, seed: fit_committee.FoldPlan(folds=2, seed=seed)
+    )  # quick
     draw_beats(tmp_path / "beats.npz")
     (block,) = blocks_of(PAGE, "python")
     run_python(PAGE, block, {})

@@ -19,8 +19,7 @@ from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import departures
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Execution, departures
 from normal_guidance.sweep.run import load_run
 from normal_guidance.sweep.sweep import SweepProgress
 from own_clock import OwnClock
@@ -242,7 +241,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged or not a report (note is missing)" in sweep(*arguments, code=2)
+    assert "report.json is damaged: format is missing" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:

@@ -27,15 +27,11 @@ def copy(folder: Path, out: Path) -> Path:
     return Path(shutil.copytree(folder, out))
 
 
-def change(path: Path, edit) -> None:
+def change(path: Path, edit) -> Path:
     content = read_json(path)
     edit(content)
     write_json(path, content)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What is in it
-# ----------------------------------------------------------------------------------------------------
+    return path.parent
 
 
 def test_a_bundle_says_how_a_scan_becomes_a_prediction(trained):
@@ -96,23 +92,16 @@ def test_features_are_rounded_as_in_training(trained):
     assert score(bundle, features)[0] != score(replace(bundle, dtype="float32"), features)[0]
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is refused
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_bundles_of_another_kind_are_refused(trained, tmp_path):
     folder = write_bundle(load_bundle(trained.run), tmp_path / "bundle")
     with pytest.raises(UserError, match="is a folder that is not empty"):
         write_bundle(load_bundle(trained.run), folder)
-    newer = copy(folder, tmp_path / "newer")
-    change(newer / "bundle.json", lambda content: content.update(format=2))
-    with pytest.raises(UserError, match="format 2, but this version reads format 1"):
-        load_bundle(newer)
-    damaged = copy(folder, tmp_path / "damaged")
-    change(damaged / "bundle.json", lambda content: content.pop("encoder"))
-    with pytest.raises(UserError, match=r"bundle.json is damaged"):
-        load_bundle(damaged)
+    for name, edit, message in (
+        ("newer", lambda content: content.update(format=2), "format 2, but this version reads format 1"),
+        ("damaged", lambda content: content.pop("encoder"), r"bundle.json is damaged"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load_bundle(change(copy(folder, tmp_path / name) / "bundle.json", edit))
     swapped = copy(folder, tmp_path / "swapped")
     content = bytearray((swapped / "model.safetensors").read_bytes())
     content[-1] ^= 1
@@ -156,7 +145,7 @@ def test_the_packaged_encoder_is_found_by_its_name(trained):
 def test_runs_that_do_not_know_their_features_are_refused(trained, tmp_path):
     sets = [shifted_mean(16, seed, features=8) for seed in (1, 2)]
     config = Config("abmil", epochs=1, batch_size=8, train_above_val=False)
-    with pytest.raises(UserError, match="does not say how its features were made"):
+    with pytest.raises(UserError, match="was trained without a store; train it again"):
         load_bundle(run_sweep(tmp_path / "memory", [config], *sets).folder)
     parts = zip(("train", "val"), sets, strict=True)
     renamed = [(part, replace(bags, scan_ids=tuple(f"{part}{n}" for n in range(16)))) for part, bags in parts]
@@ -169,11 +158,6 @@ def test_runs_that_do_not_know_their_features_are_refused(trained, tmp_path):
     assert load_bundle(write_bundle(bundle, tmp_path / "bundle")).as_json() == bundle.as_json()
     with pytest.raises(UserError, match="how a new scan becomes such features is unknown; give features"):
         bundle.load_encoder()
-    old = copy(trained.run, tmp_path / "old")
-    change(old / "report.json", lambda content: content.pop("features"))
-    assert load_run(old).winners == load_run(trained.run).winners
-    with pytest.raises(UserError, match="or by an earlier version; train it again"):
-        load_bundle(old)
 
 
 def test_a_store_that_does_not_know_its_scans_is_noted(trained, tmp_path):
@@ -204,10 +188,6 @@ def test_a_model_that_does_not_score_scans_is_refused(trained, tmp_path):
     with pytest.raises(UserError, match="is a run of slice_reference, which does not score scans"):
         load_bundle(run)
 
-
-# ----------------------------------------------------------------------------------------------------
-# What scans it is for
-# ----------------------------------------------------------------------------------------------------
 
 AXIAL, CORONAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 HEAD = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)

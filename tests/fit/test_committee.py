@@ -12,7 +12,7 @@ from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.fit.committee import Committee, effective_number, fit_scaling
 from normal_guidance.fit.evidence import Fitted, Penalty, fit_evidence
 from normal_guidance.fit.fit_committee import (
-    Plan,
+    FoldPlan,
     Setting,
     _assemble,
     _out_of_fold,
@@ -21,6 +21,7 @@ from normal_guidance.fit.fit_committee import (
     scale_scans,
 )
 from normal_guidance.study.drawn import shifted_mean
+from small_bundle import few_settings
 
 
 def names(scans: Bags) -> list[str]:
@@ -35,7 +36,7 @@ def planted() -> Bags:
 
 @pytest.fixture(scope="module")
 def found(planted: Bags) -> object:
-    return fit_committee(planted, names(planted), Plan(folds=3))
+    return fit_committee(planted, names(planted), FoldPlan(folds=3))
 
 
 def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, found: object) -> None:
@@ -63,7 +64,7 @@ def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_sca
 def test_what_every_slice_says_tells_scans_apart_and_leaves_attention_in_the_middle() -> None:
     scans = shifted_mean(120, seed=5, features=8, shift=0.0)
     scans.features[:, 3] += 0.6 * scans.labels.repeat_interleave(scans.lengths)
-    found = fit_committee(scans, names(scans), Plan(folds=3))
+    found = fit_committee(scans, names(scans), FoldPlan(folds=3))
     assert not found.choice.unusual
     assert any(found.settings[number].whole for number in found.choice.kept)
     assert auroc(found.logits, scans.labels) > 0.95
@@ -103,9 +104,10 @@ def test_the_label_of_a_scan_does_not_change_the_members_that_predict_it(planted
     assert first.sharpness[0] != changed.sharpness[1]
 
 
-def test_without_a_signal_attention_is_the_prior() -> None:
+def test_without_a_signal_attention_is_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch, REACHES=(0.0, 1 / 20, 0.15), RIDGES=(0.3, 3.0))
     noise = shifted_mean(60, seed=4, features=8, shift=0.0)
-    found = fit_committee(noise, names(noise), Plan(folds=3, repeats=2))
+    found = fit_committee(noise, names(noise), FoldPlan(folds=3, repeats=2))
     assert not found.choice.unusual
     assert not found.choice.shown
     assert found.committee.sharpness.mean() < 0.3
@@ -117,10 +119,14 @@ def test_without_a_signal_attention_is_the_prior() -> None:
     assert abs(own - centre) < 0.05  # other settings may be chosen without a fold
 
 
-def test_the_same_seed_gives_the_same_committee(planted: Bags, found: object) -> None:
-    again = fit_committee(planted, names(planted), Plan(folds=3))
-    assert again.choice.kept == found.choice.kept
-    torch.testing.assert_close(again.committee.weights, found.committee.weights)
+def test_the_same_seed_gives_the_same_committee_and_patients_share_a_fold(planted: Bags, monkeypatch) -> None:
+    few_settings(monkeypatch)
+    patients = [str(number // 3) for number in range(len(planted))]
+    first, again = (fit_committee(planted, patients, FoldPlan(folds=3)) for _ in range(2))
+    assert again.choice.kept == first.choice.kept
+    torch.testing.assert_close(again.committee.weights, first.committee.weights)
+    for scan in range(0, len(planted), 3):
+        assert len(set(first.folds[0, scan : scan + 3].tolist())) == 1
 
 
 def test_a_committee_survives_its_files(found: object, planted: Bags) -> None:
@@ -133,15 +139,8 @@ def test_a_committee_survives_its_files(found: object, planted: Bags) -> None:
         Committee.from_json({**committee.as_json(), "members": 1}, committee.state_dict())
 
 
-def test_patients_share_a_fold(planted: Bags) -> None:
-    patients = [str(number // 3) for number in range(len(planted))]
-    found = fit_committee(planted, patients, Plan(folds=3))
-    for first in range(0, len(planted), 3):
-        assert len(set(found.folds[0, first : first + 3].tolist())) == 1
-
-
 def test_few_scans_are_divided_often_and_too_few_are_refused() -> None:
-    assert make_plan([0, 1] * 6, [str(n) for n in range(12)]) == Plan(folds=5, repeats=5)
+    assert make_plan([0, 1] * 6, [str(n) for n in range(12)]) == FoldPlan(folds=5, repeats=5)
     assert make_plan([0] * 9 + [1] * 3, [str(n) for n in range(12)]).folds == 3
     assert make_plan([0, 1] * 1000, [str(n) for n in range(2000)]).repeats == 1
     with pytest.raises(UserError, match="3 patients of each"):

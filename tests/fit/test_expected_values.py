@@ -7,21 +7,9 @@ import nibabel
 import numpy as np
 import pytest
 
-from normal_guidance.clinic import (
-    NotPredicted,
-    PredictOptions,
-    ScanPrediction,
-    predict,
-)
+from normal_guidance.clinic import NotPredicted, PredictOptions, ScanPrediction, predict
 from normal_guidance.fit.bundle import why_not_values
-from normal_guidance.scans.index.manifest import (
-    GRID,
-    ScanRow,
-    ValueRange,
-    Values,
-    sample_values,
-    values_of,
-)
+from normal_guidance.scans.index.manifest import GRID, ScanRow, ValueRange, Values, sample_values, values_of
 from normal_guidance.scans.index.volumes import read_volume
 from small_bundle import WINDOW
 
@@ -32,11 +20,6 @@ ADC = ValueRange((0.0, 20.0), (2000.0, 3500.0), 900)
 
 def row(kind: str, modality: str) -> ScanRow:
     return ScanRow("A17", "P1", 0, None, kind, ("1",), (0,), (0.0,), 8, 8, modality=modality)
-
-
-# ----------------------------------------------------------------------------------------------------
-# New scans
-# ----------------------------------------------------------------------------------------------------
 
 
 def t1_like(hu: np.ndarray) -> np.ndarray:
@@ -103,11 +86,6 @@ def test_a_model_knows_the_values_of_its_training_scans(trained, bundle):
     for found, each in ((known.low, [one.low for one in measured]), (known.high, [one.high for one in measured])):
         assert found == pytest.approx(np.percentile(each, (1, 99)), abs=1e-3)
     assert known.distinct == int(np.percentile([one.distinct for one in measured], 1))
-
-
-# ----------------------------------------------------------------------------------------------------
-# The rules
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner, Result
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.clinic.viewer.runs import find_splits
-from normal_guidance.fit import fit_committee
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.fit.fit_committee import make_plan
 from normal_guidance.fit.fitting import fit_findings
@@ -26,6 +23,8 @@ from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow, write_manifest
 from normal_guidance.sweep.predictions import read_predictions
+from small_bundle import few_settings
+from small_command import output_of
 
 SCANS, NEW, FEATURES = 40, 8, 5
 NAMES = ("any", "left", "rare")
@@ -52,23 +51,10 @@ def draw(folder: Path) -> None:
     (folder / "labels.csv").write_text("\n".join(lines))
 
 
-def run(*words: object) -> Result:
-    return CliRunner().invoke(app, [str(word) for word in words])
-
-
-def good(*words: object) -> str:
-    made = run(*words)
-    assert made.exit_code == 0, made.output
-    return made.output
-
-
 @pytest.fixture(scope="module", autouse=True)
 def few_folds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fit_committee, "FOLDS", 2)
-        patch.setattr(fit_committee, "REPEATS", 1)
-        patch.setattr(fit_committee, "REACHES", (0.0, 1 / 10))
-        patch.setattr(fit_committee, "RIDGES", (1.0, 10.0))
+        few_settings(patch, FOLDS=2, REPEATS=1, REACHES=(0.0, 1 / 10), RIDGES=(1.0, 10.0))
         yield
 
 
@@ -79,9 +65,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     draw(folder)
     store, model, out = folder / "store", folder / "model", folder / "out"
     table = ("--labels", folder / "labels.csv", "--findings", "any=1386000,left,rare")
-    imported = good("store", "import", folder / "features.npz", *table, "-o", store)
-    fitted = good("fit", store, "-o", model)
-    predicted = good("predict", folder / "new.npz", "--model", model, "-o", out)
+    imported = output_of("store", "import", folder / "features.npz", *table, "-o", store)
+    fitted = output_of("fit", store, "-o", model)
+    predicted = output_of("predict", folder / "new.npz", "--model", model, "-o", out)
     return SimpleNamespace(
         folder=folder, store=store, model=model, out=out, imported=imported, fitted=fitted, predicted=predicted
     )
@@ -97,7 +83,7 @@ def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
         alone = fit_and_measure(train, make_plan(train.labels.tolist(), train.patient_ids), test=test)
         logit, _ = score(one, test.bags()[0].features)
         assert logit == pytest.approx(alone.tested.logit[0].item(), abs=1e-4)
-        assert f"{name}: {alone.sentences()[0]}" in " ".join(made.fitted.split())
+        assert f"{name}: {alone.sentences()[0]}" in made.fitted
         page = (made.model / name / "report.html").read_text()
         assert escape(f"What the fitted model does: {one.finding}") in page
     assert load_bundle(made.model / "left").training["scans"] == {"train": 29, "test": 10}  # of S00 it is unknown
@@ -108,7 +94,7 @@ def test_a_rare_finding_is_skipped_with_a_sentence(made):
         "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed: add "
         "labelled scans of other patients"
     )
-    assert f"rare: skipped: {why}" in " ".join(made.fitted.split())
+    assert f"rare: skipped: {why}" in made.fitted
     about = json.loads((made.model / "findings.json").read_text())
     assert [one["name"] for one in about["findings"]] == ["any", "left"]
     assert about["skipped"] == [{"name": "rare", "reason": why}]
@@ -125,7 +111,7 @@ def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
     part = {number: "test" if number % 4 == 3 and number > 30 else "train" for number in range(SCANS)}
     lines = [f"S{number:02},{one}" for number, one in part.items()]
     split.write_text("\n".join(["scan_id,part", *lines]))
-    told = good("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
+    told = output_of("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
     content = json.loads(told[told.index("{") :])
     assert [one["name"] for one in content["findings"]] == ["left"]
     assert content["findings"][0]["test"] is None
@@ -182,26 +168,28 @@ def test_predictions_follow_their_own_finding(made):
 
 
 def test_json_has_one_object_a_scan(made, tmp_path):
-    lines = good(
-        "predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json"
-    ).splitlines()
-    assert len(lines) == NEW
-    assert [one["name"] for one in json.loads(lines[0])["findings"]] == ["any", "left"]
+    told = output_of("predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json")
+    objects, decoder = [], json.JSONDecoder()
+    while told:
+        scan, end = decoder.raw_decode(told)
+        objects.append([finding["name"] for finding in scan["findings"]])
+        told = told[end:].strip()
+    assert objects == [["any", "left"]] * NEW
 
 
 def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
-    good("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
+    output_of("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
     bundle = load_bundle(tmp_path / "left")
     assert (bundle.finding, bundle.further) == (Finding("left"), ())
     torch.testing.assert_close(bundle.model.state_dict(), load_bundle(made.model / "left").model.state_dict())
-    good("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
+    output_of("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
     with (tmp_path / "out" / "summary.csv").open() as file:
         assert {row["finding"] for row in csv.DictReader(file)} == {"left"}
     assert (find_splits(tmp_path / "out")[0].sources[0].title) == "left"
 
 
 def test_bundle_copies_all_findings(made, tmp_path):
-    told = good("bundle", made.model, "-o", tmp_path / "copy", "--sensitivity", "1")
+    told = output_of("bundle", made.model, "-o", tmp_path / "copy", "--sensitivity", "1")
     assert "left: " in told
     files = sorted(str(file.relative_to(tmp_path / "copy")) for file in (tmp_path / "copy").rglob("*.*"))
     own = ["bundle.json", "model.safetensors"]
@@ -216,12 +204,9 @@ def test_view_and_trust_take_one_finding(made, tmp_path):
     assert splits[0].sources[0].title == "Committee"
     assert [one.group for one in find_splits(made.out)[0].sources] == ["any", "left"]
     for words in (["view", made.model], ["trust", made.model, "--store", made.store, "-o", tmp_path / "trust"]):
-        told = run(*words)
-        assert told.exit_code == 2
-        text = " ".join(told.output.split())
-        assert "holds a model of each of the findings any, left; give one:" in text
-    told = run("trust", made.model / "left", "--store", made.store, "-o", tmp_path / "trust")
-    assert "2 patients have positive scans and 8 have negative ones" in told.output  # by the labels of `left`
+        assert "holds a model of each of the findings any, left; give one:" in output_of(*words, code=2)
+    told = output_of("trust", made.model / "left", "--store", made.store, "-o", tmp_path / "trust", code=2)
+    assert "2 patients have positive scans and 8 have negative ones" in told  # by the labels of `left`
 
 
 @pytest.mark.parametrize(
@@ -234,24 +219,21 @@ def test_view_and_trust_take_one_finding(made, tmp_path):
     ],
 )
 def test_wrong_findings_are_refused(made, tmp_path, option, message):
-    told = run("fit", made.store, "-o", tmp_path / "model", "--finding", option)
-    assert told.exit_code == 2
-    assert message in " ".join(told.output.split())
+    assert message in output_of("fit", made.store, "-o", tmp_path / "model", "--finding", option, code=2)
     assert not (tmp_path / "model").exists()
 
 
 def test_a_damaged_folder_is_named(made, tmp_path):
-    good("bundle", made.model, "-o", tmp_path / "copy")
+    output_of("bundle", made.model, "-o", tmp_path / "copy")
     path = tmp_path / "copy" / "findings.json"
-    path.write_text('{"format": 1, "findings": [], "skipped": []}')
-    with pytest.raises(UserError, match=r"findings.json is damaged: it lists no finding; copy the folder again"):
-        load_bundle(tmp_path / "copy")
-    path.write_text('{"format": 2}')
-    with pytest.raises(UserError, match="format 2, but this version reads format 1"):
-        load_bundle(tmp_path / "copy")
-    path.write_text('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}')
-    with pytest.raises(UserError, match="gone is neither a bundle"):
-        load_bundle(tmp_path / "copy")
+    for content, message in (
+        ('{"format": 1, "findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),
+        ('{"format": 2}', "format 2, but this version reads format 1"),
+        ('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}', "gone is neither a bundle"),
+    ):
+        path.write_text(content)
+        with pytest.raises(UserError, match=message):
+            load_bundle(tmp_path / "copy")
     of_another = {"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
     path.write_text(json.dumps(of_another))
     (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")

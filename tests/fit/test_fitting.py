@@ -10,34 +10,29 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
-from normal_guidance.cli import app
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
 from normal_guidance.fit.bundle import bundle_run, load_bundle
-from normal_guidance.fit.fit_committee import Plan
-from normal_guidance.fit.fit_page import PredictedScans, plot_scans
+from normal_guidance.fit.fit_committee import FoldPlan
+from normal_guidance.fit.fit_page import ScoredScans, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
-from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.show.text_tables import digits, signed
-from normal_guidance.statistics.calibration import (
-    FEW,
-    Calibration,
-    Operation,
-    describe,
-)
+from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
 from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import read_predictions
+from small_bundle import few_settings
+from small_command import output_of
 
-QUICK = Plan(folds=3)
+QUICK = FoldPlan(folds=3)
 
 
 def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:
@@ -85,7 +80,7 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
     assert made[1].bundle.cautions == ()
-    assert "cautions" not in read_json(made[0] / "bundle.json")  # models of earlier versions keep their fingerprints
+    assert "cautions" not in read_json(made[0] / "bundle.json")
 
 
 def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
@@ -132,7 +127,8 @@ def test_the_third_sentence_says_where_the_kept_members_look(
     assert third == f"{words}try it on scans from elsewhere before you rely on it."
 
 
-def test_noise_is_told_as_noise(tmp_path: Path) -> None:
+def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch)
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
     sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
@@ -156,12 +152,12 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     )
     assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
     assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
-    copied = CliRunner().invoke(app, ["bundle", str(tmp_path / "model"), "-o", str(tmp_path / "copy")])
-    assert copied.exit_code == 0, copied.output
+    output_of("bundle", tmp_path / "model", "-o", tmp_path / "copy")
     assert load_bundle(tmp_path / "copy").cautions == model.cautions
 
 
-def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
+def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    few_settings(monkeypatch)
     bags = draw(30, 3, 2.0)
     plain = Bags(bags.features, bags.lengths, bags.labels, scan_ids=bags.scan_ids, patient_ids=bags.patient_ids)
     store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})
@@ -172,16 +168,13 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
     assert "which slices are positive is not known" in page
     assert "Intervals promise nothing about the finding: no patients have a positive scan with slice labels" in page
     assert predict_new(tmp_path / "model", tmp_path / "new")["interval"]["coverage"] is None
-    words = ["fit", str(store.folder), "-o", str(tmp_path / "other"), "--coverage", "0.9"]
-    run = CliRunner().invoke(app, words)
-    assert run.exit_code == 2
-    assert "intervals with a coverage of 0.9 need 9, better 30; label more scans" in " ".join(run.output.split())
+    told = output_of("fit", store.folder, "-o", tmp_path / "other", "--coverage", "0.9", code=2)
+    assert "intervals with a coverage of 0.9 need 9, better 30; label more scans" in told
     assert not (tmp_path / "other").exists()
 
 
 def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
-    run = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy"), "--sensitivity", "1"])
-    assert run.exit_code == 0, run.output
+    output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
     assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
     copy = load_bundle(tmp_path / "copy")
     assert copy.operation.point.validation.sensitivity == 1.0
@@ -214,16 +207,13 @@ def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
     """The first new scan's prediction.json, from features that a user has."""
     new = draw(4, 9, 2.0, first=900)
     np.savez(out.with_suffix(".npz"), x=new.features.numpy(), lengths=new.lengths.numpy(), ids=list(new.scan_ids))
-    words = ["predict", str(out.with_suffix(".npz")), "--model", str(model), "-o", str(out), *options]
-    run = CliRunner().invoke(app, words)
-    assert run.exit_code == 0, run.output
+    output_of("predict", out.with_suffix(".npz"), "--model", model, "-o", out, *options)
     return read_json(out / "S0900" / "prediction.json")
 
 
 def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
     words = "contains the whole finding of a positive scan with 90 % probability"
-    bundled = CliRunner().invoke(app, ["bundle", str(made[0]), "-o", str(tmp_path / "copy")])
-    assert f"An interval {words}." in " ".join(bundled.output.split())
+    assert f"An interval {words}." in output_of("bundle", made[0], "-o", tmp_path / "copy")
     found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
     assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
     asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
@@ -238,9 +228,6 @@ def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tm
     write_json(file, {**content, "intervals": {**content["intervals"], "version": 7}})
     with pytest.raises(UserError, match=r"bundle\.json: the calibration of intervals is of version 7"):
         load_bundle(tmp_path / "model")
-    del content["intervals"]  # as earlier versions wrote it
-    write_json(file, content)
-    assert load_bundle(tmp_path / "model").intervals is None
 
 
 def read_page(folder: Path) -> str:
@@ -288,7 +275,7 @@ def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
     probability = random.random(4000)
     labels = torch.from_numpy((random.random(4000) < probability).astype(np.int64))
     logits = torch.from_numpy(np.log(probability / (1 - probability)))
-    parts = {"out of fold": PredictedScans(logits, labels, "")}
+    parts = {"out of fold": ScoredScans(logits, labels, "")}
     _, panel = plot_scans(parts, Operation(Calibration(), None)).axes
     points = next(line for line in panel.lines if line.get_linestyle() == "None")
     np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)
@@ -302,55 +289,37 @@ def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel],
 
 
 def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: FeatureStore, tmp_path: Path) -> None:
-    words = ["trust", str(made[0]), "--store", str(store.folder), "-o", str(tmp_path / "trust")]
-    run = CliRunner().invoke(app, words)
-    assert run.exit_code == 0, run.output
-    found = {one["name"]: one["verdict"] for one in read_json(tmp_path / "trust" / "trust.json")["findings"]}
-    assert found["randomize"] == found["deletion"] == "passes"
-    trained_on = CliRunner().invoke(app, [*words, "--part", "val"])
-    assert "a model is not tested on part 'val'" in " ".join(trained_on.output.split())
-    missing = CliRunner().invoke(app, [*words[:2], *words[4:]])
-    assert missing.exit_code == 2
-    assert "does not say where its features are; give some: --store STORE" in " ".join(missing.output.split())
+    words = ["trust", made[0], "--store", store.folder, "-o", tmp_path / "trust"]
+    output_of(*words)
+    verdicts = {row["name"]: row["verdict"] for row in read_json(tmp_path / "trust" / "trust.json")["findings"]}
+    assert verdicts["randomize"] == verdicts["deletion"] == "passes"
+    assert "a model is not tested on part 'val'" in output_of(*words, "--part", "val", code=2)
+    missing = output_of(*words[:2], *words[4:], code=2)
+    assert "does not say where its features are; give some: --store STORE" in missing
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.ENOUGH", 1)
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.FOLDS", 3)
-    run = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
-    assert run.exit_code == 0, run.output
-    assert "60 scans of 60 patients" in run.output
-    assert "test scans" in run.output
-    assert "An interval contains the whole finding" in run.output
-    assert "Next: nguide predict FEATURES" in run.output
-    assert f"Report: {tmp_path / 'model' / 'report.html'}" in run.output.replace("\n", "")
-    again = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
-    assert again.exit_code == 2
-    assert "model" in again.output
-
-
-def test_too_few_scans_are_refused_in_one_line(tmp_path: Path) -> None:
-    bags = draw(12, 1, 2.0)
-    few = Bags(bags.features, bags.lengths, (torch.arange(12) < 2).long(), scan_ids=bags.scan_ids)
-    write_store(tmp_path / "store", [("train", few)], provenance={"encoder": "drawn"})
-    run = CliRunner().invoke(app, ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model")])
-    assert run.exit_code == 2
-    assert "2 positive scans" in run.output
-    assert not (tmp_path / "model").exists()
-
-
-def test_a_patient_of_both_parts_is_refused(store: FeatureStore, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="training and test scans"):
-        fit_model(open_store(store.folder), tmp_path / "model", test=store.part("test"), plan=QUICK)
+    few_settings(monkeypatch, ENOUGH=1, FOLDS=3)
+    told = output_of("fit", store.folder, "-o", tmp_path / "model")
+    for words in (
+        "60 scans of 60 patients",
+        "test scans",
+        "An interval contains the whole finding",
+        "Next: nguide predict FEATURES",
+    ):
+        assert words in told
+    assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
+    assert "model" in output_of("fit", store.folder, "-o", tmp_path / "model", code=2)
 
 
 def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:
     def working(share: float) -> None:
         pytest.fail(f"{share} is done")
 
-    with pytest.raises(UserError, match="sensitivity is 2"):
-        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, sensitivity=2.0, watch=working)
-    with pytest.raises(UserError, match="coverage is 90"):
-        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=90.0, watch=working)
-    with pytest.raises(UserError, match=r"25 patients have .* coverage of 0.99 need 99; label more"):
-        fit_model(store.part("train"), tmp_path / "model", plan=QUICK, coverage=0.99, watch=working)
+    for option, message in (
+        ({"sensitivity": 2.0}, "sensitivity is 2"),
+        ({"coverage": 90.0}, "coverage is 90"),
+        ({"coverage": 0.99}, r"25 patients have .* coverage of 0.99 need 99; label more"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fit_model(store.part("train"), tmp_path / "model", plan=QUICK, watch=working, **option)

@@ -7,7 +7,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit.fit_committee import Plan
+from normal_guidance.fit.fit_committee import FoldPlan
 from normal_guidance.fit.measured import (
     Held,
     PromisedIntervals,
@@ -19,6 +19,7 @@ from normal_guidance.fit.measured import (
 from normal_guidance.statistics.conformal import IntervalCalibration, calibrate_intervals
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
+from small_bundle import few_settings
 
 SCANS, SLICES = 24, 10
 
@@ -97,11 +98,10 @@ def test_too_few_held_is_said(held: int, doubted: bool) -> None:
 @pytest.mark.slow
 def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out-of-fold attention calibrates, the whole committee's is used: the promise is tested, not proved."""
-    for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
-        monkeypatch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+    few_settings(monkeypatch)
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
-        found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), Plan(folds=3))
+        found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), FoldPlan(folds=3))
         fresh = shifted_mean(
             100, seed=1000 + seed, features=4, shift=1.5
         )  # others each time, so that fits are independent

@@ -1,12 +1,15 @@
-"""Probabilities and thresholds against scikit-learn and against counting, and what a validation set cannot tell."""
+"""Lines and thresholds against scikit-learn and against counting, and what a validation set cannot tell."""
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.calibration import _SigmoidCalibration
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_curve
 
 from normal_guidance.base.errors import UserError
@@ -17,6 +20,7 @@ from normal_guidance.statistics.calibration import (
     choose_operation,
     count,
     describe,
+    fit_lines,
     sensitive_threshold,
     youden_threshold,
 )
@@ -58,28 +62,20 @@ def test_no_higher_threshold_is_as_sensitive(seed, scans, target):
     logits, labels = draw(seed, scans)
     level = sensitive_threshold(logits, labels, target)
     assert count(logits, labels, level).sensitivity >= target - 1e-9
-    higher = [one for one in logits.tolist() if one > level]
-    assert all(count(logits, labels, one + 1e-9).sensitivity < target - 1e-9 for one in higher)
+    higher = [logit for logit in logits.tolist() if logit > level]
+    assert all(count(logits, labels, other + 1e-9).sensitivity < target - 1e-9 for other in higher)
 
 
-def test_a_scan_at_the_threshold_is_positive_also_as_a_probability():
+@pytest.mark.parametrize("sensitivity", [None, 0.9, 1.0])
+def test_probabilities_at_the_threshold_are_positive_in_both_sets(sensitivity):
     logits, labels = draw(7)
-    for sensitivity in (None, 0.9, 1.0):
-        chosen = choose_operation(logits, labels, sensitivity=sensitivity)
-        positive = torch.tensor(
-            [chosen.calibration.probability(one) >= chosen.point.threshold for one in logits.tolist()]
-        )
-        assert int((positive & (labels == 1)).sum()) == chosen.point.validation.found
-        assert int((~positive & (labels == 0)).sum()) == chosen.point.validation.spared
-
-
-def test_test_scans_are_counted_at_the_same_threshold():
-    logits, labels = draw(8)
     other, truth = draw(9, scans=50)
-    chosen = choose_operation(logits, labels, test=(other, truth))
-    positive = torch.tensor([chosen.calibration.probability(one) >= chosen.point.threshold for one in other.tolist()])
-    assert chosen.point.test.found == int((positive & (truth == 1)).sum())
-    assert chosen.point.test.spared == int((~positive & (truth == 0)).sum())
+    chosen = choose_operation(logits, labels, sensitivity=sensitivity, test=(other, truth))
+    for scores, known, counts in ((logits, labels, chosen.point.validation), (other, truth, chosen.point.test)):
+        threshold = chosen.point.threshold
+        positive = torch.tensor([chosen.calibration.probability(score) >= threshold for score in scores.tolist()])
+        assert counts.found == int((positive & (known == 1)).sum())
+        assert counts.spared == int((~positive & (known == 0)).sum())
     assert f"on the test scans {chosen.point.test}" in describe(chosen)[0]
 
 
@@ -99,7 +95,7 @@ def test_one_class_leaves_everything_open():
 def test_what_cannot_be_calibrated_is_not(logits, note):
     chosen = choose_operation(torch.tensor(logits), torch.tensor([0, 0, 1, 1]))
     assert chosen.calibration == Calibration()
-    assert any(note in one for one in chosen.notes)
+    assert note in chosen.notes[-1]
 
 
 @pytest.mark.parametrize("sensitivity", [0.0, 1.1, -1.0])
@@ -115,4 +111,48 @@ def test_a_diverged_model_is_refused():
 
 def test_json_and_back():
     for chosen in (choose_operation(*draw(1), test=draw(2)), choose_operation(torch.ones(1), torch.tensor([1]))):
-        assert read_as(Operation, json.loads(json.dumps(chosen.as_json()))) == chosen
+        assert read_as(Operation, json.loads(json.dumps(asdict(chosen)))) == chosen
+
+
+def fit_line(scores, labels):
+    """(slope, intercept, error) of one line."""
+    return [value.item() for value in fit_lines(scores[None], labels, torch.ones(1, len(scores), dtype=torch.bool))]
+
+
+@pytest.mark.parametrize(("seed", "scale"), [(1, 1e-3), (2, 1.0), (1, 50.0)])
+def test_the_line_is_that_of_scikit_learn(seed, scale):
+    logits, labels = draw(seed, scale=scale)
+    slope, intercept, _ = fit_line(logits, labels)
+    theirs = _SigmoidCalibration().fit(logits.numpy() / scale, labels.numpy())
+    assert slope * scale == pytest.approx(-theirs.a_, rel=1e-4)
+    assert intercept == pytest.approx(-theirs.b_, rel=1e-3, abs=1e-4)
+
+
+def test_the_line_is_a_logistic_regression_on_smoothed_targets():
+    logits, labels = draw(3)
+    positive, negative = int(labels.sum()), int((1 - labels).sum())
+    targets = np.where(labels == 1, (positive + 1) / (positive + 2), 1 / (negative + 2))
+    # Each scan twice, once in each class, with its target as the weight.
+    regression = LogisticRegression(C=1e12, tol=1e-10, max_iter=1000)
+    twice, classes = np.concatenate([logits, logits])[:, None], np.repeat([1, 0], len(logits))
+    regression.fit(twice, classes, sample_weight=np.concatenate([targets, 1 - targets]))
+    slope, intercept, _ = fit_line(logits, labels)
+    assert slope == pytest.approx(regression.coef_[0, 0], rel=1e-4)
+    assert intercept == pytest.approx(regression.intercept_[0], rel=1e-4)
+    p = (slope * logits + intercept).sigmoid()
+    assert p.mean().item() == pytest.approx(targets.mean(), abs=1e-6)  # what a fitted intercept does
+
+
+def test_the_error_is_that_of_repeated_draws():
+    lines = [fit_line(*draw(seed, scans=400)) for seed in range(60)]
+    assert np.mean([error for *_, error in lines]) == pytest.approx(np.std([slope for slope, *_ in lines]), rel=0.25)
+
+
+def test_scores_without_a_line():
+    """Equal scores, or those that differ by rounding alone, have no slope; separated ones have a finite line."""
+    slope, intercept, error = fit_line(torch.ones(40), (torch.arange(40) % 4 == 0).long())
+    assert (slope, error) == (0.0, 0.0)
+    assert intercept == pytest.approx(np.log(10 / 30), abs=0.1)
+    noise = 1e-16 * torch.randn(40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert fit_line(noise, torch.arange(40) % 2)[0] == 0.0
+    assert 0 < fit_line(torch.tensor([-2.0, -1.0, 1.0, 2.0]), torch.tensor([0, 0, 1, 1]))[0] < 100

@@ -1,11 +1,8 @@
 """Conformal intervals against a plain loop that grows them slice by slice, by hand, and by simulation."""
 
-import importlib
 import json
 import math
 from fractions import Fraction
-from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -76,9 +73,6 @@ def at(threshold: float) -> IntervalCalibration:
     return IntervalCalibration(coverage=0.9, scans=30, threshold=threshold)
 
 
-# The family
-
-
 @example(scans=[[0, 4, 1, 1, 3, 4, 1, 4, 0, 0, 4]], share=0.5)  # two averages of 8/3 that rounding tells apart
 @given(scans=st.lists(ATTENTION, min_size=1, max_size=5), share=st.floats(0.01, 1.0))
 def test_intervals_are_those_grown_slice_by_slice(scans: list[list[int]], share: float) -> None:
@@ -97,14 +91,6 @@ def test_the_family_takes_the_larger_neighbour_again_and_again() -> None:
     taken = [at(min(1.0, score(scan, one) + 1e-6)).interval(*pack([scan])) for one in grown(scan)]
     assert [(first.item(), last.item()) for first, last in taken] == grown(scan)
     assert grown(scan) == [(3, 3), (2, 3), (2, 4), (2, 5), (2, 6), (1, 6), (0, 6)]
-
-
-@given(scan=ATTENTION, low=st.floats(0.01, 1.0), high=st.floats(0.01, 1.0))
-def test_intervals_are_nested_and_reach_the_whole_scan(scan: list[int], low: float, high: float) -> None:
-    low, high = min(low, high), max(low, high)
-    (inner, outer, whole) = (at(share).interval(*pack([scan])) for share in (low, high, 1.0))
-    assert outer[0] <= inner[0] <= inner[1] <= outer[1]
-    assert (whole[0].item(), whole[1].item()) == (0, len(scan) - 1)
 
 
 @given(size=st.integers(1, 60), seed=st.integers(0, 1000), share=st.floats(0.01, 1.0))
@@ -138,18 +124,6 @@ def test_short_and_long_scans(length: int) -> None:
     first, last = calibration.interval(attention, torch.tensor([length] * 9))
     assert (first == 0).all()  # nine of nine scores are covered for 90 %
     assert (last < length).all()
-
-
-def test_a_scan_is_the_same_alone_and_packed() -> None:
-    lengths = torch.randint(1, 80, (60,))
-    attention = torch.rand(int(lengths.sum()))
-    first, last = at(0.6).interval(attention, lengths)
-    alone = [at(0.6).interval(scan, torch.tensor([len(scan)])) for scan in attention.split(lengths.tolist())]
-    assert torch.equal(first, torch.cat([one for one, _ in alone]))
-    assert torch.equal(last, torch.cat([one for _, one in alone]))
-
-
-# Calibration
 
 
 def test_the_threshold_by_hand() -> None:
@@ -208,9 +182,6 @@ def test_the_fewest_scans() -> None:
     assert calibrate_intervals(attention, lengths, labels, coverage=0.8).scans == 8
     with pytest.raises(UserError, match=r"^0 scans with positive slices .* give at least 4"):
         calibrate_intervals(attention, lengths, 0 * labels, coverage=0.8)
-
-
-# JSON
 
 
 def test_a_calibration_survives_json() -> None:
@@ -273,35 +244,3 @@ def test_cuda_equals_cpu() -> None:
     assert here == there
     for one, other in zip(here.interval(attention, lengths), there.interval(attention.cuda(), lengths), strict=True):
         assert torch.equal(one, other.cpu())
-
-
-# The promise, by simulation
-
-
-@pytest.fixture
-def simulation(monkeypatch):
-    monkeypatch.syspath_prepend(Path(__file__).resolve().parents[2] / "benchmarks")
-    return importlib.import_module("simulate_statistics")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [f"{kind}-{n}" for kind in ("good", "useless", "point", "ties") for n in (30, 100)])
-def test_coverage_of_new_scans(simulation, unchecked: None, name: str) -> None:
-    row = simulation.simulate_intervals(name, experiments=1000)
-    assert row.met, row
-    assert 0.88 <= row.covered <= 0.92
-
-
-def test_coverage_of_new_scans_in_a_few_experiments(simulation, unchecked: None) -> None:
-    row = simulation.simulate_intervals("good-30", experiments=150)
-    assert abs(row.covered - 28 / 31) <= 3 * row.spread / math.sqrt(150)
-
-
-def test_better_attention_gives_shorter_intervals(simulation, unchecked: None) -> None:
-    good, useless = (simulation.simulate_intervals(name, experiments=50) for name in ("good-100", "useless-100"))
-    assert good.length < 0.7 * useless.length
-
-
-def test_the_simulation_can_tell_intervals_that_are_too_short(simulation, unchecked: None, monkeypatch) -> None:
-    monkeypatch.setattr(simulation, "calibrate_intervals", partial(calibrate_intervals, coverage=0.8))
-    assert not simulation.simulate_intervals("good-100", experiments=100).met

@@ -46,9 +46,6 @@ def split(values: Tensor, lengths: Tensor) -> list[np.ndarray]:
     return [scan.numpy() for scan in values.split(lengths.tolist())]
 
 
-# Guesses by position
-
-
 def test_skill_by_hand() -> None:
     assert skill(0.9, 0.8) == pytest.approx(0.5)
     assert skill(1.0, 0.8) == 1.0
@@ -118,9 +115,6 @@ def test_the_best_prior_is_the_best_of_all() -> None:
     assert best_prior(torch.tensor([0, 1, 1, 0]), torch.tensor([4])).name == "middle"
 
 
-# Skill
-
-
 def test_skill_against_scikit_learn() -> None:
     lengths = torch.randint(10, 60, (40,))
     labels, _ = findings(lengths)
@@ -152,9 +146,6 @@ def test_a_bell_has_no_skill_and_the_oracle_has() -> None:
     assert oracle.skill == 1.0
     bags = shifted_mean(200, seed=1, features=2)
     assert measure_skill(bayes_slice_scores(bags), bags.slice_labels, bags.lengths).low > 0
-
-
-# The patient-specific measure
 
 
 def by_hand(scores: Tensor, labels: Tensor, lengths: Tensor, patients: list[str]) -> float:
@@ -241,9 +232,6 @@ def test_at_most_so_many_others_are_drawn_by_the_seed() -> None:
     assert some.others == pytest.approx(everyone.others, abs=0.03)
 
 
-# Scans left out
-
-
 def test_scans_left_out_are_counted_as_by_localization() -> None:
     labels, _ = findings(LENGTHS)
     scores = torch.randn(len(labels))
@@ -293,9 +281,6 @@ def test_patients_not_scans_are_resampled() -> None:
     )
     assert by_patient.high - by_patient.low == pytest.approx(once.high - once.low, rel=0.1)
     assert by_scan.high - by_scan.low < 0.8 * (once.high - once.low)
-
-
-# Guards
 
 
 @pytest.mark.usefixtures("unchecked")

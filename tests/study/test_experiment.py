@@ -20,7 +20,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import COMMITTEE, DRAWN, REFERENCES
 from normal_guidance.core.models import CenteredGaussian
-from normal_guidance.fit.fit_committee import Plan, fit_committee
+from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import localization_measures
@@ -286,14 +286,14 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
 
     data = StudyData("own", separable, (5,), None, has_supervision=False)
     study = Study(data, tmp_path, ("centered_gaussian", COMMITTEE), (5,))
-    monkeypatch.setattr(experiment, "make_plan", lambda labels, patients, seed: Plan(folds=3, repeats=1, seed=seed))
+    monkeypatch.setattr(experiment, "make_plan", lambda labels, patients, seed: FoldPlan(folds=3, repeats=1, seed=seed))
     train_study(study)
     (result,) = find_results(tmp_path, "own", [COMMITTEE])
     train, val, test = data.parts(5)
     names = ("features", "lengths", "labels")
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]
-    committee = fit_committee(both, patients, Plan(folds=3, repeats=1, seed=5)).committee
+    committee = fit_committee(both, patients, FoldPlan(folds=3, repeats=1, seed=5)).committee
     want = score(test, (prediction := predict_bags(committee, test)).slice_scores, prediction.logit)
     assert result.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert result.scores.scan_auroc == pytest.approx(want.scan_auroc)

@@ -3,36 +3,13 @@
 import pytest
 import torch
 
-from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.core.methods import BEYOND
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import Config, grid
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.loop import train_model
 from normal_guidance.sweep.stack import Stack, descend
-from normal_guidance.sweep.sweep import sweep
 
 FEATURES = 16
-
-
-@pytest.mark.slow(but="whole_bells_ng-recorded")
-@pytest.mark.parametrize("engine", ["packed", "recorded"])
-@pytest.mark.parametrize("method", [name for name, method in BEYOND.items() if method.guided])
-def test_a_resumed_sweep_has_the_same_bits(method: str, engine: str) -> None:
-    train, val = (shifted_mean(48, seed, features=FEATURES, shift=2.0) for seed in (1, 2))
-    base = Config(method, epochs=4, batch_size=16, seed=5, train_above_val=False)
-    configs, execution, memory = (
-        grid(base, lr=[0.1, 0.01], l1=[0.01]),
-        Execution(engine=engine),
-        MemoryCheckpoint(interrupt_at=1),
-    )
-    with pytest.raises(KeyboardInterrupt):
-        sweep(configs, train, val, execution, checkpoint=memory)
-    resumed, whole = sweep(configs, train, val, execution, checkpoint=memory), sweep(configs, train, val, execution)
-    assert resumed.history.equal(whole.history)
-    assert whole.history[:, :, 0].isfinite().all()
-    for name, weight in whole.winners[0].weights.items():
-        assert resumed.winners[0].weights[name].equal(weight)
 
 
 @pytest.mark.parametrize("method", BEYOND)

@@ -10,10 +10,10 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import estimate as estimate_module
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep.batches import draw_orders, heaviest_batch
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import Engine, PackedEngine
 from normal_guidance.sweep.estimate import estimate_sweep
-from normal_guidance.sweep.execution import Execution, fitting_chunk
+from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 from own_clock import OwnClock

@@ -27,31 +27,26 @@ def differences(one: Path, other: Path) -> list[str]:
     return [name for name in RESULTS if (one / name).read_bytes() != (other / name).read_bytes()]
 
 
-# ----------------------------------------------------------------------------------------------------
-# In the process that forks
-# ----------------------------------------------------------------------------------------------------
-
-
 def record(owner: Any, path: Path) -> None:
     """Make this process log every trained epoch, save and load; `due` is called after each epoch."""
     due, save, load = owner.due, owner.save, owner.load
 
-    def note(text: str, about: dict[str, Any] | None = None) -> None:
+    def note(text: str, state: Any = None) -> None:
         with path.open("a") as file:  # closed, so it is there when the process dies
-            epoch = about["pending"][0]["epoch"] if about and about["pending"] else 0
-            file.write(f"{text}\n" if about is None else f"{text} {len(about['chunks'])} {epoch}\n")
+            epoch = state.pending[0].epoch if state and state.pending else 0
+            file.write(f"{text}\n" if state is None else f"{text} {len(state.chunks)} {epoch}\n")
 
-    def noted_due(self: Any, epochs: int, seconds: float) -> bool:
+    def noted_due(self: Any) -> bool:
         note("trained")
-        return due(self, epochs, seconds)
+        return due(self)
 
-    def noted_save(self: Any, tensors: Any, about: dict[str, Any]) -> None:
-        save(self, tensors, about)
-        note("saved", about)
+    def noted_save(self: Any, state: Any) -> None:
+        save(self, state)
+        note("saved", state)
 
-    def noted_load(self: Any) -> Any:
-        loaded = load(self)
-        note("begins") if loaded is None else note("loaded", loaded[1])
+    def noted_load(self: Any, fresh: Any) -> Any:
+        loaded = load(self, fresh)
+        note("begins") if loaded is fresh else note("loaded", loaded)
         return loaded
 
     owner.due, owner.save, owner.load = noted_due, noted_save, noted_load
@@ -84,8 +79,7 @@ class Killer:
         save_epochs: int = SAVE_EPOCHS,
     ) -> bool:
         """Start a run once, and return whether it was killed, by the clock or at a call."""
-        from normal_guidance.sweep.config import Config, grid
-        from normal_guidance.sweep.execution import Execution
+        from normal_guidance.sweep.config import Config, Execution, grid
         from normal_guidance.sweep.run import run_sweep
         from normal_guidance.sweep.sweep import StateFile
 
@@ -148,14 +142,14 @@ class Killer:
         """The result of the comparison when a run resumes from a slightly changed state."""
         import torch
 
-        from normal_guidance.base.tensor_files import read_tensors
+        from normal_guidance.base.tensor_files import read_tensors, write_tensors
         from normal_guidance.sweep.sweep import StateFile
 
         self.attempt("tampered", "ng", 24, die=(StateFile, "due", 10))
         path = self.folder / "tampered" / "state.safetensors"
         tensors, about = read_tensors(path, "copy it again")
         still = {name: torch.zeros_like(t) if ".momenta." in f".{name}" else t.clone() for name, t in tensors.items()}
-        StateFile(path, about["run"]).save(still, about["sweep"])
+        write_tensors(path, still, about)
         self.attempt("tampered", "ng", 24)
         return differences(self.folder / "ng-whole", self.folder / "tampered")
 
@@ -185,11 +179,6 @@ def serve(folder: Path, kind: str) -> dict[str, Any]:
         "tampered": killer.tampered(),
         "seldom": killer.seldom_saved(),
     }
-
-
-# ----------------------------------------------------------------------------------------------------
-# In pytest
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

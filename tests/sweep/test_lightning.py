@@ -70,20 +70,9 @@ def loader() -> DataLoader:
 
 def trained(module: LightningModule, folder: Path, *callbacks: GuidanceCallback) -> Trainer:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = Trainer(
-        max_epochs=2,
-        accelerator="cpu",
-        callbacks=list(callbacks),
-        default_root_dir=folder,
-        log_every_n_steps=1,
-        **quiet,
-    )
+    loud = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    options = {"max_epochs": 2, "accelerator": "cpu", "log_every_n_steps": 1, **dict.fromkeys(loud, False)}
+    trainer = Trainer(callbacks=list(callbacks), default_root_dir=folder, **options)
     trainer.fit(module, loader())
     return trainer
 
@@ -103,24 +92,6 @@ def by_hand(weight: float) -> nn.Module:
 
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, about workers and checkpoints
-
-
-@pytest.mark.parametrize("options", [{}, {"as_mapping": True}, {"padded": True}], ids=str)
-def test_the_steps_are_those_of_a_loop_with_the_term_in_its_loss(options: dict[str, bool], tmp_path: Path) -> None:
-    torch.manual_seed(3)
-    module = Classifier(**options)
-    trainer = trained(module, tmp_path, GuidanceCallback(NormalGuidance(2.0)))
-    for name, value in by_hand(2.0).state_dict().items():
-        torch.testing.assert_close(module.model.state_dict()[name], value)
-    assert trainer.callback_metrics["guidance"] > 0
-    assert not torch.equal(by_hand(0.0).score.weight, module.model.score.weight)  # the term has an effect
-
-
-def test_the_module_is_left_as_it_was(tmp_path: Path) -> None:
-    module = Classifier()
-    trained(module, tmp_path, GuidanceCallback(NormalGuidance()))
-    assert "training_step" not in vars(module)
-    assert not module.model._forward_hooks
 
 
 class TwoModels(Classifier):
@@ -172,20 +143,29 @@ class Called(Classifier):
 
 
 @pytest.mark.parametrize(
-    "call",
+    "module",
     [
-        lambda model, batch: model(batch.features, bags=batch.lengths),
-        lambda model, batch: model(bags=batch.lengths, features=batch.features),
-        lambda model, batch: model(batch.features, batch.lengths.tolist()),
+        Classifier,
+        lambda: Classifier(as_mapping=True),
+        lambda: Classifier(padded=True),
+        lambda: Called(lambda model, batch: model(batch.features, bags=batch.lengths)),
+        lambda: Called(lambda model, batch: model(bags=batch.lengths, features=batch.features)),
+        lambda: Called(lambda model, batch: model(batch.features, batch.lengths.tolist())),
     ],
-    ids=["keyword", "turned round", "list"],
+    ids=["loss", "mapping", "padded", "keyword", "turned round", "list"],
 )
-def test_bags_in_every_form_that_the_model_takes(call: Callable[[nn.Module, Bags], Prediction], tmp_path: Path) -> None:
+def test_the_steps_are_those_of_a_loop_with_the_term_in_its_loss(
+    module: Callable[[], LightningModule], tmp_path: Path
+) -> None:
     torch.manual_seed(3)
-    module = Called(call)
-    trained(module, tmp_path, GuidanceCallback(NormalGuidance(2.0)))
+    made = module()
+    trainer = trained(made, tmp_path, GuidanceCallback(NormalGuidance(2.0)))
     for name, value in by_hand(2.0).state_dict().items():
-        torch.testing.assert_close(module.model.state_dict()[name], value)
+        torch.testing.assert_close(made.model.state_dict()[name], value)
+    assert trainer.callback_metrics["guidance"] > 0
+    assert not torch.equal(by_hand(0.0).score.weight, made.model.score.weight)  # the term has an effect
+    assert "training_step" not in vars(made)
+    assert not made.model._forward_hooks
 
 
 def test_a_mask_of_numpy_is_a_mask() -> None:
@@ -196,58 +176,10 @@ def test_a_mask_of_numpy_is_a_mask() -> None:
     assert "lengths" not in found
 
 
-@pytest.mark.parametrize(
-    ("found", "message"),
-    [
-        (None, "find returned NoneType; return a dict, such as {'attention'"),
-        ({"weights": 1}, "find returned a dict with unknown 'weights'; the guidance takes attention, mask, lengths"),
-        ({"from_logits": True}, "find returned a dict with no 'attention'; the guidance takes attention, mask"),
-    ],
-)
-def test_a_find_that_finds_nothing(found: object, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        trained(Classifier(), tmp_path, GuidanceCallback(NormalGuidance(), find=lambda inputs, output: found))
-
-
-@pytest.mark.parametrize(
-    ("result", "message"),
-    [
-        ({"logit": 1}, "training_step returned a dict of logit, without 'loss'; return the loss"),
-        ({"loss": 1.0}, "training_step returned float as 'loss'; return"),
-        (0.5, "training_step returned float; return"),
-    ],
-)
-def test_a_step_without_a_loss(result: object, message: str, tmp_path: Path) -> None:
-    module = Classifier()
-    module.training_step = lambda *args: result
-    with pytest.raises(UserError, match=message):
-        trained(module, tmp_path, GuidanceCallback(NormalGuidance()))
-
-
 def test_negatives_of_their_own_need_labels_that_the_callback_does_not_have() -> None:
     with pytest.raises(UserError, match="negatives='none' needs the labels of the bags"):
         GuidanceCallback(NormalGuidance(negatives="none"))
     GuidanceCallback(NormalGuidance(negatives="none"), find=lambda inputs, output: {"attention": 0, "labels": 0})
-
-
-def unlearning(model: nn.Module, batch: Bags) -> Prediction:
-    with torch.no_grad():
-        return model(batch.features, batch.lengths)
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda model, batch: model.eval()(batch.features, batch.lengths), r"eval mode .* call model\.train\(\)"),
-        (unlearning, "without gradients in training_step; call it outside"),
-    ],
-    ids=["eval", "no_grad"],
-)
-def test_a_call_that_cannot_be_guided_is_not_a_missing_call(
-    call: Callable[[nn.Module, Bags], Prediction], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(UserError, match=f"submodule 'model' was called .*{message}"):
-        trained(Called(call), tmp_path, GuidanceCallback(NormalGuidance()))
 
 
 def test_a_model_of_another_make(tmp_path: Path) -> None:
@@ -267,27 +199,62 @@ def test_a_model_of_another_make(tmp_path: Path) -> None:
     assert spread[20.0] < spread[0.0]
 
 
-@pytest.mark.parametrize(
-    ("module", "message"),
-    [
-        ("encoder", "Classifier has no submodule 'encoder'; it has model, model.hidden"),
-        ("unused", "submodule 'unused' was not called in training_step"),
-    ],
-)
-def test_a_wrong_submodule(module: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=message):
-        trained(Classifier(), tmp_path, GuidanceCallback(NormalGuidance(), module))
+def unlearning(model: nn.Module, batch: Bags) -> Prediction:
+    with torch.no_grad():
+        return model(batch.features, batch.lengths)
 
 
-def test_attention_that_is_not_found(tmp_path: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"the module's output is Tensor, not a Prediction .* say where its attention is"
-    ):
-        trained(OwnModel(), tmp_path, GuidanceCallback(NormalGuidance(), "attention"))
+def returning(result: object) -> Classifier:
+    module = Classifier()
+    module.training_step = lambda *args: result
+    return module
 
 
-def test_optimization_by_hand_is_refused(tmp_path: Path) -> None:
+def by_itself() -> Classifier:
     module = Classifier()
     module.automatic_optimization = False
-    with pytest.raises(UserError, match="Classifier optimizes by hand"):
-        trained(module, tmp_path, GuidanceCallback(NormalGuidance()))
+    return module
+
+
+def finding(result: object) -> GuidanceCallback:
+    return GuidanceCallback(NormalGuidance(), find=lambda inputs, output: result)
+
+
+def guiding(module: str = "model") -> GuidanceCallback:
+    return GuidanceCallback(NormalGuidance(), module)
+
+
+@pytest.mark.parametrize(
+    ("module", "callback", "message"),
+    [
+        (Classifier, lambda: finding(None), "find returned NoneType; return a dict, such as {'attention'"),
+        (
+            Classifier,
+            lambda: finding({"weights": 1}),
+            "dict with unknown 'weights'; the guidance takes attention, mask",
+        ),
+        (
+            Classifier,
+            lambda: finding({"from_logits": True}),
+            "a dict with no 'attention'; the guidance takes attention",
+        ),
+        (Classifier, lambda: guiding("encoder"), "Classifier has no submodule 'encoder'; it has model, model.hidden"),
+        (Classifier, lambda: guiding("unused"), "submodule 'unused' was not called in training_step"),
+        (lambda: returning({"logit": 1}), guiding, "a dict of logit, without 'loss'; return the loss"),
+        (lambda: returning({"loss": 1.0}), guiding, "training_step returned float as 'loss'; return"),
+        (lambda: returning(0.5), guiding, "training_step returned float; return"),
+        (
+            lambda: Called(lambda model, batch: model.eval()(batch.features, batch.lengths)),
+            guiding,
+            r"submodule 'model' was called in eval mode .* call model\.train\(\)",
+        ),
+        (lambda: Called(unlearning), guiding, "'model' was called without gradients in training_step; call it outside"),
+        (OwnModel, lambda: guiding("attention"), "output is Tensor, not a Prediction .* say where its attention is"),
+        (by_itself, guiding, "Classifier optimizes by hand"),
+    ],
+)
+def test_what_cannot_be_guided_says_why(
+    module: Callable[[], LightningModule], callback: Callable[[], GuidanceCallback], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=message):
+        trained(module(), tmp_path, callback())

@@ -8,24 +8,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from memory_checkpoint import MemoryCheckpoint
-from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.methods import BEYOND, build_model
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.config import (
-    Config,
-    departures,
-    grid,
-    paper_config,
-)
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import estimate_sweep
-from normal_guidance.sweep.execution import Execution, fitting_chunk
+from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.loop import train_model
-from normal_guidance.sweep.stack import Stack, balanced_weights
+from normal_guidance.sweep.stack import Stack, balanced_weights, objective
 from normal_guidance.sweep.sweep import Sweep, sweep
 
 FEATURES = 8
@@ -128,26 +121,6 @@ def test_one_configuration_trains_as_a_loop_of_torch_does(
     torch.testing.assert_close(losses_of(sweep([config], train, val, EXACT))[:, 0], want, rtol=0, atol=1e-6)
 
 
-def several(method: str, **options: object) -> tuple[Config, ...]:
-    return grid(Config(method, epochs=4, batch_size=16, seed=5, **options), lr=[0.1, 0.01], l1=strengths(method, 0.01))
-
-
-@pytest.mark.usefixtures("double")
-@pytest.mark.slow(but=("ng-recorded-options0", "slice_reference-packed-options0", "slice_reference-recorded-options0"))
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("engine", ["packed", "recorded"])
-@pytest.mark.parametrize("method", ["ng", "mhng", "slice_reference"])
-def test_several_configurations_train_as_each_alone_does(
-    method: str, engine: str, options: dict[str, object], train: Bags, val: Bags
-) -> None:
-    width = {"receptive_field": 4} if method == "slice_reference" else {}
-    configs = several(method, **options, **width)
-    result = sweep(configs, train, val, replace(EXACT, engine=engine))
-    for number, config in enumerate(configs):
-        want = [[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in train_model(config, train, val).history]
-        torch.testing.assert_close(result.history[:, number], torch.tensor(want), rtol=0, atol=1e-6)
-
-
 def test_those_that_stay_when_others_leave_keep_their_moments(
     train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,28 +132,6 @@ def test_those_that_stay_when_others_leave_keep_their_moments(
     fits = [train_model(config, train, val) for config in configs]
     assert result.trained.tolist() == [len(one.history) for one in fits]
     assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
-
-
-@pytest.mark.parametrize("engine", ["packed", "recorded"])
-def test_a_resumed_sweep_is_the_uninterrupted_one(engine: str, train: Bags, val: Bags) -> None:
-    configs, execution, memory = several("ng", **ALL), Execution(engine=engine), MemoryCheckpoint(interrupt_at=1)
-    want = sweep(configs, train, val, execution)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(configs, train, val, execution, checkpoint=memory)
-    tensors, _ = memory.saved[0]
-    assert tensors["chunk0.momenta.steps"].tolist() == [6.0] * 4  # two epochs of three steps
-    assert tensors["chunk0.momenta.score.weight.square"].gt(0).any()
-    got = sweep(configs, train, val, execution, checkpoint=memory)
-    assert torch.equal(got.history, want.history)
-    assert got.best_epoch.tolist() == want.best_epoch.tolist()
-
-
-def test_a_state_of_sgd_holds_nothing_more_than_before(train: Bags, val: Bags) -> None:
-    memory = MemoryCheckpoint()
-    sweep(several("ng"), train, val, checkpoint=memory)
-    names = [name for name in memory.saved[0][0] if name.startswith("chunk0.momenta.")]
-    parameters = [name for name in memory.saved[0][0] if name.startswith("chunk0.parameters.")]
-    assert len(names) == len(parameters)
 
 
 def test_the_learning_rate_falls_where_graphs_read_it() -> None:
@@ -216,32 +167,23 @@ def test_adamw_needs_memory_for_one_more_moment(train: Bags, val: Bags, monkeypa
     assert disks[1] > disks[0]
 
 
-def test_the_protocol_is_written_where_it_is_set() -> None:
-    assert not ALL.keys() & Config("ng").as_json().keys()
-    changed = paper_config("ng", **ALL)
-    assert Config(**changed.as_json()) == changed
-    assert departures(changed) == ALL
+def test_lambda_rises_where_graphs_read_it() -> None:
+    config = Config("ng", guidance_weight=2.0, warmup=4)
+    stack = Stack.of([config, replace(config, guidance_weight=0.0, divergence="reverse_kl")], FEATURES)
+    place = stack.guidance_weights.data_ptr()
+    for epoch, want in ((1, 0.5), (3, 1.5), (9, 2.0), (2, 1.0)):
+        stack.begin_epoch(epoch)
+        assert stack.guidance_weights.tolist() == [[want, 0.0], [0.0, 0.0]]
+    assert stack.guidance_weights.data_ptr() == place, "recorded graphs read it where it was"
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"optimizer": "adam"}, "optimizer 'adam' is unknown; choose one of sgd, adamw"),
-        ({"schedule": "linear"}, "schedule 'linear' is unknown; choose one of constant, cosine"),
-        ({"class_weights": "balanced"}, "class_weights 'balanced' is unknown; choose one of False, True"),
-        ({"weight_decay": -0.1}, "weight_decay is -0.1; it must be at least 0.0, and finite"),
-        ({"lr": 10**400}, "lr is 1000"),
-        ({"epochs": 10**400}, "epochs is 1000"),
-        ({"optimizer": "adamw", "momentum": 1.0}, "momentum is 1.0; of adamw it is beta_1, which must be below 1"),
-    ],
-)
-def test_protocols_that_cannot_be(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Config("ng", **options)
-
-
-def test_configurations_trained_together_share_the_protocol(train: Bags, val: Bags) -> None:
-    for name, value in ALL.items():
-        with pytest.raises(UserError, match=f"differ in {name}"):
-            sweep([Config("ng"), Config("ng", **{name: value})], train, val)
+def test_the_objective_knows_the_scans_labels() -> None:
+    model, lengths = build_model("ng", FEATURES), torch.tensor([4, 7, 2])
+    bags = Bags(torch.randn(13, FEATURES), lengths, torch.tensor([0, 1, 1]))
+    prediction = model(bags.features, bags.layout)
+    guidance = NormalGuidance(negatives="none")
+    with_term, without = (
+        objective(prediction, bags.labels, bags.layout, model.parameters(), regularizer=one) for one in (guidance, None)
+    )
+    own = NormalGuidance().per_bag(prediction.attention, lengths=lengths)
+    torch.testing.assert_close(with_term - without, own[1:].sum() / 3)

@@ -10,27 +10,14 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
-from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
+from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep.batches import draw_orders
-from normal_guidance.sweep.config import (
-    Config,
-    departures,
-    grid,
-    paper_config,
-)
-from normal_guidance.sweep.engine import (
-    Engine,
-    PackedEngine,
-    SlottedEngine,
-    slot_numbers,
-)
-from normal_guidance.sweep.execution import Execution
-from normal_guidance.sweep.loop import train_model
-from normal_guidance.sweep.run import identity_of
+from normal_guidance.sweep.config import Config, Execution, grid
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 
@@ -60,11 +47,6 @@ def val() -> Bags:
 def small_grid(width: int = 4, **options: object) -> tuple[Config, ...]:
     base = Config("slice_reference", receptive_field=width, **{"epochs": 3, "batch_size": 16, "seed": 5, **options})
     return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
-
-
-# ----------------------------------------------------------------------------------------------------
-# Against torch's own layers
-# ----------------------------------------------------------------------------------------------------
 
 
 def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]], nn.Module]:
@@ -112,7 +94,7 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
     return history, model
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: ScanSet, val: ScanSet) -> Engine:
+def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
     stack = Stack.of(configs, FEATURES, dtype=torch.float64)
     if kind == "packed":
         return PackedEngine(stack, train, val, 16, "float64")
@@ -121,7 +103,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: ScanSet, val: ScanS
     return SlottedEngine(stack, train, val, 16, "float64", slots, streamed=kind == "streamed")
 
 
-def epoch_orders(train: ScanSet, configs: Sequence[Config]) -> list[Tensor]:
+def epoch_orders(train: Bags, configs: Sequence[Config]) -> list[Tensor]:
     orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders)[0] for _ in range(configs[0].epochs)]
 
@@ -142,55 +124,12 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
             torch.testing.assert_close(engine.parameters[name][number], parameter.detach())
 
 
-@pytest.mark.usefixtures("double")
-@pytest.mark.parametrize("engine", ["packed", "recorded"])
-def test_a_sweep_keeps_what_the_plain_loop_keeps(engine: str, train: Bags, val: Bags) -> None:
-    configs = small_grid(epochs=12)
-    fits = [train_model(config, train, val) for config in configs]
-    assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
-    result = sweep(configs, train, val, replace(EXACT, engine=engine))
-    want = torch.tensor([[[e.loss, e.train_auroc, e.val_auroc, e.val_loss] for e in one.history] for one in fits])
-    torch.testing.assert_close(result.history.movedim(1, 0), want)
-    assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
-    best = max((one for one in fits if one.best), key=lambda one: (one.best.val_auroc, -one.best.val_loss))
-    (winner,) = result.winners
-    assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
-    for name, parameter in best.model.named_parameters():
-        torch.testing.assert_close(winner.weights[name], parameter.detach())
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_chunks_change_nothing(size: int, train: Bags, val: Bags) -> None:
-    whole, parts = (sweep(small_grid(), train, val, replace(EXACT, chunk=chunk)) for chunk in (None, size))
-    assert max(parts.chunks) == size
-    torch.testing.assert_close(parts.history, whole.history)
-    assert [winner.number for winner in parts.winners] == [winner.number for winner in whole.winners]
-
-
 def test_slices_are_ranked_some_configurations_at_a_time(
     train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = sweep(small_grid(), train, val, EXACT)
-    monkeypatch.setattr("normal_guidance.sweep.engine.MAX_CELLS", 1)
+    monkeypatch.setattr(engine_module, "MAX_CELLS", 1)
     assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
-
-
-@pytest.mark.parametrize("engine", ["packed", "recorded"])
-def test_a_resumed_sweep_has_the_same_bits(engine: str, train: Bags, val: Bags) -> None:
-    configs, execution = small_grid(epochs=5, train_above_val=False), Execution(engine=engine)
-    bags = [part.to(dtype=torch.float32) for part in (train, val)]
-    memory = MemoryCheckpoint(interrupt_at=2)
-    with pytest.raises(KeyboardInterrupt):
-        sweep(configs, *bags, execution, checkpoint=memory)
-    resumed, whole = sweep(configs, *bags, execution, checkpoint=memory), sweep(configs, *bags, execution)
-    assert resumed.history.equal(whole.history)
-    for name, weight in whole.winners[0].weights.items():
-        assert resumed.winners[0].weights[name].equal(weight)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Who may see slice labels
-# ----------------------------------------------------------------------------------------------------
 
 
 class Sealed:
@@ -220,34 +159,6 @@ def test_the_seal_can_break() -> None:
     train = Sealed(shifted_mean(20, 1, features=8))
     with pytest.raises(AssertionError, match="slice labels were read"):
         sweep([Config("slice_reference", receptive_field=3, epochs=1, batch_size=8)], train, train)
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"method": "slice_reference"}, "receptive_field is None; give slice_reference the mean length"),
-        ({"method": "slice_reference", "receptive_field": 0}, "receptive_field is 0"),
-        ({"method": "slice_reference", "receptive_field": 2.5}, "receptive_field is 2.5"),
-        ({"method": "slice_reference", "receptive_field": True}, "receptive_field is True"),
-        ({"method": "ng", "receptive_field": 12}, "receptive_field is 12, but method 'ng' has none"),
-    ],
-)
-def test_a_reference_must_be_asked_for_in_full(options: dict[str, object], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        Config(**options)
-
-
-def test_windows_of_two_widths_are_two_sweeps(train: Bags, val: Bags) -> None:
-    with pytest.raises(UserError, match=r"differ in receptive_field \(3, 4\)"):
-        sweep([small_grid(3)[0], small_grid(4)[0]], train, val)
-
-
-def test_run_folders_of_methods_are_what_they_were() -> None:
-    assert "receptive_field" not in identity_of([Config("ng")], Execution(), {})["configs"][0]
-    config = paper_config("slice_reference", receptive_field=12)
-    assert Config(**config.as_json()) == config
-    assert departures(config) == {}
 
 
 def test_slices_that_cannot_be_learnt(train: Bags, val: Bags) -> None:

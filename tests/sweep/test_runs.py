@@ -21,8 +21,7 @@ from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import run as runs
-from normal_guidance.sweep.config import Config, grid, paper_config
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table
 from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep
@@ -211,25 +210,16 @@ def test_without_test_scans_there_are_no_scores(sets: Sets, tmp_path: Path) -> N
     assert set(pd.read_parquet(tmp_path / "predictions.parquet")["part"]) == {"val"}
 
 
-def test_a_run_without_a_winner_is_complete(sets: Sets, tmp_path: Path) -> None:
-    train, val, test = sets
-    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
-    run = run_sweep(tmp_path, [paper_config("abmil", lr=0.0, epochs=2, batch_size=48)], train, flipped, test)
-    assert run.winners == ()
-    assert "none was selected" in run.report["note"]
-    assert run.report["configurations"]["selectable"] == 0
-    assert run.note == run.report["note"]
-    assert not run.all_diverged
-    assert not list(tmp_path.glob("best*"))
-    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
-    assert load_run(tmp_path).winners == ()
-
-
 @pytest.mark.parametrize(
     ("lr", "train_above_val", "note"),
     [
         ((HOPELESS,), False, "1 of 1 configurations diverged: none was selected"),
         ((HOPELESS,), True, "1 of 1 configurations diverged: none was selected"),
+        (
+            (0.0,),
+            True,
+            "no configuration had an epoch whose training AUROC was above its validation AUROC: none was selected",
+        ),
         (
             (0.0, HOPELESS),
             True,
@@ -245,8 +235,12 @@ def test_the_note_says_why_nothing_was_selected(
     flipped = replace(val, labels=1 - val.labels, slice_labels=None)
     base = Config("abmil", epochs=2, batch_size=48, train_above_val=train_above_val)
     run = run_sweep(tmp_path, grid(base, lr=lr, l1=[0.0]), train, flipped, test)
-    assert run.note == note
-    assert run.all_diverged == (len(lr) == 1)
+    assert run.note == run.report["note"] == note
+    assert run.all_diverged == (lr == (HOPELESS,))
+    assert run.winners == load_run(tmp_path).winners == ()
+    assert run.report["configurations"]["selectable"] == 0
+    assert not list(tmp_path.glob("best*"))
+    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
 
 
 def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) -> None:
@@ -261,13 +255,16 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
         {"seconds": {}},
         {"seconds": {"total": "long"}},
         {"configurations": []},
+        {"environments": []},
     ):
         write_json(tmp_path / "report.json", {**run.report, **change})
-        with pytest.raises(UserError, match=r"report\.json is damaged or not a report"):
+        with pytest.raises(
+            UserError, match=rf"report\.json is damaged: {next(iter(change))}.*give the folder of a run, or copy"
+        ):
             load_run(tmp_path)
-    for name in ("winners", "note", "seconds", "configurations"):
+    for name in run.report.keys() - {"features"}:
         write_json(tmp_path / "report.json", {k: v for k, v in run.report.items() if k != name})
-        with pytest.raises(UserError, match=f"not a report .*{name}"):
+        with pytest.raises(UserError, match=f"is damaged: {name} is missing"):
             load_run(tmp_path)
 
 
@@ -292,17 +289,6 @@ def test_a_lost_start_is_not_told_of(sets: Sets, tmp_path: Path, monkeypatch: py
         run_sweep(tmp_path, configs, *sets, watch=interrupt)
     monkeypatch.setenv("NGUIDE_COMMIT", "bbb")
     assert [one["commit"]["id"] for one in run_sweep(tmp_path, configs, *sets).report["environments"]] == ["bbb"]
-
-
-def test_first_reports_knew_one_environment() -> None:
-    report = {"environment": {"torch": "2.11.0", "commit": None}, "options": {"date": "2026-11-15"}}
-    assert environments_of(report) == [{"date": "2026-11-15", "torch": "2.11.0", "commit": None}]
-    assert environments_of({**report, "options": {}})[0]["date"] is None
-
-
-# ----------------------------------------------------------------------------------------------------
-# Looked at beforehand
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_trained_is_refused_before_its_turn(

@@ -9,9 +9,8 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import execution
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import SlottedEngine, matrix_precision, slot_numbers
-from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 
@@ -36,59 +35,44 @@ def configs(method: str, **options: object) -> tuple[Config, ...]:
     return grid(Config(method, **{"epochs": 3, "batch_size": 32, **options}), lr=[0.1, 0.01], l1=[0.01, 0.0])
 
 
-@pytest.mark.parametrize("precision", list(TOLERANCE))
-@pytest.mark.parametrize(
-    "method",
-    [
-        "mean",
-        "ng",
-        "smap",
-        "mhng",
-        "smtp",
-        "evidence",
-        "whole_bells_ng",
-    ],
+PROTOCOLS = (
+    {"weight_decay": 0.1, "class_weights": True},
+    {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class_weights": True},
 )
-def test_a_gpu_trains_as_the_cpu_does(method: str, precision: str) -> None:
-    train, val = scans()
-    want = sweep(configs(method), train, val)
-    got = sweep(configs(method), train, val, Execution("cuda", precision))
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
-    assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * TOLERANCE[precision]
-
-
-@pytest.mark.parametrize("engine", ["packed", "recorded", "compiled"])
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"weight_decay": 0.1, "class_weights": True},
-        {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class_weights": True},
-    ],
-    ids=["sgd", "adamw"],
+METHODS = ("mean", "ng", "smap", "mhng", "smtp", "evidence", "whole_bells_ng")
+ASKED = (
+    *(("ng", "tf32", "compiled"), ("smap", "float32", "compiled"), ("mhng", "bf16", "compiled")),
+    *(("whole_bells_ng", "bf16", "compiled"), ("smtp", "tf32", "packed")),
 )
-def test_a_gpu_trains_by_another_protocol_as_the_cpu_does(options: dict[str, object], engine: str) -> None:
-    train, val = scans()
-    want = sweep(configs("ng", **options), train, val)
-    got = sweep(configs("ng", **options), train, val, Execution("cuda", "float32", engine))
-    # AdamW divides gradients by their size, so that those which are only rounding move weights, too.
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < 10 * TOLERANCE["float32"]
 
 
 @pytest.mark.parametrize(
-    ("method", "precision", "engine"),
+    ("options", "execution", "slack"),
     [
-        ("ng", "tf32", "compiled"),
-        ("smap", "float32", "compiled"),
-        ("mhng", "bf16", "compiled"),
-        ("whole_bells_ng", "bf16", "compiled"),
-        ("smtp", "tf32", "packed"),
+        *[({"method": method}, (precision, None), 1) for method in METHODS for precision in TOLERANCE],
+        *[({"method": method}, (precision, engine), 1) for method, precision, engine in ASKED],
+        *[
+            ({"method": "slice_reference", "receptive_field": width}, (precision, None), 1)
+            for width in (11, 12)
+            for precision in TOLERANCE
+        ],
+        # AdamW divides gradients by their size, so that those which are only rounding move weights, too.
+        *[
+            ({"method": "ng", **protocol}, ("float32", engine), 10)
+            for protocol in PROTOCOLS
+            for engine in ("packed", "recorded", "compiled")
+        ],
     ],
 )
-def test_an_engine_that_was_asked_for_trains_as_the_cpu_does(method: str, precision: str, engine: str) -> None:
+def test_a_gpu_trains_as_the_cpu_does(
+    options: dict[str, object], execution: tuple[str, str | None], slack: float
+) -> None:
     train, val = scans()
-    want = sweep(configs(method), train, val)
-    got = sweep(configs(method), train, val, Execution("cuda", precision, engine))
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    want = sweep(configs(**options), train, val)
+    got = sweep(configs(**options), train, val, Execution("cuda", *execution))
+    tolerance = slack * TOLERANCE[execution[0]]
+    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < tolerance
+    assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * tolerance
 
 
 @pytest.mark.parametrize("precision", list(TOLERANCE))
@@ -118,17 +102,6 @@ def test_a_step_is_compiled_while_training(method: str, monkeypatch: pytest.Monk
     assert [engine.compiled for engine in compiled] == [True]
     assert len(compiled[0].rows) > 1
     assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE["float32"]
-
-
-@pytest.mark.parametrize("width", [11, 12])
-@pytest.mark.parametrize("precision", list(TOLERANCE))
-def test_a_gpu_trains_the_slice_reference_as_the_cpu_does(precision: str, width: int) -> None:
-    train, val = scans()
-    both = configs("slice_reference", receptive_field=width)
-    want = sweep(both, train, val)
-    got = sweep(both, train, val, Execution("cuda", precision))
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
-    assert (got.history[:, :, 1:] - want.history[:, :, 1:]).abs().max() < 10 * TOLERANCE[precision]
 
 
 class Slow:

@@ -14,14 +14,7 @@ from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.run import read_history, run_sweep
-from normal_guidance.sweep.tracking import (
-    EXPERIMENT,
-    TRACKERS,
-    Training,
-    check_tracker,
-    track,
-    tracked_runs,
-)
+from normal_guidance.sweep.tracking import EXPERIMENT, TRACKERS, Training, check_tracker, track, tracked_runs
 
 ONE = Training("ng/7", {"lr": 0.1}, {"test/scan_auroc": 0.75, "skill": math.nan}, {"loss": [0.5, math.nan, 0.25]})
 

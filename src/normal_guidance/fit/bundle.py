@@ -6,8 +6,7 @@
 
 A bundle is read from such a folder, or straight from the folder of a run that was trained on a store.  A store which
 `nguide encode` made records how slices become features; a model of other features takes features instead of scans.
-A folder of several findings has a bundle for each, in a folder of its name, and findings.json
-(`normal_guidance.scans.index.manifest`).
+A folder of several findings has a bundle for each, in a folder of its name, and findings.json.
 """
 
 from __future__ import annotations
@@ -25,24 +24,14 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import (
-    folder_atomically,
-    make_folder,
-    read_json,
-    write_json,
-)
-from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.errors import UserError, reading
+from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_json
+from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
 from normal_guidance.fit.committee import Committee
 from normal_guidance.scans.features.encoders import Encoder, Precision, load_encoder
-from normal_guidance.scans.features.preprocessing import (
-    Preprocessing,
-    ScanSummary,
-    is_encoded,
-    scans_behind,
-)
+from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSummary, is_encoded, scans_behind
 from normal_guidance.scans.features.windows import plane_of
 from normal_guidance.scans.index.manifest import Finding, ScanRow, ValueRange, Values, findings_in, write_findings
 from normal_guidance.statistics.calibration import Operation, choose_operation
@@ -50,7 +39,6 @@ from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import (
-    NOT_OURS,
     PREDICTION_TABLE,
     REPORT,
     Run,
@@ -63,11 +51,7 @@ from normal_guidance.sweep.run import (
     winner_model,
 )
 
-# The kind of scan that a model was made for, and why a scan is not of that kind.
-
-
-SPACING_SLACK = 1.5
-"""Slice spacing may be smaller or larger than in the training scans by this factor."""
+SPACING_SLACK = 1.5  # slice spacing may be smaller or larger than in the training scans by this factor
 
 FEWEST_SHARE = 0.5
 """A scan is too short with less than this share of the slices of the shortest training scan."""
@@ -75,23 +59,14 @@ FEWEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Expectations:
-    """The kind of the training scans; what was not recorded is None or empty, and not checked.
+    """The kind of the training scans; what was not recorded is None or empty, and not checked."""
 
-    Args:
-        modalities: as DICOM abbreviates them.
-        planes: axial, coronal, sagittal.
-        slice_spacing: low and high in mm, the 1st and 99th percentile of the training scans.
-        fewest_slices: of the shortest training scan.
-        most_slices: of the longest training scan; longer scans are accepted.
-        values: of the training scans; `clinical.expected_values` compares a scan's with them.
-    """
-
-    modalities: tuple[str, ...] = ()
-    planes: tuple[str, ...] = ()
-    slice_spacing: tuple[float, float] | None = None
+    modalities: tuple[str, ...] = ()  # as DICOM abbreviates them
+    planes: tuple[str, ...] = ()  # axial, coronal, sagittal
+    slice_spacing: tuple[float, float] | None = None  # in mm, the 1st and 99th percentile of the training scans
     fewest_slices: Annotated[int, Between(0.0)] | None = None
-    most_slices: Annotated[int, Between(0.0)] | None = None
-    values: ValueRange | None = None
+    most_slices: Annotated[int, Between(0.0)] | None = None  # longer scans are accepted
+    values: ValueRange | None = None  # `why_not_values` compares a scan's with them
 
     @staticmethod
     def from_scans(scans: ScanSummary | None) -> Expectations:
@@ -108,45 +83,28 @@ class Expectations:
             values=scans.values,
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields; `read_as` is the inverse."""
-        return asdict(self)
-
     def why_not(self, row: ScanRow) -> list[str]:
         """Reasons why a scan is not of this kind, each with its value and the range; empty if it is."""
-        return [*self._modality(row), *self._plane(row), *self._spacing(row), *self._slices(row)]
-
-    def _modality(self, row: ScanRow) -> list[str]:
-        if not self.modalities or row.modality in self.modalities:
-            return []
-        return [f"its modality is {row.modality}; the model was trained on {', '.join(self.modalities)}"]
-
-    def _plane(self, row: ScanRow) -> list[str]:
+        reasons = []
+        if self.modalities and row.modality not in self.modalities:
+            reasons.append(f"its modality is {row.modality}; the model was trained on {', '.join(self.modalities)}")
         plane = plane_of(row.orientation)
-        if not self.planes or plane is None or plane in self.planes:
-            return []
-        return [f"its slices are {plane}; the model was trained on {' and '.join(self.planes)} ones"]
-
-    def _spacing(self, row: ScanRow) -> list[str]:
-        if self.slice_spacing is None or row.slice_spacing is None:
-            return []
-        low, high = self.slice_spacing
-        least, most = low / SPACING_SLACK, high * SPACING_SLACK
-        if least <= row.slice_spacing <= most:
-            return []
-        trained = f"{low:.3g} to {high:.3g} mm"
-        return [
-            f"its slices are {row.slice_spacing:.3g} mm apart; the model was trained on {trained} and takes "
-            f"{least:.3g} to {most:.3g} mm"
-        ]
-
-    def _slices(self, row: ScanRow) -> list[str]:
-        if self.fewest_slices is None or len(row) >= self.least_slices:
-            return []
-        return [
-            f"it has {len(row)} slice{'' if len(row) == 1 else 's'}; the model was trained on {self.fewest_slices} to "
-            f"{self.most_slices} and takes {self.least_slices} or more"
-        ]
+        if self.planes and plane is not None and plane not in self.planes:
+            reasons.append(f"its slices are {plane}; the model was trained on {' and '.join(self.planes)} ones")
+        if self.slice_spacing is not None and row.slice_spacing is not None:
+            low, high = self.slice_spacing
+            least, most = low / SPACING_SLACK, high * SPACING_SLACK
+            if not least <= row.slice_spacing <= most:
+                reasons.append(
+                    f"its slices are {row.slice_spacing:.3g} mm apart; the model was trained on {low:.3g} to "
+                    f"{high:.3g} mm and takes {least:.3g} to {most:.3g} mm"
+                )
+        if len(row) < self.least_slices:
+            reasons.append(
+                f"it has {len(row)} slice{'' if len(row) == 1 else 's'}; the model was trained on {self.fewest_slices} "
+                f"to {self.most_slices} and takes {self.least_slices} or more"
+            )
+        return reasons
 
     @property
     def least_slices(self) -> int:
@@ -163,11 +121,6 @@ class Expectations:
             "" if self.fewest_slices is None else f"{self.fewest_slices} to {self.most_slices} slices",
         ]
         return ", ".join(part for part in parts if part) or "not recorded"
-
-
-# Whether the values of a scan are those of the scans that a model was trained on.
-# NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
-# masks.
 
 
 HU_SLACK = 500.0
@@ -193,64 +146,44 @@ ANY_OTHER = ValueRange((0.0, 0.0), (0.0, 0.0), 640)
 def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, any_scale: bool) -> list[str]:
     """Reasons why the values of a scan are not as in the training scans; empty if they are.
 
-    Args:
-        known: the values of the training scans; None where they were not recorded.
-        row: the scan.
-        values: its values.
-        any_scale: whether the model does not see the scale of values, because its windows are percentiles.
+    NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
+    masks.  `known` is None where the training scans' values were not recorded; `any_scale` says that the model does not
+    see the scale of values, because its windows are percentiles.
     """
     if known is None:
         if row.kind != "nifti":
             return []
         known, any_scale = (ANY_CT, any_scale) if row.modality == "CT" else (ANY_OTHER, True)
-    few = values.distinct < DISTINCT_SHARE * known.distinct
-    reasons = [f"it has {values.distinct} different values, as a mask or a drawing has"] if few else []
-    return reasons + (_hu(known, values) if row.modality == "CT" else _without_unit(known, values, any_scale))
-
-
-def _hu(known: ValueRange, values: Values) -> list[str]:
     reasons = []
-    if values.low > max(known.low[1], min(known.low[1] + HU_SLACK, NO_AIR)):
-        reasons.append(_unlike("lowest", values.low, known.low) + ": it may not be CT in HU")
-    if values.high < known.high[0] - HU_SLACK:  # higher ones are metal
-        reasons.append(_unlike("highest", values.high, known.high))
-    return reasons
 
+    def unlike(which: str, value: float, expected: tuple[float, float], why: str = "") -> None:
+        trained = f"those of the training scans {expected[0]:.4g} to {expected[1]:.4g}"
+        reasons.append(f"its {which} values are about {value:.4g} and {trained}{why}")
 
-def _without_unit(known: ValueRange, values: Values, any_scale: bool) -> list[str]:
-    reasons = []
+    if values.distinct < DISTINCT_SHARE * known.distinct:
+        reasons.append(f"it has {values.distinct} different values, as a mask or a drawing has")
+    if row.modality == "CT":
+        if values.low > max(known.low[1], min(known.low[1] + HU_SLACK, NO_AIR)):
+            unlike("lowest", values.low, known.low, ": it may not be CT in HU")
+        if values.high < known.high[0] - HU_SLACK:  # higher ones are metal
+            unlike("highest", values.high, known.high)
+        return reasons
     if known.low[0] >= 0 and values.low < -NEGATIVE_SHARE * abs(values.high):
-        reasons.append(_unlike("lowest", values.low, known.low) + ": it may be CT")
+        unlike("lowest", values.low, known.low, ": it may be CT")
     if not any_scale and not known.high[0] / SCALE_SLACK <= values.high <= known.high[1] * SCALE_SLACK:
-        reasons.append(_unlike("highest", values.high, known.high))
+        unlike("highest", values.high, known.high)
     return reasons
-
-
-def _unlike(which: str, value: float, known: tuple[float, float]) -> str:
-    return f"its {which} values are about {value:.4g} and those of the training scans {known[0]:.4g} to {known[1]:.4g}"
-
-
-# Which model made a result: a fingerprint that no other model has, and how it was trained.
 
 
 @dataclass(frozen=True)
 class ModelIdentity:
-    """A model as every result names it.
+    """A model as every result names it; what is unknown is None."""
 
-    Args:
-        fingerprint: SHA-256 of its weights and of everything that turns a scan into a result.
-        method: a name in `METHODS`, or that of a committee.
-        version: of normal-guidance, which trained it; None if unknown.
-        dataset: what it was trained on; None if unknown.
-        scans: how many training scans there were.
-        date: of the training; None if unknown.
-    """
-
-    fingerprint: str
+    fingerprint: str  # SHA-256 of its weights and of everything that turns a scan into a result
     method: str
-    version: str | None = None
+    version: str | None = None  # of normal-guidance, which trained it
     dataset: str | None = None
-    scans: int | None = None
+    scans: int | None = None  # how many training scans there were
     date: str | None = None
 
     @property
@@ -259,9 +192,8 @@ class ModelIdentity:
         return self.fingerprint[:12]
 
     def __str__(self) -> str:
-        scans = (
-            "" if self.scans is None else f" on {self.scans} scans" + (f" of {self.dataset}" if self.dataset else "")
-        )
+        dataset = f" of {self.dataset}" if self.dataset else ""
+        scans = "" if self.scans is None else f" on {self.scans} scans{dataset}"
         version = f" with normal-guidance {self.version}" if self.version else ""
         date = f" on {self.date[:10]}" if self.date else ""
         training = f", trained{scans}{version}{date}" if scans or version or date else ""
@@ -271,8 +203,7 @@ class ModelIdentity:
         return asdict(self)
 
 
-FORMAT = 1
-"""Version of bundle.json; a bundle of another version is refused."""
+FORMAT = 1  # version of bundle.json; a bundle of another version is refused
 
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
 
@@ -305,7 +236,7 @@ class Bundle:
         intervals: makes intervals that contain the finding with a known probability; None without slice labels.
         finding: what it finds; None where it has no name.
         cautions: sentences about what the model was not shown to do (`MeasuredFit.cautions`); each of its results says
-            them.  Empty for the model of a run and for one of an earlier version, where nothing was recorded.
+            them.  Empty for the model of a run, where nothing was recorded.
         further: models of other findings, of the same features; scans are encoded once for all.
     """
 
@@ -369,12 +300,12 @@ class Bundle:
             "encoder": None if self.encoder is None else asdict(self.encoder),
             "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
             "repair": self.repair,
-            "expects": self.expects.as_json(),
-            "operation": self.operation.as_json(),
+            "expects": asdict(self.expects),
+            "operation": asdict(self.operation),
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
             **({} if self.finding is None else {"finding": self.finding.as_json()}),
-            **({"cautions": list(self.cautions)} if self.cautions else {}),  # else older models keep their fingerprints
+            **({"cautions": list(self.cautions)} if self.cautions else {}),
         }
 
     def encoding(self) -> tuple[EncoderId, Preprocessing]:
@@ -404,16 +335,16 @@ class Bundle:
             precision: see `load_encoder`.
             offline: make no network call.
         """
-        own, preprocessing = self.encoding()
-        wanted = (name or own.name).partition("+")[0]  # NAME+HASH: weights of the user's own
+        known, preprocessing = self.encoding()
+        wanted = (name or known.name).partition("+")[0]  # NAME+HASH: weights of the user's own
         channels = preprocessing.channels
         encoder = load_encoder(
             wanted, weights=weights, device=device, precision=precision, channels=channels, offline=offline
         )
-        if encoder.fingerprint != own.fingerprint:
+        if encoder.fingerprint != known.fingerprint:
             raise UserError(
-                f"the model was trained with the encoder {own.name}, fingerprint "
-                f"{own.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
+                f"the model was trained with the encoder {known.name}, fingerprint "
+                f"{known.fingerprint[:16]}, but {encoder.name} here has {encoder.fingerprint[:16]}; give the "
                 "right one: --encoder NAME, or --weights FILE"
             )
         return encoder
@@ -431,7 +362,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     folder = Path(folder)
     findings = findings_in(folder)
     if findings:
-        return _together(folder, {one: load_bundle(folder / one.name) for one in findings})
+        return _together(folder, {finding: load_bundle(folder / finding.name) for finding in findings})
     if (folder / BUNDLE).is_file():
         return _read(folder)
     refuse_data(folder)
@@ -446,9 +377,9 @@ def load_bundle(folder: str | Path) -> Bundle:
 def _together(folder: Path, bundles: Mapping[Finding, Bundle]) -> Bundle:
     """The first bundle with the others; all must be of their findings and take the same features."""
     first, *others = bundles.values()
-    for finding, one in bundles.items():
-        same = all(getattr(one, name) == getattr(first, name) for name in ("features", "dtype", "encoder", "repair"))
-        if one.finding != finding or not same or one.preprocessing != first.preprocessing:
+    shared = ("features", "dtype", "encoder", "preprocessing", "repair")
+    for finding, bundle in bundles.items():
+        if bundle.finding != finding or any(getattr(bundle, name) != getattr(first, name) for name in shared):
             raise UserError(
                 f"{folder / finding.name} was not fitted together with {folder / next(iter(bundles)).name}; fit all "
                 "findings again: nguide fit STORE -o MODEL"
@@ -473,9 +404,9 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
     folder = Path(folder)
     findings = findings_in(folder)
     if findings:
-        return _together(folder, {one: bundle_run(folder / one.name, sensitivity=sensitivity) for one in findings})
+        return _together(folder, {each: bundle_run(folder / each.name, sensitivity=sensitivity) for each in findings})
     if (folder / BUNDLE).is_file():
-        return _again(folder, sensitivity)
+        return _with_threshold(folder, sensitivity)
     refuse_data(folder)
     if not (folder / REPORT).is_file():
         raise UserError(f"{folder} is not a complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
@@ -486,18 +417,15 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         raise UserError(
             f"{run.folder} is a run of {winner.config.method}, which does not score scans; give another run"
         )
-    made = _features(run)
-    model = load_winner(run.folder, group)
-    try:
-        return make_bundle(
-            winner.config, model, made, _operation(run, group, sensitivity), _training(run, winner, made)
+    features = run.report.get("features")
+    if features is None:
+        raise UserError(
+            f"{run.folder} does not say how its features were made: it was trained without a store; train it again on "
+            "a store of nguide encode or nguide store import"
         )
-    except ContentError as error:
-        raise UserError(f"{run.folder / REPORT} is damaged: {error}; copy the run again") from error
-    except NOT_OURS as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"{run.folder / REPORT} is damaged ({error!r}); copy the run again") from error
+    model, operation = load_winner(run.folder, group), _operation(run.folder, "validation", sensitivity, group)
+    with reading(run.folder / REPORT, "copy the run again", wrong="is damaged"):
+        return make_bundle(winner.config, model, features, operation, _training(run, winner, features))
 
 
 def make_bundle(
@@ -510,17 +438,14 @@ def make_bundle(
 ) -> Bundle:
     """The bundle of a model that was trained on a store, with notes about what is not known of its features.
 
-    Args:
-        features: how the store's features were made (`evaluation.runs.features_of`).
+    `features` says how the store's features were made (`sweep.run.features_of`).
     """
     provenance, scans = features["provenance"], scans_behind(features["provenance"])
-    encoded = is_encoded(provenance)
+    encoded, note = is_encoded(provenance), ""
     if not encoded:
         note = "nguide encode did not make the features: new ones must be made exactly as those of the training scans"
-        operation = replace(operation, notes=(*operation.notes, note))
     elif scans is None:
         note = "the store does not record which scans it was made from, so new scans are not checked; encode it again"
-        operation = replace(operation, notes=(*operation.notes, note))
     return Bundle(
         config=config,
         model=model,
@@ -530,19 +455,14 @@ def make_bundle(
         preprocessing=Preprocessing.from_dict(provenance["preprocessing"]) if encoded else None,
         repair=encoded and read_as(bool, provenance["identity"]["execution"]["repair"], "repair"),
         expects=Expectations.from_scans(scans),
-        operation=operation,
+        operation=replace(operation, notes=(*operation.notes, note)) if note else operation,
         training=training,
         intervals=intervals,
-        finding=_finding(features),
+        finding=read_as(Finding, features["finding"], "finding") if "finding" in features else None,
     )
 
 
-def _finding(about: Mapping[str, Any]) -> Finding | None:
-    """The finding that a report or a bundle names, if it does."""
-    return read_as(Finding, about["finding"], "finding") if "finding" in about else None
-
-
-def _again(folder: Path, sensitivity: float | None) -> Bundle:
+def _with_threshold(folder: Path, sensitivity: float | None) -> Bundle:
     """The bundle in the folder of `nguide fit`, with another threshold if one is asked for."""
     if not (folder / PREDICTION_TABLE).is_file():
         raise UserError(f"{folder} is a bundle already; use it: nguide predict SCAN --model {folder} -o OUT")
@@ -550,64 +470,55 @@ def _again(folder: Path, sensitivity: float | None) -> Bundle:
     if sensitivity is None:
         return bundle
     known = bundle.operation
-    chosen = _chosen_on(folder, known.scans, "", sensitivity)
-    kept = [note for note in known.notes if note not in _chosen_on(folder, known.scans, "", None).notes]
+    chosen = _operation(folder, known.scans, sensitivity)
+    kept = [note for note in known.notes if note not in _operation(folder, known.scans, None).notes]
     return replace(bundle, operation=replace(chosen, notes=(*chosen.notes, *kept)))
 
 
-def _features(run: Run) -> Mapping[str, Any]:
-    """How the features were made; a run that does not record it is refused."""
-    made = run.report.get("features")
-    if made is None:
-        raise UserError(
-            f"{run.folder} does not say how its features were made: it was trained without a store, or by an earlier "
-            "version; train it again on a store of nguide encode or nguide store import"
-        )
-    return made
-
-
-def _operation(run: Run, group: str, sensitivity: float | None) -> Operation:
-    return _chosen_on(run.folder, "validation", group, sensitivity)
-
-
-def _chosen_on(folder: Path, scans: str, group: str, sensitivity: float | None) -> Operation:
+def _operation(folder: Path, scans: str, sensitivity: float | None, group: str = "") -> Operation:
     """Calibration and threshold from a folder's predictions for its validation or out-of-fold scans."""
 
     def logits_and_labels(part: str) -> tuple[Tensor, Tensor]:
         rows = read_predictions(folder / PREDICTION_TABLE, ("label", "logit"), part=part, group=group)
         return torch.tensor(rows["logit"].to_numpy()).double(), torch.tensor(rows["label"].to_numpy()).long()
 
-    test, own = logits_and_labels("test"), "val" if scans == "validation" else scans
-    tested = test if len(test[0]) else None
-    return choose_operation(*logits_and_labels(own), sensitivity=sensitivity, test=tested, scans=scans)
+    test, chosen_on = logits_and_labels("test"), logits_and_labels("val" if scans == "validation" else scans)
+    return choose_operation(*chosen_on, sensitivity=sensitivity, test=test if len(test[0]) else None, scans=scans)
 
 
 def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
-    """How the model was trained, for people to read; numbers of scans, never their names."""
-    report, (first, *_) = run.report, environments_of(run.report)
-    summary = scans_behind(features["provenance"])
-    scores: Mapping[str, Any] = next(one for one in report["winners"] if one["group"] == winner.group)
+    scores: Mapping[str, Any] = next(row for row in run.report["winners"] if row["group"] == winner.group)
+    return training_record(
+        features["provenance"],
+        environments_of(run.report)[0],
+        scans={part: about["scans"] for part, about in run.report["data"].items()},
+        validation_auroc=winner.val_auroc,
+        test=scores["test"],
+        epoch=winner.epoch,
+        seed=winner.config.seed,
+    )
+
+
+def training_record(provenance: Mapping[str, Any], made: Mapping[str, Any], **known: Any) -> dict[str, Any]:
+    """How a model was trained, for people to read (`made` is the environment); numbers of scans, never their names."""
+    summary = scans_behind(provenance)
     return {
         "dataset": None if summary is None else summary.source,
-        "scans": {part: about["scans"] for part, about in report["data"].items()},
-        "validation_auroc": winner.val_auroc,
-        "test": scores["test"],
-        "epoch": winner.epoch,
-        "seed": winner.config.seed,
-        "commit": (first.get("commit") or {}).get("id"),
-        "date": first.get("date"),
-        "normal_guidance": first.get("normal_guidance"),
+        **known,
+        "commit": (made.get("commit") or {}).get("id"),
+        "date": made.get("date"),
+        "normal_guidance": made.get("normal_guidance"),
     }
 
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
     """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
+    findings = [model.finding for model in bundle.each if model.finding]
     with folder_atomically(out) as draft:
         if bundle.further:
-            findings = [one.finding for one in bundle.each if one.finding]
-            for finding, one in zip(findings, bundle.each, strict=True):
+            for finding, model in zip(findings, bundle.each, strict=True):
                 make_folder(draft / finding.name)
-                fill_folder(one, draft / finding.name)
+                fill_folder(model, draft / finding.name)
             write_findings(draft, findings)
         else:
             fill_folder(bundle, draft)
@@ -623,20 +534,23 @@ def fill_folder(bundle: Bundle, folder: Path) -> None:
 
 
 def _read(folder: Path) -> Bundle:
-    path = folder / BUNDLE
-    content = read_json(path, f"copy the bundle again, or {AGAIN}")
+    path, again = folder / BUNDLE, f"copy the bundle again, or {AGAIN}"
+    content = read_json(path, again)
     if content.get("format") != FORMAT:
         raise UserError(
             f"{path}: format {content.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}"
         )
-    weights = _weights(folder, content)
-    try:
+    with reading(path, again, StopIteration, wrong="is damaged"):
         if isinstance(config := content.get("config"), dict):
             refuse_removed(str(config.get("method")))
-        known = read_as(_Content, content)
+        known = read_as(BundleFile, content)
+    weights = _read_weights(folder / WEIGHTS, known.weights.sha256)
+    with reading(path, again, StopIteration, wrong="is damaged"):
         return Bundle(
             config=known.config,
-            model=_model(known.config, content, weights),
+            model=winner_model(known.config, known.features, weights)
+            if known.config
+            else Committee.from_json(known.committee or {}, weights),
             features=known.features,
             dtype=known.dtype,
             encoder=known.encoder,
@@ -649,12 +563,15 @@ def _read(folder: Path) -> Bundle:
             finding=known.finding,
             cautions=known.cautions,
         )
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; copy it again, or {AGAIN}") from error
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
-    except (*NOT_OURS, RuntimeError, StopIteration) as error:
-        raise UserError(f"{path} is damaged ({error!r}); copy it again, or {AGAIN}") from error
+
+
+def _read_weights(path: Path, sha256: str) -> dict[str, Tensor]:
+    with reading(path, f"copy the bundle again, or {AGAIN}", wrong="cannot be read or checked"):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    if digest != sha256:
+        different = f"sha256 {digest[:16]}, not {sha256[:16]}"
+        raise UserError(f"{path} is not the file that {BUNDLE} names ({different}); {AGAIN}")
+    return read_tensors(path, f"copy the bundle again, or {AGAIN}")[0]
 
 
 @dataclass(frozen=True)
@@ -696,8 +613,8 @@ class _WeightsFile:
 
 
 @dataclass(frozen=True)
-class _Content:
-    """The types of bundle.json; what has a default came with later versions."""
+class BundleFile:
+    """The types of bundle.json."""
 
     format: int
     normal_guidance: str
@@ -711,26 +628,8 @@ class _Content:
     operation: Operation
     training: _Training
     weights: _WeightsFile
-    method: str = ""
-    committee: dict[str, Any] | None = None
-    intervals: dict[str, Any] | None = None
+    method: str
+    committee: dict[str, Any] | None
+    intervals: dict[str, Any] | None
     finding: Finding | None = None
     cautions: tuple[str, ...] = ()
-
-
-def _model(config: Config | None, content: Mapping[str, Any], weights: Mapping[str, Tensor]) -> nn.Module:
-    if config is None:
-        return Committee.from_json(content["committee"], weights)
-    return winner_model(config, content["features"], weights)
-
-
-def _weights(folder: Path, content: Mapping[str, Any]) -> dict[str, Tensor]:
-    path = folder / WEIGHTS
-    try:
-        wanted = str(content["weights"]["sha256"])
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-    except (OSError, KeyError, TypeError) as error:
-        raise UserError(f"{path} cannot be read or checked ({error!r}); copy the bundle again, or {AGAIN}") from error
-    if found != wanted:
-        raise UserError(f"{path} is not the file that {BUNDLE} names (sha256 {found[:16]}, not {wanted[:16]}); {AGAIN}")
-    return read_tensors(path, f"copy the bundle again, or {AGAIN}")[0]

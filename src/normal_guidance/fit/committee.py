@@ -1,18 +1,16 @@
 r"""A committee: many linear models of evidence, whose log-odds and attention are averaged.
 
-A member has weights w and a bias c.  A slice's evidence is $e_j = w^\top z_j$ of its scaled features (`scaling`), in
-log-odds.  Attention is the posterior of the places that a finding may have, and the scan's log-odds are those of Bayes'
-rule (`core.places`), brought to scale by a gain g:
+A member has weights w and a bias c.  A slice's evidence is $e_j = w^\top z_j$ of its scaled features, in log-odds.
+Attention is the posterior of the places that a finding may have, and the scan's log-odds are those of Bayes' rule
+(`core.bells`), brought to scale by a gain g:
 
 $$ \mathrm{logit} = \frac{g}{t} \log \sum_c \pi_c e^{t s_c} + c $$
 
 A sharpness t of 1 takes evidence as it is.  It is lower where evidence may be noise, and 0 where it is no better than
 noise.  A gain of n makes the odds those of findings in n places.
 
-Some members may see the whole scan as one place.  They add what speaks for a positive scan without saying where, so
-they have no part in the attention; in the log-odds, all of them together count as much as all others (`shares`).
-
-Where it was not shown that members tell scans apart, their evidence may be noise: attention is the prior then.
+Members that see the whole scan as one place have no part in the attention; in the log-odds, all of them together count
+as much as all others (`shares`).  Where members were not shown to tell scans apart, attention is the prior.
 """
 
 from __future__ import annotations
@@ -33,25 +31,17 @@ from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.prediction import BagsLike, Prediction
 from normal_guidance.sweep.batches import LOADING_BATCH, in_batches
 
-# What heads see of an encoder's features: all of one size and, where features repeat each other, decorrelated.
-# Encoders make features of very different size that mostly repeat each other.  SGD then follows the few largest, and
-# L1 presses on the small ones.  Dividing each feature by its standard deviation mends the first; replacing features by
-# their first principal components, each of variance 1, mends the second.  Features that do not repeat each other stay
-# as they are, because L1 can choose among them.  Labels are not used.
-
-
-COMPONENTS = 256
-"""Principal components that are kept of features that repeat each other, at most."""
-
-SLICES_A_COMPONENT = 10
-"""Fewer slices than this for each component would make components of noise."""
-
-REPEATING = 0.5
-"""Features repeat each other where their effective number is below this share of them."""
+COMPONENTS = 256  # principal components that are kept of features that repeat each other, at most
+SLICES_A_COMPONENT = 10  # fewer slices than this for each component would make components of noise
+REPEATING = 0.5  # features repeat each other where their effective number is below this share of them
 
 
 class Scaling(nn.Module):
-    """Scales rows of features: $(h - \\mathrm{mean}) \\cdot \\mathrm{scale}$, then a rotation if there is one."""
+    """Scales rows of features: $(h - \\mathrm{mean}) \\cdot \\mathrm{scale}$, then a rotation if there is one.
+
+    Encoders make features of very different size that mostly repeat each other.  Variance 1 mends the first, principal
+    components mend the second; features that do not repeat each other stay, because L1 can choose among them.
+    """
 
     mean: Tensor
     scale: Tensor
@@ -131,21 +121,19 @@ def _moments(scans: ScanSet) -> tuple[int, Float[Tensor, "features"], Float[Tens
 AT_ONCE = 2**24
 """Numbers of members x slices, with padding, that are computed together; one member is never divided."""
 
-LEAST_SHARPNESS = 0.05
-"""Log-odds of less sharp members are computed with this."""
+LEAST_SHARPNESS = 0.05  # log-odds of less sharp members are computed with this
+
+
+LEARNED = ("weights", "bias", "gain", "sharpness")
+"""What each member has of its own, beside its kind of places."""
 
 
 class Committee(nn.Module):
-    """Averages its members.
+    """Averages its members; c, g and t are `bias`, `gain` and `sharpness`, w is a row of `weights`.
 
     Args:
-        scaling: what members see of the features.
         places: the kinds of places that members look for.
         kind: the number of each member's kind of places.
-        weights: evidence, in log-odds.
-        bias: c.
-        gain: g.
-        sharpness: t.
         shown: whether the members tell scans apart; else attention is the prior.
     """
 
@@ -171,7 +159,7 @@ class Committee(nn.Module):
         self.scaling, self.places, self.shown = scaling, tuple(places), shown
         self._kinds: list[int] = kind.tolist()  # an exported graph depends on them, and cannot read a tensor
         self.register_buffer("kind", kind)
-        for name, values in (("weights", weights), ("bias", bias), ("gain", gain), ("sharpness", sharpness)):
+        for name, values in zip(LEARNED, (weights, bias, gain, sharpness), strict=True):
             self.register_buffer(name, values.float())
 
     def __len__(self) -> int:
@@ -180,33 +168,34 @@ class Committee(nn.Module):
     def forward(self, features: Float[Tensor, "*slices features"], bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.scaling.features)
         scaled = self.scaling(rows)
-        of_logit, of_attention = (own.to(rows.device) for own in shares(self._places()))
+        of_logit, of_attention = (share.to(rows.device) for share in shares(self._places))
         logit = torch.zeros(layout.bags, dtype=torch.float64, device=rows.device)
         attention = torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=rows.device)
         together = len(self) if torch.compiler.is_exporting() else max(1, AT_ONCE // layout.mask.numel())
         for number, places in enumerate(self.places):
-            members = [member for member, kind in enumerate(self._kinds) if kind == number]
+            kind = [member for member, other in enumerate(self._kinds) if other == number]
             here = places.of(layout)
-            for own in torch.tensor(members, dtype=torch.int64, device=rows.device).split(together):
-                evidence = layout.pad((scaled @ self.weights[own].T).T)
-                log_a, odds = look(here, here.windows(evidence), self.sharpness[own])
-                logit += (self.gain[own] * odds + self.bias[own]) @ of_logit[own]
-                attention += (log_a.exp() * of_attention[own][:, None]).sum(1)
+            for some in torch.tensor(kind, dtype=torch.int64, device=rows.device).split(together):
+                evidence = layout.pad((scaled @ self.weights[some].T).T)
+                log_a, odds = attend(here, here.windows(evidence), self.sharpness[some])
+                logit += (self.gain[some] * odds + self.bias[some]) @ of_logit[some]
+                attention += (log_a.exp() * of_attention[some][:, None]).sum(1)
         if not self.shown:
-            attention = _prior(self._places(), layout)
+            attention = _prior(self._places, layout)
         log_attention = layout.restore(layout.hide(attention.clamp_min(1e-300).log())[:, None])
         return Prediction(logit.float(), layout.restore(attention).float(), log_attention.float())
 
     @property
     def looks(self) -> bool:
         """Whether attention depends on the scan; else it is the prior, which all scans of a length share."""
-        _, of_attention = shares(self._places())
+        _, of_attention = shares(self._places)
         return self.shown and bool(((self.sharpness > 0) & (of_attention.to(self.sharpness.device) > 0)).any())
 
     def prior(self, lengths: Int[Tensor, "bags"]) -> Float[Tensor, "slices"]:
         """The attention without any evidence: where members expect a finding before they look at the scan."""
-        return prior_attention(self._places(), lengths.to(self.kind.device))
+        return prior_attention(self._places, lengths.to(self.kind.device))
 
+    @property
     def _places(self) -> list[Places]:
         """The places that each member looks for."""
         return [self.places[kind] for kind in self._kinds]
@@ -214,16 +203,8 @@ class Committee(nn.Module):
     def of(self, members: Sequence[int]) -> Committee:
         """A committee of some of the members."""
         chosen = torch.tensor(list(members), dtype=torch.int64, device=self.kind.device)
-        return Committee(
-            self.scaling,
-            self.places,
-            self.kind[chosen],
-            weights=self.weights[chosen],
-            bias=self.bias[chosen],
-            gain=self.gain[chosen],
-            sharpness=self.sharpness[chosen],
-            shown=self.shown,
-        )
+        learned = {name: getattr(self, name)[chosen] for name in LEARNED}
+        return Committee(self.scaling, self.places, self.kind[chosen], **learned, shown=self.shown)
 
     def untrained(self, seed: int) -> Committee:
         """The same with weights of other inputs and random signs: evidence of the same size, and wrong."""
@@ -241,18 +222,17 @@ class Committee(nn.Module):
     @staticmethod
     def from_json(about: Mapping[str, Any], state: Mapping[str, Tensor]) -> Committee:
         """The committee of `as_json` and of its state dict."""
-        own = dict(state)
-        scaling = Scaling(own["scaling.mean"], own["scaling.scale"], own.get("scaling.rotation"))
-        members = {name: own[name] for name in ("weights", "bias", "gain", "sharpness")}
-        known = read_as(_Content, dict(about), "committee")
-        committee = Committee(scaling, known.places, own["kind"], **members, shown=known.shown)
+        known = read_as(CommitteeFile, dict(about), "committee")
+        scaling = Scaling(state["scaling.mean"], state["scaling.scale"], state.get("scaling.rotation"))
+        learned = {name: state[name] for name in LEARNED}
+        committee = Committee(scaling, known.places, state["kind"], **learned, shown=known.shown)
         if len(committee) != known.members:
             raise ValueError(f"{known.members} members, but {len(committee)} in the weights")
         return committee.eval()
 
 
 @dataclass(frozen=True)
-class _Content:
+class CommitteeFile:
     """The types of `Committee.as_json`."""
 
     members: int
@@ -262,7 +242,7 @@ class _Content:
 
 def shares(places: Sequence[Places]) -> tuple[Float64[Tensor, "members"], Float64[Tensor, "members"]]:
     """The share of each member in the log-odds and in the attention, by the places that it looks for."""
-    divided = ([one.whole_scan is whole for one in places] for whole in (False, True))
+    divided = ([kind.whole_scan is whole for kind in places] for whole in (False, True))
     groups = [torch.tensor(group, dtype=torch.float64) / sum(group) for group in divided if any(group)]
     return torch.stack(groups).mean(0), groups[0]
 
@@ -274,7 +254,7 @@ def prior_attention(places: Sequence[Places], lengths: Int[Tensor, "bags"]) -> F
 
 
 def _prior(places: Sequence[Places], layout: Layout) -> Float64[Tensor, "bags longest"]:
-    localizing = [one for one in places if not one.whole_scan] or places  # those that `shares` gives a part
+    localizing = [kind for kind in places if not kind.whole_scan] or places  # those that `shares` gives a part
     nothing = torch.zeros(layout.bags, 1, layout.longest, dtype=torch.float64, device=layout.mask.device)
     attention = nothing[:, 0]
     for kind, members in Counter(localizing).items():
@@ -282,7 +262,7 @@ def _prior(places: Sequence[Places], layout: Layout) -> Float64[Tensor, "bags lo
     return attention
 
 
-def look(
+def attend(
     places: ScanPlaces, windows: Float64[Tensor, "bags members longest"], sharpness: Float[Tensor, "*bags members"]
 ) -> tuple[Float64[Tensor, "bags members longest"], Float64[Tensor, "bags members"]]:
     """The log-attention of members that look for the same kind of places, and the scans' log-odds but for g and c."""

@@ -1,4 +1,4 @@
-r"""Fits members of a committee (`training.committee`) that look for one kind of places, out of fold.
+r"""Fits members of a committee (`committee.py`) that look for one kind of places, out of fold.
 
 Attention and weights depend on each other, so they are found in turns.  Attention begins as the prior of the places.
 A penalised logistic regression on each scan's features, pooled under its attention, gives weights.  Scans that it has
@@ -23,31 +23,17 @@ from torch import Tensor
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places, ScanPlaces
 from normal_guidance.core.layout import Layout
-from normal_guidance.fit.committee import look
+from normal_guidance.fit.committee import attend
 from normal_guidance.statistics.calibration import Lines, fit_lines
 
-# Penalised logistic regressions, many at once: each has its own rows, penalty and training scans.
-# $$ \min_{w, c} \; \operatorname{mean}_{i \in \text{chosen}} \log(1 + e^{-y_i (w^\top x_i + c)})
-#    + \tfrac{\text{ridge}}{2} \lVert w \rVert^2 + \text{lasso} \lVert w \rVert_1 $$
-# The problem is convex: it has one solution, which no seed and no learning rate changes.  Few inputs without a lasso
-# are solved by Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot
-# (O'Donoghue and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
-
-
-STEPS = 2000
-"""The most steps; a few hundred are usual."""
-
-TOLERANCE = 1e-5
-"""It has converged when a step moves no weight by more than this."""
+STEPS = 2000  # the most steps; a few hundred are usual
+TOLERANCE = 1e-5  # it has converged when a step moves no weight by more than this
 
 NEWTON_INPUTS = 64
 """The most inputs for Newton's method, whose steps cost the square of their number for each scan."""
 
-NEWTON_STEPS = 50
-"""The most steps of Newton's method; about 7 are usual."""
-
-POWER_STEPS = 30
-"""Products that find the largest curvature, which sets the size of the steps."""
+NEWTON_STEPS = 50  # the most steps of Newton's method; about 7 are usual
+POWER_STEPS = 30  # products that find the largest curvature, which sets the size of the steps
 
 
 def fit_logistic(
@@ -58,11 +44,15 @@ def fit_logistic(
     ridge: Float[Tensor, "models"],
     lasso: Float[Tensor, "models"],
 ) -> tuple[Float64[Tensor, "models inputs"], Float64[Tensor, "models"]]:
-    """The weights and biases of all models; the bias is not penalised.
+    r"""The weights and biases of penalised logistic regressions, many at once; the bias is not penalised.
 
-    Args:
-        rows: of each model, or of all.
-        chosen: the training scans.
+    $$ \min_{w, c} \; \operatorname{mean}_{i \in \text{chosen}} \log(1 + e^{-y_i (w^\top x_i + c)})
+       + \tfrac{\text{ridge}}{2} \lVert w \rVert^2 + \text{lasso} \lVert w \rVert_1 $$
+
+    The problem is convex: no seed and no learning rate changes its solution.  Few inputs without a lasso are solved by
+    Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot (O'Donoghue
+    and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
+    `rows` are those of each model or of all, `chosen` the training scans.
     """
     share = chosen.double() / chosen.sum(1, keepdim=True)
     rows, targets = rows.double(), labels.double()
@@ -71,8 +61,8 @@ def fit_logistic(
     weights, bias = rows.new_zeros(len(share), rows.shape[-1]), rows.new_zeros(len(share))
     for some, solve in ((smooth, _by_newton), (~smooth, _by_proximal_steps)):
         if some.any():
-            own = rows if rows.ndim == 2 or some.all() else rows[some]
-            weights[some], bias[some] = solve(own, targets, share[some], ridge[some], lasso[some])
+            theirs = rows if rows.ndim == 2 or some.all() else rows[some]
+            weights[some], bias[some] = solve(theirs, targets, share[some], ridge[some], lasso[some])
     return weights, bias
 
 
@@ -161,14 +151,12 @@ def _largest(rows: Tensor, share: Float64[Tensor, "models scans"]) -> Float64[Te
     return 1.1 * value  # the last products may still be a little below
 
 
-TURNS = 3
-"""Turns of weights and attention; more change little."""
+TURNS = 3  # turns of weights and attention; more change little
 
 FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
 """Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
 
-BIAS_STEPS = 8
-"""Newton's steps to the best bias; five suffice where log-odds are moderate."""
+BIAS_STEPS = 8  # Newton's steps to the best bias; five suffice where log-odds are moderate
 
 MOST_POOLED = 50_000_000
 """Numbers of pooled features that are in memory together, but for one fold's at least."""
@@ -179,15 +167,10 @@ SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15
 
 @dataclass(frozen=True)
 class Penalty:
-    """How strongly a regression is held back.
+    """How strongly a regression is held back."""
 
-    Args:
-        kind: "ridge" for evidence spread over many inputs, "lasso" for few that matter.
-        strength: 1 is usual for this number of scans and inputs.
-    """
-
-    kind: str
-    strength: float
+    kind: str  # "ridge" for evidence spread over many inputs, "lasso" for few that matter
+    strength: float  # 1 is usual for this number of scans and inputs
 
     def of(self, scans: int, inputs: int) -> tuple[float, float]:
         """Ridge and lasso of `fit_logistic`, for pooled features of variance 1.
@@ -210,8 +193,7 @@ class Fitted:
     sharpness: Float64[Tensor, "folds penalties"]
     logits: Float64[Tensor, "penalties scans"]
     """Out of fold: by the members of the scan's own fold, which were not trained on it."""
-    attention: Float[Tensor, "penalties slices"]
-    """Out of fold."""
+    attention: Float[Tensor, "penalties slices"]  # out of fold
 
     def to(self, device: torch.device | str) -> Fitted:
         """The same on another device."""
@@ -229,12 +211,9 @@ def fit_evidence(
     before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
     """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every turn.
-
-    Args:
-        folds: the fold of each scan, from 0.
-        power: the scan's odds are this power of the odds of one place.  Above 1 it is the number of places with a
-            finding.  Below 1 attention is sharper than the odds: the clearest slice alone says nearly what all say.
-        before: the turn before; without it, attention begins as the prior.
+    The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
+    attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
+    `before`, attention begins as the prior.
     """
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
@@ -244,14 +223,18 @@ def fit_evidence(
     for _ in range(turns):
         weights = _regress(scans, chunks, training, penalties, last)
         windows = [chunk.own_windows(weights, folds) for chunk in chunks]
-        factors = FACTORS.to(device) / _size(windows, scans)[:, None]
-        tried = [power * chunk.odds_by_factor(own, factors) for chunk, own in zip(chunks, windows, strict=True)]
+        squares = torch.stack([evidence.square().sum((0, 2)) for evidence in windows]).sum(0)
+        size = squares.div(len(scans.features)).sqrt().clamp_min(1e-300)  # the root mean square of the evidence
+        factors = FACTORS.to(device) / size[:, None]
+        pairs = list(zip(chunks, windows, strict=True))
+        tried = [power * chunk.odds_by_factor(evidence, factors) for chunk, evidence in pairs]
         scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
-        for chunk, own in zip(chunks, windows, strict=True):
-            log_a, found = look(chunk.places, scale[folds[chunk.scans]][:, :, None] * own, certain[folds[chunk.scans]])
-            odds.append(found)
+        for chunk, evidence in pairs:
+            fold = folds[chunk.scans]
+            log_a, of_scans = attend(chunk.places, scale[fold][:, :, None] * evidence, certain[fold])
+            odds.append(of_scans)
             attention[:, chunk.slices] = chunk.places.layout.restore(log_a.exp()).float()
         last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds)
         made.append(last.to("cpu"))
@@ -262,8 +245,7 @@ class _Chunk(NamedTuple):
     """Some scans of about the same length."""
 
     scans: Int[Tensor, "bags"]
-    slices: Int[Tensor, "rows"]
-    """The places of their rows among those of all scans."""
+    slices: Int[Tensor, "rows"]  # the places of their rows among those of all scans
     rows: Float[Tensor, "rows inputs"]
     places: ScanPlaces
 
@@ -275,8 +257,8 @@ class _Chunk(NamedTuple):
         self, weights: Float64[Tensor, "folds penalties inputs"], folds: Int[Tensor, "scans"]
     ) -> Float64[Tensor, "bags penalties longest"]:
         """The evidence of every window by the weights of the scan's own fold, which were not trained on it."""
-        found = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
-        return found[torch.arange(len(found), device=folds.device), folds[self.scans]]
+        evidence = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
+        return evidence[torch.arange(len(evidence), device=folds.device), folds[self.scans]]
 
     def odds_by_factor(
         self, windows: Float64[Tensor, "bags penalties longest"], factors: Float64[Tensor, "penalties factors"]
@@ -287,27 +269,20 @@ class _Chunk(NamedTuple):
 
 def _chunks(scans: Bags, places: Places) -> list[_Chunk]:
     """Scans sorted by length, so that little is padded, in chunks of at most `SCANS_AT_ONCE` and `ROWS_AT_ONCE`."""
-    starts, order, found = scans.lengths.cumsum(0) - scans.lengths, scans.lengths.argsort(stable=True), []
+    starts, order, chunks = scans.lengths.cumsum(0) - scans.lengths, scans.lengths.argsort(stable=True), []
     while len(order):
         rows = scans.lengths[order] * torch.arange(1, len(order) + 1, device=order.device)  # padded to the longest
-        own = order[: max(1, min(SCANS_AT_ONCE, int((rows <= ROWS_AT_ONCE).sum())))]
-        layout = Layout.packed(scans.lengths[own])
-        slices = (starts[own][:, None] + torch.arange(layout.longest, device=own.device))[layout.mask]
-        found.append(_Chunk(own, slices, scans.features[slices], places.of(layout)))
-        order = order[len(own) :]
-    return found
+        some = order[: max(1, min(SCANS_AT_ONCE, int((rows <= ROWS_AT_ONCE).sum())))]
+        layout = Layout.packed(scans.lengths[some])
+        slices = (starts[some][:, None] + torch.arange(layout.longest, device=some.device))[layout.mask]
+        chunks.append(_Chunk(some, slices, scans.features[slices], places.of(layout)))
+        order = order[len(some) :]
+    return chunks
 
 
 def _scatter(chunks: Sequence[_Chunk], values: Sequence[Tensor]) -> Tensor:
     """The values of all scans in their own order."""
-    found = torch.cat(list(values))
-    return found[torch.cat([chunk.scans for chunk in chunks]).argsort()]
-
-
-def _size(windows: Sequence[Tensor], scans: Bags) -> Float64[Tensor, "penalties"]:
-    """The root mean square of the windows' evidence."""
-    total = torch.stack([own.square().sum((0, 2)) for own in windows]).sum(0)
-    return total.div(len(scans.features)).sqrt().clamp_min(1e-300)
+    return torch.cat(list(values))[torch.cat([chunk.scans for chunk in chunks]).argsort()]
 
 
 def _lines(
@@ -328,16 +303,12 @@ def fit_sharpness(
 
     The factor is the most probable one for the training scans' labels.  The smallest factor that is at most half a
     unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
-
-    Args:
-        factors: those that are tried, rising.
-        odds: log-odds of the scans with each, out of fold.
     """
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
-    best, place = loss[:, :, 1:].min(2)
+    best, index = loss[:, :, 1:].min(2)
     certain = (loss <= best[:, :, None] + 0.5).double().argmax(2)
     every = torch.cat([torch.zeros_like(factors[:, :1]), factors], 1).expand(len(training), -1, -1)
-    scale = every.gather(2, place[:, :, None] + 1)[:, :, 0]
+    scale = every.gather(2, index[:, :, None] + 1)[:, :, 0]
     return scale, every.gather(2, certain[:, :, None])[:, :, 0] / scale
 
 
@@ -349,7 +320,7 @@ def _loss_with_best_bias(
     """The log loss of all training scans together, with the bias that makes it least, by Newton's method."""
     chosen, targets = training.double(), labels.double()
     total, positive = chosen.sum(1), chosen @ targets
-    found = []
+    by_fold = []
     for share, count, hits in zip(chosen, total, positive, strict=True):
         bias = torch.logit(hits / count, eps=1e-3) - (share @ odds.flatten(1) / count).view(odds.shape[1:])
         for _ in range(BIAS_STEPS):
@@ -359,8 +330,8 @@ def _loss_with_best_bias(
         losses = F.binary_cross_entropy_with_logits(
             odds + bias, targets[:, None, None].expand_as(odds), reduction="none"
         )
-        found.append((share @ losses.flatten(1)).view(bias.shape))
-    return torch.stack(found)
+        by_fold.append((share @ losses.flatten(1)).view(bias.shape))
+    return torch.stack(by_fold)
 
 
 def _regress(
@@ -373,24 +344,23 @@ def _regress(
     """Weights for each fold and penalty, from features pooled under the attention of the turn before."""
     folds, count, inputs = len(training), len(penalties), scans.width
     strengths = torch.tensor(
-        [[one.of(int(own.sum()), inputs) for one in penalties] for own in training],
+        [[penalty.of(int(chosen.sum()), inputs) for penalty in penalties] for chosen in training],
         dtype=torch.float64,
         device=training.device,
     )
     together = folds if before is None else max(1, MOST_POOLED // (count * len(scans) * inputs))
-    found = []
+    weights_by_fold = []
     for some in torch.arange(folds, device=training.device).split(together):
         if before is None:  # attention is the prior, for all alike
-            nothing = strengths.new_zeros(1, inputs)
-            rows, scale = _standardised(_pool(chunks, nothing, nothing[:, 0])[0])
+            members = strengths.new_zeros(1, inputs), strengths.new_zeros(1)
         else:
-            rows, scale = _standardised(
-                _pool(chunks, before.weights[some].flatten(0, 1), before.sharpness[some].flatten())
-            )
+            members = before.weights[some].flatten(0, 1), before.sharpness[some].flatten()
+        pooled = _pool(chunks, *members)
+        rows, scale = _standardised(pooled[0] if before is None else pooled)
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
-        found.append((weights / scale).view(len(some), count, inputs))
-    return torch.cat(found)
+        weights_by_fold.append((weights / scale).view(len(some), count, inputs))
+    return torch.cat(weights_by_fold)
 
 
 def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor, Tensor]:
@@ -405,7 +375,7 @@ def _pool(
     """The features of every scan, pooled under each member's attention."""
     pooled = []
     for chunk in chunks:
-        log_a, _ = look(chunk.places, chunk.windows(weights), sharpness)
+        log_a, _ = attend(chunk.places, chunk.windows(weights), sharpness)
         pooled.append(chunk.places.layout.pool(log_a.exp(), chunk.rows))
     return _scatter(chunks, pooled).movedim(1, 0).double()
 

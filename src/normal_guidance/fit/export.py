@@ -31,7 +31,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import write_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction, attention_per_head
@@ -43,8 +43,7 @@ ONNX, PROGRAM = ".onnx", ".pt2"
 OWN = ("normal_guidance", "features", "outputs")
 """Names in the metadata of a file that a caller cannot give."""
 
-METADATA = "metadata.json"
-"""The file in an exported program that holds its metadata."""
+METADATA = "metadata.json"  # the file in an exported program that holds its metadata
 
 TOLERANCE = 1e-4
 """The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
@@ -56,8 +55,7 @@ LEAST = {"attention": 0.0}
 LENGTHS = (1, 2, 37, 150)
 """Slices of the random scans on which a written file is compared with its model."""
 
-EXAMPLE = 7
-"""Slices of the scan that is traced; the graph does not depend on it."""
+EXAMPLE = 7  # slices of the scan that is traced; the graph does not depend on it
 
 
 class OneScan(nn.Module):
@@ -70,8 +68,8 @@ class OneScan(nn.Module):
         self.model = model
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
-        found = predict_one(self.model, features)
-        return found.logit, found.attention[0], found.log_attention[0]
+        made = predict_one(self.model, features)
+        return made.logit, made.attention[0], made.log_attention[0]
 
 
 def predict_one(model: nn.Module, features: Float[Tensor, "slices features"]) -> Prediction:
@@ -125,7 +123,17 @@ def export_model(
     width = checked_whole("features", width)
     if known not in (None, width):
         raise UserError(f"features is {width}, but {type(model).__name__} takes {known} a slice; leave features out")
-    _try(model, width)
+    try:
+        with torch.no_grad():
+            OneScan(deepcopy(model).float().cpu().eval())(torch.zeros(EXAMPLE, width))
+    except UserError:
+        raise
+    except (RuntimeError, TypeError, ValueError) as error:  # the exporter's own words name lines of other programs
+        raise UserError(
+            f"{type(model).__name__} does not take a scan of {width} features a slice "
+            f"({shorten(' '.join(str(error).split()), 200)}); correct features=, or give a model that takes (features, "
+            "bags) as those of build_model do"
+        ) from error
     return write_graph(OneScan(model), path, width, OneScan.OUTPUTS, metadata or {})
 
 
@@ -138,22 +146,6 @@ def _width(model: nn.Module) -> int | None:
     return None
 
 
-def _try(model: nn.Module, features: int) -> None:
-    """Refuse a model that does not take one scan; the exporter's own words about it name lines of other programs."""
-    graph = OneScan(deepcopy(model).float().cpu().eval())
-    try:
-        with torch.no_grad():
-            graph(torch.zeros(EXAMPLE, features))
-    except UserError:
-        raise
-    except (RuntimeError, TypeError, ValueError) as error:
-        raise UserError(
-            f"{type(model).__name__} does not take a scan of {features} features a slice "
-            f"({shorten(' '.join(str(error).split()), 200)}); correct features=, or give a model that takes (features, "
-            "bags) as those of build_model do"
-        ) from error
-
-
 def write_graph(
     graph: nn.Module, path: str | Path, features: int, outputs: Sequence[str], metadata: Mapping[str, str]
 ) -> Path:
@@ -161,8 +153,6 @@ def write_graph(
 
     Args:
         graph: takes `(slices, features)` and returns a tuple of tensors; copied to the CPU, in float32.
-        path: a file that ends in `.onnx` or `.pt2`.
-        features: features per slice.
         outputs: the names of what it returns.
         metadata: what the file shall say of itself, beside version, features and the names.
     """
@@ -173,7 +163,11 @@ def write_graph(
         raise UserError(f"{path} ends in {path.suffix!r}; name a file that ends in {ONNX} or {PROGRAM}")
     if path.is_dir():
         raise UserError(f"{path} is a folder; name a file in it, such as {path / f'model{path.suffix}'}")
-    _check_metadata(metadata)
+    for name, value in metadata.items():
+        if name in OWN:
+            raise UserError(f"metadata has {name!r}, which the file says of itself; choose another name")
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise UserError(f"metadata {name!r} is {value!r}; give names and values as text, such as {str(value)!r}")
     if path.suffix == ONNX:
         require_export()
     about = {"normal_guidance": __version__, "features": str(features), "outputs": ",".join(outputs), **metadata}
@@ -182,20 +176,17 @@ def write_graph(
     with tempfile.TemporaryDirectory() as folder:
         draft = Path(folder) / path.name
         if path.suffix == ONNX:
-            _write_onnx(program, draft, outputs, about)
+            names: dict[str, Any] = {"input_names": ["features"], "output_names": list(outputs)}
+            with _quiet():
+                made = torch.onnx.export(program, external_data=False, verbose=False, **names)
+            assert made is not None
+            made.model.metadata_props.update(about)
+            made.save(draft, external_data=False)
         else:
             torch.export.save(program, draft, extra_files={METADATA: json.dumps(about)})
         prove(draft, graph, features, outputs)
         write_atomically(path, draft.read_bytes())
     return path
-
-
-def _check_metadata(metadata: Mapping[str, str]) -> None:
-    for name, value in metadata.items():
-        if name in OWN:
-            raise UserError(f"metadata has {name!r}, which the file says of itself; choose another name")
-        if not isinstance(name, str) or not isinstance(value, str):
-            raise UserError(f"metadata {name!r} is {value!r}; give names and values as text, such as {str(value)!r}")
 
 
 def trace(graph: nn.Module, features: int) -> ExportedProgram:
@@ -211,20 +202,6 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
             f"{type(graph).__name__} cannot be traced for any number of slices ({reason} ...); write its forward pass "
             "without Python branches on the slices"
         ) from error
-
-
-def _write_onnx(program: ExportedProgram, path: Path, outputs: Sequence[str], about: Mapping[str, str]) -> None:
-    with _quiet():
-        made = torch.onnx.export(
-            program,
-            input_names=["features"],
-            output_names=list(outputs),
-            external_data=False,
-            verbose=False,
-        )
-    assert made is not None
-    made.model.metadata_props.update(about)
-    made.save(path, external_data=False)
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
@@ -261,8 +238,8 @@ def open_graph(path: str | Path) -> Run:
     given = [output.name for output in session.get_outputs()]
 
     def run_session(features: Float[Tensor, "slices features"]) -> dict[str, Tensor]:
-        found = session.run(None, {"features": features.float().numpy()})
-        return {name: torch.from_numpy(value) for name, value in zip(given, found, strict=True)}
+        values = session.run(None, {"features": features.float().numpy()})
+        return {name: torch.from_numpy(value) for name, value in zip(given, values, strict=True)}
 
     return run_session
 
@@ -275,9 +252,9 @@ def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -
         scan = torch.randn(slices, features, generator=generator)
         with torch.no_grad():
             wanted = dict(zip(outputs, graph(scan), strict=True))
-        found = run(scan)
+        made = run(scan)
         for name, value in wanted.items():
-            difference = relative_difference(found[name], value, LEAST.get(name, 1.0))
+            difference = relative_difference(made[name], value, LEAST.get(name, 1.0))
             if not difference <= TOLERANCE:
                 raise UserError(
                     f"the exported {name} of a scan of {slices} slices differs from the model's by {difference:.1e} of "
@@ -287,30 +264,25 @@ def prove(path: Path, graph: nn.Module, features: int, outputs: Sequence[str]) -
     return largest
 
 
-def relative_difference(found: Tensor, wanted: Tensor, least: float = 0.0) -> float:
+def relative_difference(made: Tensor, wanted: Tensor, least: float = 0.0) -> float:
     """The largest difference relative to the largest value or `least`; what is not finite must be the same in both."""
-    found, wanted = found.detach().double(), wanted.detach().double()
+    made, wanted = made.detach().double(), wanted.detach().double()
     finite = wanted.isfinite()
-    if found.shape != wanted.shape or not torch.equal(found[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
+    if made.shape != wanted.shape or not torch.equal(made[~finite].nan_to_num(7.0), wanted[~finite].nan_to_num(7.0)):
         return math.inf
     if not finite.any():
         return 0.0
-    found, wanted = found[finite], wanted[finite]
+    made, wanted = made[finite], wanted[finite]
     largest = wanted.abs().max().clamp_min(max(least, torch.finfo(torch.float32).tiny))
-    return float((found - wanted).abs().max() / largest)
+    return float((made - wanted).abs().max() / largest)
 
 
 def require_export() -> None:
     """Refuse to go on without the packages that write and run ONNX."""
-    try:
+    with importing("export", f"ONNX needs onnx, onnxruntime and onnxscript, a file that ends in {PROGRAM} does not"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            f"ONNX needs the package {error.name}; install it: {install_command('export')}, "
-            f"or write a file that ends in {PROGRAM}"
-        ) from error
 
 
 @contextmanager
@@ -328,19 +300,16 @@ def _unchecked() -> Iterator[None]:
 def _quiet() -> Iterator[None]:
     """Without the exporters' notes about torchvision, opsets and files of their own."""
     noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [one.level for one in noisy]
+    levels = [logger.level for logger in noisy]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for one in noisy:
-            one.setLevel(logging.ERROR)
+        for logger in noisy:
+            logger.setLevel(logging.ERROR)
         try:
             yield
         finally:
-            for one, level in zip(noisy, levels, strict=True):
-                one.setLevel(level)
-
-
-# A bundle as one file for other programs: from a scan's features to what `nguide predict` gives.
+            for logger, level in zip(noisy, levels, strict=True):
+                logger.setLevel(level)
 
 
 OUTPUTS = ("probability", "logit", "attention")
@@ -356,21 +325,19 @@ class BundleGraph(nn.Module):
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
         self.dtype = DTYPES[bundle.dtype]
-        self.models = nn.ModuleList(one.model for one in bundle.each)
-        self.calibrations = [one.operation.calibration for one in bundle.each]
+        self.models = nn.ModuleList(each.model for each in bundle.each)
+        self.calibrations = [each.operation.calibration for each in bundle.each]
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
         rows = features.to(self.dtype).float()
-        found = [predict_one(model, rows) for model in self.models]
-        attention = [attention_per_head(one.log_attention[0].double()).mean(0) for one in found]
+        made = [predict_one(model, rows) for model in self.models]
+        attention = [attention_per_head(scan.log_attention[0].double()).mean(0) for scan in made]
+        logits = torch.cat([scan.logit for scan in made])
         odds = [
-            line.slope * one.logit.double() + line.intercept for one, line in zip(found, self.calibrations, strict=True)
+            line.slope * scan.logit.double() + line.intercept
+            for scan, line in zip(made, self.calibrations, strict=True)
         ]
-        return (
-            torch.cat(odds).sigmoid().float(),
-            torch.cat([one.logit for one in found]),
-            torch.stack(attention).float(),
-        )
+        return torch.cat(odds).sigmoid().float(), logits, torch.stack(attention).float()
 
 
 def export_bundle(bundle: Bundle, path: str | Path) -> Path:
@@ -391,7 +358,7 @@ def metadata_of(bundle: Bundle) -> dict[str, str]:
         "encoder_fingerprint": "" if bundle.encoder is None else bundle.encoder.fingerprint,
         "preprocessing": json.dumps(None if bundle.preprocessing is None else bundle.preprocessing.to_dict()),
         "expects": str(bundle.expects),
-        "findings": json.dumps([None if one.finding is None else one.finding.name for one in bundle.each]),
-        "thresholds": json.dumps([one.threshold for one in bundle.each]),
+        "findings": json.dumps([None if each.finding is None else each.finding.name for each in bundle.each]),
+        "thresholds": json.dumps([each.threshold for each in bundle.each]),
         "caution": "Research software, not a medical device.",
     }

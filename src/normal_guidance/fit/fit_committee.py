@@ -1,4 +1,4 @@
-"""From scans and their labels to a committee (`training.committee`), with nothing to choose.
+"""From scans and their labels to a committee (`committee.py`), with nothing to choose.
 
 Every kind of places, penalty and turn is a setting.  All are fitted in folds by patient, and compared by the
 log loss of the scans that they have not seen, paired by patient.  Places around the middle are what is usual in medical
@@ -24,23 +24,15 @@ from normal_guidance.base.system import LARGEST_SEED
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.bags import Bags, ScanSet
 from normal_guidance.core.bells import Places
-from normal_guidance.fit.committee import COMPONENTS, Committee, Scaling, fit_scaling, prior_attention, shares
-from normal_guidance.fit.evidence import (
-    TURNS,
-    Fitted,
-    Penalty,
-    fit_evidence,
-)
+from normal_guidance.fit.committee import COMPONENTS, LEARNED, Committee, Scaling, fit_scaling, prior_attention, shares
+from normal_guidance.fit.evidence import TURNS, Fitted, Penalty, fit_evidence
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.statistics.differences import in_standard_errors
 from normal_guidance.sweep.batches import LOADING_BATCH
 
 FOLDS = 5
-LEAST = 3
-"""The fewest positive and negative scans, of as many patients."""
-
-ENOUGH = 400
-"""Folds are drawn again until this many scans were predicted, at most `REPEATS` times."""
+LEAST = 3  # the fewest positive and negative scans, of as many patients
+ENOUGH = 400  # folds are drawn again until this many scans were predicted, at most `REPEATS` times
 
 REPEATS = 5
 
@@ -63,20 +55,13 @@ Kind = tuple[Places, float]
 
 
 @dataclass(frozen=True)
-class Plan:
-    """How a committee is fitted; `make_plan` decides it.
+class FoldPlan:
+    """How a committee is fitted; `make_plan` decides it."""
 
-    Args:
-        folds: parts into which patients are divided; each is predicted by members that were trained on the others.
-        repeats: how often patients are divided anew.
-        seed: of the division, the only chance in all of this.
-        components: principal components that are kept of features that repeat each other.
-    """
-
-    folds: int = FOLDS
-    repeats: int = 1
-    seed: int = 0
-    components: int = COMPONENTS
+    folds: int = FOLDS  # parts of the patients; each is predicted by members that were trained on the others
+    repeats: int = 1  # how often patients are divided anew
+    seed: int = 0  # of the division, the only chance in all of this
+    components: int = COMPONENTS  # principal components that are kept of features that repeat each other
 
 
 @dataclass(frozen=True)
@@ -86,8 +71,7 @@ class Setting:
     places: Places
     power: float
     penalty: Penalty
-    turn: int
-    """How often weights and attention were fitted in turn."""
+    turn: int  # how often weights and attention were fitted in turn
 
     @property
     def usual(self) -> bool:
@@ -100,17 +84,14 @@ class Setting:
         return self.places.whole_scan
 
 
-class Choice(NamedTuple):
+class KeptSettings(NamedTuple):
     """Which settings are in the committee, and why; `choose` makes it."""
 
-    kept: tuple[int, ...]
-    """The numbers of the settings that are in the committee."""
-    unusual: bool
-    """Whether the usual places were clearly worse than others."""
+    kept: tuple[int, ...]  # the numbers of the settings that are in the committee
+    unusual: bool  # whether the usual places were clearly worse than others
     shown: bool
     """Whether a setting that looks for places clearly knows more than how frequent positive scans are."""
-    losses: Float64[Tensor, "settings"]
-    """Mean log loss of each setting, out of fold."""
+    losses: Float64[Tensor, "settings"]  # mean log loss of each setting, out of fold
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,22 +99,23 @@ class CommitteeFit:
     """A fitted committee, and what its members say of scans that they have not seen."""
 
     committee: Committee
-    plan: Plan
+    plan: FoldPlan
     settings: tuple[Setting, ...]
-    choice: Choice
+    choice: KeptSettings
     folds: Int[Tensor, "repeats scans"]
     member_folds: Int[Tensor, "members two"]
     """The repeat and the fold that each member was not trained on."""
     logits: Float64[Tensor, "scans"]
     """Out of fold: by members that were not trained on the scan, of settings that were chosen without it."""
-    attention: Float[Tensor, "slices"]
-    """Out of fold."""
+    attention: Float[Tensor, "slices"]  # out of fold
 
 
-def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> Plan:
+def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> FoldPlan:
     """Decide how to fit these scans; too few are refused."""
     seed = checked_whole("seed", seed, 0, LARGEST_SEED)
-    patients = [{patient for patient, label in zip(patient_ids, labels, strict=True) if label == one} for one in (1, 0)]
+    patients = [
+        {patient for patient, label in zip(patient_ids, labels, strict=True) if label == wanted} for wanted in (1, 0)
+    ]
     least = min(map(len, patients))
     if least < LEAST:
         positive, named = sum(labels), len(set(patient_ids)) < len(labels)
@@ -142,33 +124,28 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
             f"{len(patients[1])}; at least {LEAST} patients of each are needed: add labelled scans of other patients"
             f"{', or correct the patient ids, which scans share' if named else ''}"
         )
-    return Plan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
+    return FoldPlan(min(FOLDS, least), max(1, min(REPEATS, round(ENOUGH / len(labels)))), seed)
 
 
 def fit_committee(
     scans: ScanSet,
     patient_ids: Sequence[str],
-    plan: Plan | None = None,
+    plan: FoldPlan | None = None,
     *,
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> CommitteeFit:
-    """Fit a committee to scans and their labels.
+    """Fit a committee, on the CPU in the end; without a plan, `make_plan` decides.
 
-    Args:
-        scans: features and labels.
-        patient_ids: the patient of each scan; a patient's scans share a fold.
-        plan: how; without it, `make_plan` decides.
-        device: where it is fitted; the committee is on the CPU.
-        watch: called with the share that is done.
+    A patient's scans share a fold.  `watch` is called with the share that is done.
     """
     labels = scans.labels.tolist()
     plan = plan or make_plan(labels, patient_ids)
     scaling = fit_scaling(scans, plan.components)
     scaled = scale_scans(scans, scaling, device)
-    penalties = [Penalty("ridge", one) for one in RIDGES]
+    penalties = [Penalty("ridge", strength) for strength in RIDGES]
     if scaling.rotation is None:
-        penalties += [Penalty("lasso", one) for one in LASSOS]
+        penalties += [Penalty("lasso", strength) for strength in LASSOS]
     kinds = _kinds(scans.lengths)
     folds = torch.tensor([fold_scans(patient_ids, labels, plan.folds, plan.seed + n) for n in range(plan.repeats)])
     settings: list[Setting] = []
@@ -183,19 +160,22 @@ def fit_committee(
         return fit_evidence(scaled, folds[repeat], kind[0], penalties, power=kind[1], **options)
 
     done, begun = 0.0, {}
+
+    def advance(share: float) -> None:
+        nonlocal done
+        done += share
+        if watch is not None:
+            watch(done)
+
     for kind, repeat in product(kinds, range(plan.repeats)):
         begun[kind, repeat] = fit(kind, repeat, turns=1)
         add(kind, repeat, 1, begun[kind, repeat])
-        done += 1 / (TURNS * len(kinds) * plan.repeats)
-        if watch is not None:
-            watch(done)
+        advance(1 / (TURNS * len(kinds) * plan.repeats))
     looking = [kind for kind in kinds if not kind[0].whole_scan]  # the whole scan has no attention to find in turns
     going = _promising(looking, settings, _logits(fits).mean(0), scans.labels, patient_ids)
     for kind, repeat in product(going, range(plan.repeats)):
         add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
-        done += (1 - 1 / TURNS) / (len(going) * plan.repeats)
-        if watch is not None:
-            watch(done)
+        advance((1 - 1 / TURNS) / (len(going) * plan.repeats))
     logits = _logits(fits)
     choice = choose(settings, logits.mean(0), scans.labels, patient_ids)
     members = [[repeat[setting] for setting in choice.kept] for repeat in fits]
@@ -253,37 +233,37 @@ def _out_of_fold(
 
     The best of many settings by chance would look good on the scans that it was chosen by.
     """
-    found = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
+    own_logits = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
     attention = torch.zeros(len(folds), int(scans.lengths.sum()))
-    for repeat, own in enumerate(folds):
-        fold_of_slice = own.repeat_interleave(scans.lengths)
-        for fold in range(int(own.max()) + 1):
-            others = own != fold
+    for repeat, fold_of_scan in enumerate(folds):
+        fold_of_slice = fold_of_scan.repeat_interleave(scans.lengths)
+        for fold in range(int(fold_of_scan.max()) + 1):
+            others = fold_of_scan != fold
             ids = [patient for patient, other in zip(patient_ids, others.tolist(), strict=True) if other]
             choice = choose(settings, logits.mean(0)[:, others], scans.labels[others], ids)
             places = [settings[number].places for number in choice.kept]
             of_logit, of_attention = shares(places)
-            found[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
+            own_logits[repeat, ~others] = of_logit @ logits[repeat][list(choice.kept)][:, ~others]
             slices = fold_of_slice == fold
             if choice.shown:
                 own_fits = [fits[repeat][number] for number in choice.kept]
-                every = torch.stack([one.attention[place][slices] for one, place in own_fits])
+                every = torch.stack([fitted.attention[place][slices] for fitted, place in own_fits])
                 attention[repeat, slices] = of_attention.float() @ every
             else:
                 attention[repeat, slices] = prior_attention(places, scans.lengths[~others])
-    return found.mean(0), attention.mean(0)
+    return own_logits.mean(0), attention.mean(0)
 
 
 def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
     """The kinds of places and their powers; windows reach at least one slice."""
     median = lengths.double().median().item()
     reaches = list(dict.fromkeys(reach and max(1.0, reach * median) for reach in REACHES))
-    found = [
+    kinds = [
         (Places(reach, central), power)
         for power, shortest in POWERS
         for central, reach in product((True, False), reaches[:shortest])
     ]
-    return [*found, (Places(None, central=False), 1.0)]
+    return [*kinds, (Places(None, central=False), 1.0)]
 
 
 def scale_scans(scans: ScanSet, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
@@ -298,7 +278,7 @@ def choose(
     logits: Float64[Tensor, "settings scans"],
     labels: Int[Tensor, "scans"],
     patient_ids: Sequence[str],
-) -> Choice:
+) -> KeptSettings:
     """The settings that stay."""
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     means = losses.mean(1)
@@ -318,7 +298,7 @@ def choose(
     kept = close_to(leader, looking if unusual else usual)
     if means[best_whole] <= means[leader] and clearly(_ignorance(labels) - losses[best_whole]):
         kept += close_to(best_whole, whole)
-    return Choice(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
+    return KeptSettings(tuple(kept), unusual, clearly(_ignorance(labels) - losses[leader]), means)
 
 
 def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
@@ -329,9 +309,9 @@ def _ignorance(labels: Int[Tensor, "scans"]) -> Float64[Tensor, "scans"]:
 
 def _excess(differences: Float64[Tensor, "scans"], patient_ids: Sequence[str]) -> float:
     """A mean difference in standard errors, with patients as the units."""
-    number = {patient: place for place, patient in enumerate(dict.fromkeys(patient_ids))}
-    own = torch.tensor([number[patient] for patient in patient_ids])
-    totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, own, differences)
+    number = {patient: index for index, patient in enumerate(dict.fromkeys(patient_ids))}
+    of_scans = torch.tensor([number[patient] for patient in patient_ids])
+    totals = torch.zeros(len(number), dtype=torch.float64).index_add_(0, of_scans, differences)
     return in_standard_errors(totals.sum().item(), (totals - totals.mean()).square().sum().sqrt().item())
 
 
@@ -339,16 +319,8 @@ def _assemble(
     scaling: Scaling, places: Sequence[Places], members: Sequence[Sequence[tuple[Fitted, int]]], shown: bool
 ) -> Committee:
     """The committee of the members of all repeats, settings and folds; `places` are those of the settings."""
-    chosen = [one for repeat in members for one in repeat]
+    chosen = [member for repeat in members for member in repeat]
     used, folds = list(dict.fromkeys(places)), len(chosen[0][0].bias)
-    kind = [used.index(one) for _ in members for one in places for _ in range(folds)]
-    return Committee(
-        scaling,
-        used,
-        torch.tensor(kind),
-        weights=torch.cat([fitted.weights[:, place] for fitted, place in chosen]),
-        bias=torch.cat([fitted.bias[:, place] for fitted, place in chosen]),
-        gain=torch.cat([fitted.gain[:, place] for fitted, place in chosen]),
-        sharpness=torch.cat([fitted.sharpness[:, place] for fitted, place in chosen]),
-        shown=shown,
-    ).eval()
+    kind = [used.index(sought) for _ in members for sought in places for _ in range(folds)]
+    learned = {name: torch.cat([getattr(fitted, name)[:, place] for fitted, place in chosen]) for name in LEARNED}
+    return Committee(scaling, used, torch.tensor(kind), **learned, shown=shown).eval()

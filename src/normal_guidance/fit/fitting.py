@@ -1,44 +1,35 @@
 """`nguide fit`: a committee for a store, with calibration and threshold, in a folder that is a bundle.
 
-    bundle.json, model.safetensors    the model (`clinical.bundle`)
+    bundle.json, model.safetensors    the model (`bundle.py`)
     predictions.parquet               out-of-fold predictions for the training scans, and those for test scans
-    report.html                       what it does on scans that it was not trained on (`clinical.fit_page`)
+    report.html                       what it does on scans that it was not trained on (`fit_page.py`)
 
-Out of fold means: by the members of the committee that were not trained on the scan.
+Out of fold means: by the members of the committee that were not trained on the scan.  Several findings have a model
+each, on the same features, in a folder of its name; beside them are findings.json and a report about all.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from html import escape
 from pathlib import Path
-from typing import Any, NamedTuple
+from tempfile import TemporaryDirectory
 
-import pyarrow as pa
 import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
-from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle
-from normal_guidance.fit.fit_committee import CommitteeFit, Plan, make_plan
-from normal_guidance.fit.fit_page import PAGE, fit_page
-from normal_guidance.fit.measured import (
-    OUT_OF_FOLD,
-    Measured,
-    MeasuredFit,
-    fit_and_measure,
-)
-from normal_guidance.scans.features.preprocessing import scans_behind
-from normal_guidance.scans.features.store import FeatureStore
-from normal_guidance.scans.index.manifest import Finding, choose_finding, write_findings
-from normal_guidance.show import html
-from normal_guidance.show.html import CAUTION, Section, raw_table, table
-from normal_guidance.show.text_tables import digits, interval, signed
+from normal_guidance.core.arrays import check_device
+from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle, training_record
+from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, make_plan
+from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
+from normal_guidance.fit.measured import OUT_OF_FOLD, Measured, MeasuredFit, fit_and_measure
+from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
+from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.index.manifest import choose_finding, write_findings
 from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.conformal import check_coverage
-from normal_guidance.sweep.execution import Execution
+from normal_guidance.sweep.config import Execution
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
 
@@ -72,112 +63,179 @@ def fit_model(
     out: str | Path,
     *,
     test: FeatureStore | None = None,
-    plan: Plan | None = None,
+    plan: FoldPlan | None = None,
     sensitivity: float | None = None,
     coverage: float | None = None,
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> FittedModel:
-    """Fit a committee and write its folder, which must be new or empty.
-
-    Args:
-        scans: the training scans; labels of slices are used to measure and to calibrate intervals, not for training.
-        test: other patients' scans, to measure the model on.
-        plan: how; without it, the scans decide.
-        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
-        device: where it is fitted.
-        watch: called with the share that is done.
-    """
+    """Fit a committee (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
     features = features_of(scans)
     assert features is not None
     with folder_atomically(out) as draft:
-        found = fit_and_measure(
+        result = fit_and_measure(
             scans, plan, test=test, sensitivity=sensitivity, coverage=coverage, device=device, watch=watch
         )
-        training = _training(scans, test, found)
-        calibrated = found.intervals.calibration
-        bundle = make_bundle(None, found.fit.committee, features, found.operation, training, calibrated)
+        training = _training(scans, test, result)
+        calibrated = result.intervals.calibration
+        bundle = make_bundle(None, result.fit.committee, features, result.operation, training, calibrated)
         named = "" if bundle.finding is None else bundle.finding.name
-        bundle = replace(bundle, cautions=found.cautions(named))
-        tables = [
-            _table(some, prediction, found, part)
-            for part, some, prediction in ((OUT_OF_FOLD, scans, found.predicted), ("test", test, found.tested))
-            if some is not None and prediction is not None
-        ]
+        bundle = replace(bundle, cautions=result.cautions(named))
+        tables = []
+        for part, store, prediction in ((OUT_OF_FOLD, scans, result.predicted), ("test", test, result.tested)):
+            if store is not None and prediction is not None:
+                odds = [result.operation.calibration.probability(logit) for logit in prediction.logit.tolist()]
+                tables.append(prediction_table(store, prediction, part=part, probability=torch.tensor(odds)))
         write_predictions_table(draft / PREDICTION_TABLE, tables)
-        write_atomically(draft / PAGE, fit_page(bundle, found, scans, test).encode())
+        write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
         fill_folder(bundle, draft)
-    return FittedModel(bundle, found)
+    return FittedModel(bundle, result)
 
 
-def _table(scans: FeatureStore, prediction: Prediction, found: MeasuredFit, part: str) -> pa.Table:
-    calibration = found.operation.calibration
-    odds = torch.tensor([calibration.probability(logit) for logit in prediction.logit.tolist()])
-    return prediction_table(scans, prediction, part=part, probability=odds)
-
-
-def _training(scans: FeatureStore, test: FeatureStore | None, found: MeasuredFit) -> dict[str, object]:
-    """How the model was trained, for people to read; numbers of scans, never their names."""
-    made, plan, scores = environment(Execution()), found.fit.plan, None
-    if found.test is not None:
-        localized = found.test.localization
+def _training(scans: FeatureStore, test: FeatureStore | None, result: MeasuredFit) -> dict[str, object]:
+    plan, scores = result.fit.plan, None
+    if result.test is not None:
+        localized = result.test.localization
         scores = {
-            "scan_auroc": found.test.scans.value,
+            "scan_auroc": result.test.scans.value,
             "localization_auroc": None if localized is None else localized.auroc,
-            "intervals": found.intervals.as_json()["test"],
+            "intervals": result.intervals.as_json()["test"],
         }
-    return {
-        "dataset": summary.source if (summary := scans_behind(scans.provenance)) else None,
-        "scans": {"train": len(scans), **({} if test is None else {"test": len(test)})},
-        "out_of_fold_auroc": found.out_of_fold.scans.value,
-        "test": scores,
-        "members": len(found.fit.committee),
-        "folds": plan.folds,
-        "repeats": plan.repeats,
-        "seed": plan.seed,
-        "commit": (made.get("commit") or {}).get("id"),
-        "date": made.get("date"),
-        "normal_guidance": made.get("normal_guidance"),
-    }
+    return training_record(
+        scans.provenance,
+        environment(Execution()),
+        scans={"train": len(scans), **({} if test is None else {"test": len(test)})},
+        out_of_fold_auroc=result.out_of_fold.scans.value,
+        test=scores,
+        members=len(result.fit.committee),
+        folds=plan.folds,
+        repeats=plan.repeats,
+        seed=plan.seed,
+    )
 
 
-# `nguide fit` of several findings: a model for each, on the same features, in a folder with a page about all.
-# NAME/           a bundle for each finding, as `clinical.fitting` makes it
-# findings.json   the findings in order, and those that were skipped (`data.findings`)
-# report.html     a table of all findings, with links to their pages
+def training_scans(store: FeatureStore) -> tuple[FeatureStore, FeatureStore | None]:
+    """All scans but those of the part test, and those if there are any."""
+    tested = (store.scans["part"] == "test").to_numpy()
+    return (store.select(~tested), store.part("test")) if tested.any() else (store, None)
 
 
-class TrainingScans(NamedTuple):
-    """The scans to train on and, if there are any, those to test on."""
+ScansToFit = ScansLike | str | Path
+"""Scans in memory, in a feature store, or the folder of one."""
 
-    train: FeatureStore
-    test: FeatureStore | None
+
+def fit(
+    scans: ScansToFit,
+    out: str | Path,
+    *,
+    labels: Labels | None = None,
+    patient_ids: Sequence[str] | None = None,
+    test: ScansToFit | None = None,
+    finding: str | None = None,
+    sensitivity: float | None = None,
+    coverage: float | None = None,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
+    watch: Callable[[float], None] | None = None,
+) -> FittedModel:
+    """Fit a model to features and scan labels, with nothing to choose, and write its folder, as `nguide fit` does.
+
+    `predict` and `nguide predict` take the folder; `report.html` in it says what the model can do.  Labels of slices
+    measure the result and calibrate intervals; they never train.
+
+    Args:
+        scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
+            or the folder of one.  The scans of a store's part "test" are kept for testing.
+        out: the folder for the model; it must be new or empty.
+        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.
+        patient_ids: one per scan, for arrays, or in place of those of the bags; a patient's scans share a fold.
+            Without it, each array is a patient of its own.
+        test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
+        finding: which finding of a store with several is fitted.
+        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
+        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
+            labels.  Without it, .9 if there are enough.
+        seed: of the folds.
+        device: where it is fitted, such as "cuda".
+        watch: called with the share that is done.
+
+    Example:
+        >>> from normal_guidance import predict
+        >>> from normal_guidance.study.drawn import shifted_mean
+        >>> train, new = (shifted_mean(20, seed, features=4, shift=2.0) for seed in (1, 2))
+        >>> arrays = [bag.features.numpy() for bag in train]
+        >>> with TemporaryDirectory() as folder:
+        ...     made = fit(arrays, f"{folder}/model", labels=train.labels)
+        ...     probabilities = [scan.probability for scan in predict(new, f"{folder}/model")]
+        ...     again = [scan.probability for scan in predict(arrays[:3], f"{folder}/model")]
+        >>> len(probabilities), len(again), made.sentences()[0]
+        (20, 3, 'It tells scans apart with an AUROC of ...')
+    """
+    if not isinstance(out, str | Path):
+        raise UserError(
+            f'out: got {type(out).__name__}; it is the folder for the model; labels have a name: fit(scans, "model", '
+            "labels=[0, 1, ...])"
+        )
+    check_device(device)
+    with TemporaryDirectory() as folder:
+        if finding is not None and not isinstance(scans, FeatureStore | str | Path):
+            raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
+        store = _as_store("scans", scans, Path(folder) / "scans", labels, patient_ids)
+        train, own_test = training_scans(_of_finding(store, finding))
+        if test is not None and own_test is not None:
+            raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
+        tested = own_test if test is None else _of_finding(_as_store("test", test, Path(folder) / "test"), finding)
+        return fit_model(
+            train,
+            out,
+            test=tested,
+            plan=make_plan(train.labels.tolist(), train.patient_ids, seed=seed),
+            sensitivity=sensitivity,
+            coverage=coverage,
+            device=device,
+            watch=watch,
+        )
+
+
+def _as_store(
+    name: str,
+    scans: ScansToFit,
+    folder: Path,
+    labels: Labels | None = None,
+    patient_ids: Sequence[str] | None = None,
+) -> FeatureStore:
+    for what, given in (("labels", labels), ("patient_ids", patient_ids)):
+        if given is not None and isinstance(scans, FeatureStore | str | Path):
+            where = scans.folder if isinstance(scans, FeatureStore) else scans
+            raise UserError(f"{what}: the feature store {where} has its own; leave {what}= out")
+    if isinstance(scans, str | Path):
+        return open_store(scans)
+    bags = as_scans(scans, labelled=labels is None, name=name)
+    if labels is not None or patient_ids is not None:
+        bags = with_labels(bags, labels, patient_ids)
+    return bags if isinstance(bags, FeatureStore) else write_store(folder, bags, provenance={})
+
+
+def _of_finding(store: FeatureStore, finding: str | None) -> FeatureStore:
+    if finding is not None:
+        return store.of_finding(finding)
+    if len(store.findings) > 1:
+        names = ", ".join(finding.name for finding in store.findings)
+        raise UserError(
+            f"store {store.folder} has the findings {names}; choose one: finding={store.findings[0].name!r}, or fit "
+            "all of them with the command nguide fit"
+        )
+    return store
 
 
 @dataclass(frozen=True, eq=False)
 class FittedFindings:
-    """What `fit_findings` has made.
+    """What `fit_findings` has made; models, reasons and notes are by the findings' names."""
 
-    Args:
-        bundle: the model of the first finding, with the others.
-        models: by the findings' names, in order.
-        skipped: the reason, by the name of each finding that has no model.
-        notes: what is to be said of a finding that was fitted, by its name.
-    """
-
-    bundle: Bundle
+    bundle: Bundle  # the model of the first finding, with the others
     models: Mapping[str, FittedModel]
-    skipped: Mapping[str, str]
-    notes: Mapping[str, str]
-
-
-def training_scans(store: FeatureStore) -> TrainingScans:
-    """All scans but those of the part test, and those."""
-    tested = (store.scans["part"] == "test").to_numpy()
-    if not tested.any():
-        return TrainingScans(store, None)
-    return TrainingScans(store.select(~tested), store.part("test"))
+    skipped: Mapping[str, str]  # why a finding has no model
+    notes: Mapping[str, str]  # what is to be said of a finding that was fitted
 
 
 def fit_findings(
@@ -191,18 +249,10 @@ def fit_findings(
     device: torch.device | str = "cpu",
     watch: Callable[[str, float], None] | None = None,
 ) -> FittedFindings:
-    """Fit a model of each finding of a store, and write them to a folder, which must be new or empty.
+    """Fit a model of each finding of a store, or of those named, and write them to a new or empty folder.
 
-    A finding with too few scans is skipped; if no finding is left, nothing is written.
-
-    Args:
-        store: the scans; those of the part test are kept aside.
-        names: of the findings; without any, all.
-        sensitivity: least sensitivity of each threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; see `fit_and_measure`.
-        seed: of the folds.
-        device: where they are fitted.
-        watch: called with the finding's name and the share of all findings that is done.
+    A finding with too few scans is skipped; if no finding is left, nothing is written.  `watch` is called with the
+    finding's name and the share of all findings that is done.
     """
     check_sensitivity(sensitivity)  # a mistake of the command is not one of a finding
     if coverage is not None:
@@ -214,92 +264,36 @@ def fit_findings(
     with folder_atomically(out) as draft:
         for number, finding in enumerate(chosen):
 
-            def tell(share: float, name: str = finding.name, number: int = number) -> None:
+            def report(share: float, name: str = finding.name, number: int = number) -> None:
                 if watch is not None:
                     watch(name, (number + share) / len(chosen))
 
-            options: dict[str, Any] = {
-                "sensitivity": sensitivity,
-                "coverage": coverage,
-                "device": device,
-                "watch": tell,
-            }
             name = finding.name
-            tell(0.0)
+            report(0.0)
             try:
                 train, test = training_scans(store.of_finding(name))
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
-                note = _why_untested(test)
-                if note:
-                    notes[name], test = note, None
-                models[name] = fit_model(train, draft / name, test=test, plan=plan, **options)
+                if test is not None and len(test.labels.unique()) == 1:
+                    alike = "positive" if test.labels.any() else "negative"
+                    notes[name] = f"All {len(test)} test scans are {alike}, so it was not tested."
+                    test = None
+                models[name] = fit_model(
+                    train,
+                    draft / name,
+                    test=test,
+                    plan=plan,
+                    sensitivity=sensitivity,
+                    coverage=coverage,
+                    device=device,
+                    watch=report,
+                )
             except UserError as error:
                 skipped[name] = str(error)
                 notes.pop(name, None)
         if not models:
-            raise UserError(f"no finding of store {store.folder} can be fitted: {_sentences(skipped)}")
-        made = [finding for finding in chosen if finding.name in models]
-        write_findings(draft, made, skipped)
-        write_atomically(draft / PAGE, findings_page(made, models, skipped, notes).encode())
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
+            raise UserError(f"no finding of store {store.folder} can be fitted: {reasons}")
+        made = {finding: models[finding.name].measured for finding in chosen if finding.name in models}
+        write_findings(draft, list(made), skipped)
+        write_atomically(draft / PAGE, findings_page(made, skipped, notes).encode())
     return FittedFindings(load_bundle(out), models, skipped, notes)
-
-
-def _why_untested(test: FeatureStore | None) -> str:
-    """Say why test scans cannot measure a finding; empty if they can, or if there are none."""
-    if test is None or len(test.labels.unique()) > 1:
-        return ""
-    return f"All {len(test)} test scans are {'positive' if test.labels.any() else 'negative'}, so it was not tested."
-
-
-def _sentences(reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-
-
-def findings_page(
-    findings: Sequence[Finding],
-    models: Mapping[str, FittedModel],
-    skipped: Mapping[str, str],
-    notes: Mapping[str, str],
-) -> str:
-    """The page about all findings, in one file; it links to the page of each."""
-    fitted = "1 finding was fitted" if len(models) == 1 else f"{len(models)} findings were fitted to the same features"
-    left_out = f"; {len(skipped)} of {len(skipped) + len(models)} skipped" if skipped else ""
-    lead = f"{fitted}, each with a model of its own{left_out}. Every name leads to its report."
-    several = (
-        "Numbers in brackets are 95 % intervals, with patients as units, for each finding by itself: the more findings "
-        "there are, the likelier one of them looks better than chance by chance."
-    )
-    rows = [_row(one, models[one.name]) for one in findings]
-    reasons = [(name, f"skipped: {reason}") for name, reason in skipped.items()]
-    reasons += [(name, note) for name, note in notes.items()]
-    sections = [
-        Section("Findings", [raw_table(HEADER, rows), html.paragraph(several, note=True)]),
-        Section("Notes", [table(("finding", "note"), reasons, words=True)] if reasons else []),
-    ]
-    return html.page("What the fitted models do", [html.paragraph(lead), html.paragraph(CAUTION, note=True)], sections)
-
-
-HEADER = (
-    *("finding", "SNOMED CT", "measured on", "positive and negative scans"),
-    *("scan AUROC (chance: .5)", "localization AUROC", "skill (0: as good as position)"),
-)
-
-
-def _row(finding: Finding, model: FittedModel) -> list[str]:
-    own = model.test or model.out_of_fold
-    shown = [
-        finding.code or "",
-        "test scans" if model.test else "scans out of fold",
-        f"{own.positive} and {own.negative}",
-        f"{digits(own.scans.value)} {interval(own.scans.low, own.scans.high)}",
-        *_slices(own),
-    ]
-    link = f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>"
-    return [link, *map(escape, shown)]
-
-
-def _slices(own: Measured) -> tuple[str, str]:
-    if own.skill is None or own.localization is None:
-        return "no slice labels", ""
-    found = own.skill
-    return str(own.localization), f"{signed(found.skill)} {interval(found.low, found.high)}"

@@ -23,26 +23,17 @@ import torch
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import method_title
-from normal_guidance.fit.bundle import (
-    BUNDLE,
-    WEIGHTS,
-    Bundle,
-    load_bundle,
-    write_bundle,
-)
+from normal_guidance.fit.bundle import BUNDLE, WEIGHTS, Bundle, load_bundle, write_bundle
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
 from normal_guidance.show.text_tables import digits, interval
-from normal_guidance.statistics.calibration import Counts, wilson
+from normal_guidance.statistics.calibration import wilson
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import PREDICTION_TABLE
-
-# The model card of a bundle: README.md as the Hugging Face Hub reads it, from the bundle's own numbers alone.
-
 
 CARD = "README.md"
 HOME = "https://github.com/normal-guidance/normal-guidance"
@@ -62,25 +53,44 @@ Aurocs = Mapping[str, ScanAuroc]
 
 
 def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | None = None) -> str:
-    """The card as Markdown.
-
-    Args:
-        bundle: the model.
-        repository: OWNER/NAME.
-        aurocs: scan AUROCs with intervals: by the name of the finding ("" where it has none), then by part.
-    """
+    """The card as Markdown; `aurocs` are by the name of the finding ("" where it has none), then by part."""
+    sought = ", ".join(str(model.finding) for model in bundle.each if model.finding)
+    identity, scans = bundle.identity, bundle.training.get("scans", {})
+    counts = ", ".join(f"{count} ({part})" for part, count in scans.items()) or "not recorded"
+    encoder = "that are not made by `nguide encode`"
+    if bundle.encoder is not None:
+        encoder = f"of the encoder `{bundle.encoder.name}` (fingerprint `{bundle.encoder.fingerprint[:16]}`)"
+    training = [
+        f"Scans: {counts}{f', from {identity.dataset}' if identity.dataset else ''}.",
+        f"Kind of scans: {bundle.expects}.",
+        f"Features: {bundle.features} a slice {encoder}.",
+        f"Trained with normal-guidance {identity.version or 'of an unknown version'}"
+        f"{f' on {identity.date[:10]}' if identity.date else ''}; model fingerprint `{identity.short}`.",
+        "Labels of scans trained it. It holds no images, names, ids or predictions of its training scans.",
+    ]
+    cautions = [text for model in bundle.each for text in model.cautions]
+    notes = [f"{note[:1].upper()}{note[1:]}." for model in bundle.each for note in model.operation.notes]
+    limits = [
+        "It may not have been tested on scans of other hospitals: test it on your own before use.",
+        "Scans of another kind than those above are refused by `nguide predict`; other programs do not check.",
+        *dict.fromkeys((*cautions, *notes)),
+    ]
     sections = [
         f"# {repository.partition('/')[2]}",
         f"**{CAUTION}**",
-        _what(bundle),
+        f"A {method_title(bundle.method)} of [Normal Guidance]({HOME}): from the slices of a scan to the probability "
+        f"of a positive scan and the slices that matter.{sought and f' It looks for: {sought}.'}",
         "## What it was trained on",
-        _list(_training(bundle)),
+        _list(training),
         "## Measured",
-        *(_measured(one, (aurocs or {}).get(_name(one), {})) for one in bundle.each),
+        *(_measured(model, (aurocs or {}).get(_name(model), {})) for model in bundle.each),
         "## Limits",
-        _list(_limits(bundle)),
+        _list(limits),
         "## Use",
-        _use(bundle, repository),
+        f"```bash\npip install 'normal-guidance[all]'  # version {__version__} or later\n"
+        f"nguide hub pull {repository} -o model\n"
+        f"nguide predict {'SCAN' if bundle.encoder else 'FEATURES'} --model model -o out\n```\n\n"
+        "`model.safetensors` holds numbers and `bundle.json` text: there is no code and no pickle in this repository.",
     ]
     return HEAD + "\n" + "\n\n".join(sections) + "\n"
 
@@ -93,89 +103,37 @@ def _list(lines: list[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _what(bundle: Bundle) -> str:
-    sought = ", ".join(str(one.finding) for one in bundle.each if one.finding)
-    return (
-        f"A {method_title(bundle.method)} of [Normal Guidance]({HOME}): from the slices of a scan to the probability "
-        f"of a positive scan and the slices that matter. {f'It looks for: {sought}.' if sought else ''}".strip()
-    )
-
-
-def _training(bundle: Bundle) -> list[str]:
-    scans = bundle.training.get("scans", {})
-    dataset = bundle.identity.dataset
-    encoder = "that are not made by `nguide encode`"
-    if bundle.encoder is not None:
-        encoder = f"of the encoder `{bundle.encoder.name}` (fingerprint `{bundle.encoder.fingerprint[:16]}`)"
-    return [
-        f"Scans: {', '.join(f'{count} ({part})' for part, count in scans.items()) or 'not recorded'}"
-        f"{f', from {dataset}' if dataset else ''}.",
-        f"Kind of scans: {bundle.expects}.",
-        f"Features: {bundle.features} a slice {encoder}.",
-        f"Trained with normal-guidance {bundle.identity.version or 'of an unknown version'}"
-        f"{f' on {bundle.identity.date[:10]}' if bundle.identity.date else ''}; "
-        f"model fingerprint `{bundle.identity.short}`.",
-        "Labels of scans trained it. It holds no images, names, ids or predictions of its training scans.",
-    ]
-
-
 def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
     """A table of what the bundle knows; a number without an interval says so."""
-    rows = [(f"scan AUROC, {part}", str(found)) for part, found in aurocs.items()]
+    tested, unsure = bundle.training.get("test") or {}, "(interval not recorded)"
     known = {
         "out-of-fold": bundle.training.get("out_of_fold_auroc"),
         "validation": bundle.training.get("validation_auroc"),
-        "test": (bundle.training.get("test") or {}).get("scan_auroc"),
+        "test": tested.get("scan_auroc"),
     }
+    rows = [(f"scan AUROC, {part}", str(auroc)) for part, auroc in aurocs.items()]
     rows += [
-        (f"scan AUROC, {part}", f"{digits(value)} (interval not recorded)")
+        (f"scan AUROC, {part}", f"{digits(value)} {unsure}")
         for part, value in known.items()
         if value is not None and part not in aurocs
     ]
-    localized = (bundle.training.get("test") or {}).get("localization_auroc")
+    localized = tested.get("localization_auroc")
     if localized is not None and math.isfinite(localized):
-        rows.append(("localization AUROC, test (chance: .5)", f"{digits(localized)} (interval not recorded)"))
+        rows.append(("localization AUROC, test (chance: .5)", f"{digits(localized)} {unsure}"))
     point = bundle.operation.point
     if point is not None:
         for part, counts in ((bundle.operation.scans, point.validation), ("test", point.test)):
-            rows += [] if counts is None else _shares(part, counts, point.threshold)
+            if counts is None:
+                continue
+            shares = (("sensitivity", counts.found, counts.positive), ("specificity", counts.spared, counts.negative))
+            for name, right, of in shares:
+                if of:  # with the interval of Wilson, 1927
+                    share = f"{digits(right / of)} {interval(*wilson(right, of))} ({right} of {of})"
+                    rows.append((f"{name} at {point.threshold:.3f}, {part}", share))
     title = [] if bundle.finding is None else [f"### {bundle.finding.name}", ""]
     table = ["| | value [95 % interval] |", "|---|---|", *(f"| {name} | {value} |" for name, value in rows)]
     note = "Numbers of the scans that chose the threshold flatter; those of test scans do not."
     return "\n".join([*title, *(table if rows else ["Nothing was measured."]), "", note])
-
-
-def _shares(part: str, counts: Counts, threshold: float) -> list[tuple[str, str]]:
-    """Sensitivity and specificity with the intervals of Wilson, 1927."""
-    pairs = (("sensitivity", counts.found, counts.positive), ("specificity", counts.spared, counts.negative))
-    return [
-        (f"{name} at {threshold:.3f}, {part}", f"{share_with_interval(found, of)} ({found} of {of})")
-        for name, found, of in pairs
-        if of
-    ]
-
-
-def share_with_interval(found: int, of: int) -> str:
-    """A share with Wilson's interval."""
-    return f"{digits(found / of)} {interval(*wilson(found, of))}"
-
-
-def _limits(bundle: Bundle) -> list[str]:
-    notes = [f"{note[:1].upper()}{note[1:]}." for one in bundle.each for note in one.operation.notes]
-    return [
-        "It may not have been tested on scans of other hospitals: test it on your own before use.",
-        "Scans of another kind than those above are refused by `nguide predict`; other programs do not check.",
-        *dict.fromkeys((*(text for one in bundle.each for text in one.cautions), *notes)),
-    ]
-
-
-def _use(bundle: Bundle, repository: str) -> str:
-    given = "SCAN" if bundle.encoder else "FEATURES"
-    return (
-        f"```bash\npip install 'normal-guidance[all]'  # version {__version__} or later\n"
-        f"nguide hub pull {repository} -o model\nnguide predict {given} --model model -o out\n```\n\n"
-        "`model.safetensors` holds numbers and `bundle.json` text: there is no code and no pickle in this repository."
-    )
 
 
 PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")
@@ -186,8 +144,7 @@ REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
 """The beginning of a text that is a path on some machine."""
 
-LEAST_ID = 3
-"""Shorter ids are not looked for: numbers such as 12 stand for something else."""
+LEAST_ID = 3  # shorter ids are not looked for: numbers such as 12 stand for something else
 
 
 def push_to_hub(
@@ -206,7 +163,10 @@ def push_to_hub(
         Traceback (most recent call last):
         normal_guidance.base.errors.UserError: repository 'just-a-name' is not OWNER/NAME, such as mylab/head-ct
     """
-    _check_model(model)
+    if not isinstance(model, str | Path):
+        raise UserError(
+            f"model: got {type(model).__name__}; give the folder of a model, which fit or nguide fit writes"
+        )
     _check_name(repository)
     if dry_run is not None:
         if not isinstance(dry_run, str | Path):
@@ -214,13 +174,13 @@ def push_to_hub(
         with folder_atomically(dry_run) as draft:
             return _fill(Path(model), repository, draft)
     hub = _hub()
-    with tempfile.TemporaryDirectory() as place:
-        files = _fill(Path(model), repository, Path(place))
+    with tempfile.TemporaryDirectory() as draft:
+        files = _fill(Path(model), repository, Path(draft))
         try:
             api = hub.HfApi(library_name="normal-guidance")
             api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(
-                repo_id=repository, folder_path=place, allow_patterns=files, commit_message="Upload the model"
+                repo_id=repository, folder_path=draft, allow_patterns=files, commit_message="Upload the model"
             )
         except _refusals(hub) as error:
             raise UserError(
@@ -273,19 +233,10 @@ def _refusals(hub: Any) -> tuple[type[Exception], ...]:
     return (OSError, *errors.HfHubHTTPError.__bases__, errors.LocalTokenNotFoundError, errors.HFValidationError)
 
 
-def _check_model(model: object) -> None:
-    if not isinstance(model, str | Path):
-        raise UserError(
-            f"model: got {type(model).__name__}; give the folder of a model, which fit or nguide fit writes"
-        )
-
-
 def _hub() -> Any:
-    try:
+    with importing("hub", "the Hub needs the package huggingface_hub"):
         import huggingface_hub
         import huggingface_hub.errors
-    except ImportError as error:
-        raise UserError(f"the Hub needs the package {error.name}; install it: {install_command('hub')}") from error
     return huggingface_hub
 
 
@@ -320,8 +271,8 @@ def without_paths(bundle: Bundle) -> Bundle:
 
 def names_in(bundle: Bundle) -> set[str]:
     """The words of a bundle that people chose: the names of its data, its encoder and its findings."""
-    given = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(one.finding for one in bundle.each)]
-    return {word for one in given if one for word in _words(str(one))}
+    names = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(each.finding for each in bundle.each)]
+    return {word for name in names if name for word in _words(str(name))}
 
 
 def _words(text: str) -> set[str]:
@@ -336,62 +287,61 @@ def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
     An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
     """
     for path in sorted(folder.rglob("*.json")):
-        for place, text in _texts(json.loads(path.read_text())):
+        for member, text in _texts(json.loads(path.read_text())):
             if PATH.match(text) or text in ids:
-                raise UserError(f"{path.name} holds {text!r} ({place}), which looks private; nothing was uploaded")
+                raise UserError(f"{path.name} holds {text!r} ({member}), which looks private; nothing was uploaded")
     card = folder / CARD
     words = _words(card.read_text()) if card.is_file() else set()
-    found = sorted(one for one in words & ids if one in names or not one.isdecimal())
-    if found:
+    private = sorted(word for word in words & ids if word in names or not word.isdecimal())
+    if private:
         raise UserError(
-            f"{CARD} holds {found[0]!r}, the id of a scan or patient; nothing was uploaded. If the word means "
+            f"{CARD} holds {private[0]!r}, the id of a scan or patient; nothing was uploaded. If the word means "
             "something else in the card, push a copy without predictions, which nguide bundle makes"
         )
 
 
-def _texts(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a JSON value, with its place."""
+def _texts(value: Any, member: str = "") -> Iterator[tuple[str, str]]:
+    """The member and the text of every text in a JSON value."""
     if isinstance(value, str):
-        yield place, value
+        yield member, value
     elif isinstance(value, Mapping):
-        for name, one in value.items():
-            yield from _texts(str(name), place)
-            yield from _texts(one, f"{place}.{name}" if place else str(name))
+        for name, inner in value.items():
+            yield from _texts(str(name), member)
+            yield from _texts(inner, f"{member}.{name}" if member else str(name))
     elif isinstance(value, list):
-        for one in value:
-            yield from _texts(one, place)
+        for inner in value:
+            yield from _texts(inner, member)
 
 
 def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
     """The predictions beside the bundles of a folder, where there are any."""
-    for one in bundle.each:
-        own = folder / one.finding.name if bundle.further and one.finding else folder
-        if (own / PREDICTION_TABLE).is_file():
-            yield one, own / PREDICTION_TABLE
+    for model in bundle.each:
+        path = (folder / _name(model) if bundle.further else folder) / PREDICTION_TABLE
+        if path.is_file():
+            yield model, path
 
 
 def ids_in(folder: Path, bundle: Bundle) -> set[str]:
     """Ids of the scans and patients that a folder's predictions name."""
-    found: set[str] = set()
+    ids: set[str] = set()
     for _, path in _tables(folder, bundle):
         rows = read_predictions(path, ("scan_id", "patient_id"))
-        found.update(rows["scan_id"].to_pylist() + rows["patient_id"].to_pylist())
-    return {one for one in found if one and len(one) >= LEAST_ID}
+        ids.update(rows["scan_id"].to_pylist() + rows["patient_id"].to_pylist())
+    return {name for name in ids if name and len(name) >= LEAST_ID}
 
 
 def aurocs_of(folder: Path, bundle: Bundle) -> dict[str, Aurocs]:
     """Scan AUROCs with intervals, from a folder's predictions; empty for a bundle alone."""
-    found: dict[str, Aurocs] = {}
-    for one, path in _tables(folder, bundle):
-        own = {}
+    aurocs: dict[str, Aurocs] = {}
+    for model, path in _tables(folder, bundle):
+        by_part = {}
         for part in (OUT_OF_FOLD, "val", "test"):
             rows = read_predictions(path, ("scan_id", "patient_id", "label", "logit"), part=part)
             labels = torch.tensor(rows["label"].to_numpy()).long()
             if len(labels.unique()) == 2:
-                ones, ids = torch.ones(len(labels), 1), (rows[name].to_pylist() for name in ("scan_id", "patient_id"))
-                scans = Bags(ones, torch.ones(len(labels)).long(), labels, None, *map(tuple, ids))
-                own["validation" if part == "val" else part] = scan_auroc(
-                    scans, torch.tensor(rows["logit"].to_numpy()).double()
-                )
-        found["" if one.finding is None else one.finding.name] = own
-    return found
+                ids = (tuple(rows[name].to_pylist()) for name in ("scan_id", "patient_id"))
+                scans = Bags(torch.ones(len(labels), 1), torch.ones(len(labels)).long(), labels, None, *ids)
+                logits = torch.tensor(rows["logit"].to_numpy()).double()
+                by_part["validation" if part == "val" else part] = scan_auroc(scans, logits)
+        aurocs[_name(model)] = by_part
+    return aurocs

@@ -1,19 +1,19 @@
 """A committee with its calibration and threshold, and what it does on scans that it was not trained on.
 
-Both ways to fit one share this: `nguide fit` (`clinical.fitting`) and `SliceFinder` (`training.slice_finder`).
+Both ways to fit share this: `nguide fit` (`fitting.py`) and `SliceFinder` (`slice_finder.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from hashlib import sha256
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
@@ -21,14 +21,9 @@ from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.fit_committee import CommitteeFit, Plan, fit_committee
+from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_committee
 from normal_guidance.show.text_tables import digits, interval
-from normal_guidance.statistics.calibration import (
-    FEW,
-    Operation,
-    check_sensitivity,
-    choose_operation,
-)
+from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
 from normal_guidance.statistics.conformal import (
     IntervalCalibration,
     calibrate_intervals,
@@ -48,22 +43,11 @@ from normal_guidance.statistics.skill import (
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from normal_guidance.sweep.loop import predict_bags
 
-# Intervals with a promise for a committee (`statistics.conformal`), calibrated out of fold and checked on test scans.
-# Calibration takes one scan of each patient: the promise needs scans that are independent of each other. A hash of the
-# scan's id chooses it, so neither the order of the scans nor what they show does.
-# **What is assumed.** New scans are drawn as the labelled ones were. The attention of a labelled scan comes from the
-# members that were not trained on it, that of a new scan from the whole committee, so the two are not exchangeable in
-# the strict sense. The whole averages over more members, and is assumed to find slices no worse.
-
-
 COVERAGE = 0.9
 """The probability that is promised where labels allow it, unless another one is asked for."""
 
-ADVISED = 30
-"""With so many labelled scans the coverage of 90 % is uncertain by 5 %."""
-
-UNLIKELY = 0.01
-"""Test scans that hold so seldom by chance are not of the kind that calibrated."""
+ADVISED = 30  # with so many labelled scans the coverage of 90 % is uncertain by 5 %
+UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind that calibrated
 
 ASSUMPTIONS = (
     "The promise is for new positive scans of the same kind of patients, scanners and findings as the labelled ones, "
@@ -73,8 +57,7 @@ ASSUMPTIONS = (
 )
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """How many of the test scans with slice labels have their whole finding in the interval."""
 
     held: int
@@ -83,21 +66,13 @@ class Held:
 
 @dataclass(frozen=True)
 class PromisedIntervals:
-    """The calibration of a committee's intervals, and what they do on test scans.
+    """The calibration of a committee's intervals, and what they do on test scans."""
 
-    Args:
-        coverage: the probability to promise.
-        labelled: patients with a positive scan that has slice labels.
-        calibration: None where they are too few.
-        length: the median share of a positive scan's slices in its interval; None without calibration.
-        test: None without calibration, or without test scans with slice labels.
-    """
-
-    coverage: float
-    labelled: int
-    calibration: IntervalCalibration | None = None
-    length: float | None = None
-    test: Held | None = None
+    coverage: float  # the probability to promise
+    labelled: int  # patients with a positive scan that has slice labels
+    calibration: IntervalCalibration | None = None  # None where they are too few
+    length: float | None = None  # the median share of a positive scan's slices in its interval
+    test: Held | None = None  # None without calibration, or without test scans with slice labels
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -105,7 +80,7 @@ class PromisedIntervals:
             "labelled_patients": self.labelled,
             "calibration": self.calibration and self.calibration.to_dict(),
             "median_share_of_slices": self.length,
-            "test": self.test and {"held": self.test.held, "scans": self.test.scans},
+            "test": self.test and self.test._asdict(),
         }
 
     def sentences(self) -> list[str]:
@@ -119,19 +94,17 @@ class PromisedIntervals:
             f"An interval {promise(self.coverage)}. It was calibrated on {self.labelled} scans with slice labels, one "
             f"for each patient, which leaves this probability uncertain by {100 * self.calibration.spread:.0f} %.",
             f"The median interval has {100 * self.length:.0f} % of its scan's slices.",
-            *self._tested(self.calibration),
+            *([] if self.test is None else [self._tested(self.calibration, *self.test)]),
         ]
 
-    def _tested(self, calibration: IntervalCalibration) -> list[str]:
-        if self.test is None:
-            return []
+    @staticmethod
+    def _tested(calibration: IntervalCalibration, held: int, scans: int) -> str:
         from scipy.stats import betabinom
 
-        held, scans = self.test.held, self.test.scans
         line = f"On the test scans it contains the whole finding in {held} of {scans}."
         if betabinom.cdf(held, scans, *calibration.beta) >= UNLIKELY:
-            return [line]
-        return [f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."]
+            return line
+        return f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."
 
 
 def check_promise(coverage: float | None, scans: LabelledScans) -> None:
@@ -150,19 +123,21 @@ def check_promise(coverage: float | None, scans: LabelledScans) -> None:
 def promise_intervals(
     scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
-    """Calibrate intervals on scans by their out-of-fold attention, if enough of them have slice labels.
+    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels.
 
-    Args:
-        scans: the training scans.
-        attention: by members that were not trained on the scan.
-        coverage: the probability to promise; without it, `COVERAGE` if the labels allow it.
+    Without a coverage it is `COVERAGE`, if the labels allow it.
     """
     check_promise(coverage, scans)
     asked, chosen = coverage or COVERAGE, one_per_patient(scans)
     if len(chosen) < scans_needed(asked) or scans.slice_labels is None:
         return PromisedIntervals(asked, len(chosen))
-    own, labels = (_parts(values, scans.lengths, chosen) for values in (attention, scans.slice_labels))
-    calibration = calibrate_intervals(own, scans.lengths[chosen], labels, asked)
+
+    def of_chosen(values: Tensor) -> Tensor:
+        by_scan = values.split(scans.lengths.tolist())
+        return torch.cat([by_scan[scan] for scan in chosen])
+
+    labels = of_chosen(scans.slice_labels)
+    calibration = calibrate_intervals(of_chosen(attention), scans.lengths[chosen], labels, asked)
     return PromisedIntervals(asked, len(chosen), calibration, _length(calibration, scans, attention))
 
 
@@ -173,21 +148,19 @@ def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[
         return promised
     first, last = calibration.interval(attention, test.lengths)
     held = [
-        int(first[scan]) <= int(found.min()) and int(found.max()) <= int(last[scan])
-        for scan, own in enumerate(test.slice_labels.split(test.lengths.tolist()))
-        if len(found := (own == 1).nonzero())
+        int(first[scan]) <= int(positive.min()) and int(positive.max()) <= int(last[scan])
+        for scan, labels in enumerate(test.slice_labels.split(test.lengths.tolist()))
+        if len(positive := (labels == 1).nonzero())
     ]
-    return PromisedIntervals(
-        promised.coverage,
-        promised.labelled,
-        calibration,
-        _length(calibration, test, attention),
-        Held(sum(held), len(held)) if held else None,
-    )
+    tested = Held(sum(held), len(held)) if held else None
+    return replace(promised, length=_length(calibration, test, attention), test=tested)
 
 
 def one_per_patient(scans: LabelledScans) -> list[int]:
-    """The places of the scans with a positive slice, of each patient the one whose id has the lowest hash."""
+    """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash.
+
+    The promise needs scans that are independent; neither their order nor what they show may choose among them.
+    """
     if scans.slice_labels is None:
         return []
     chosen: dict[str, int] = {}
@@ -204,11 +177,6 @@ def _length(calibration: IntervalCalibration, scans: LabelledScans, attention: T
     return ((last - first + 1) / scans.lengths)[scans.labels == 1].double().median().item()
 
 
-def _parts(values: Tensor, lengths: Int[Tensor, "scans"], chosen: Sequence[int]) -> Tensor:
-    own = values.split(lengths.tolist())
-    return torch.cat([own[scan] for scan in chosen])
-
-
 def _needed(coverage: float) -> str:
     needed = scans_needed(coverage)
     return f"{needed}, better {ADVISED}" if needed < ADVISED else str(needed)
@@ -218,8 +186,7 @@ def _patients(number: int) -> str:
     return "1 patient has" if number == 1 else f"{number or 'no'} patients have"
 
 
-OUT_OF_FOLD = "out-of-fold"
-"""What the training scans are called where the model is measured on them."""
+OUT_OF_FOLD = "out-of-fold"  # what the training scans are called where the model is measured on them
 
 
 WHERE_USUAL = "where findings usually lie"
@@ -272,51 +239,64 @@ class MeasuredFit:
 
     fit: CommitteeFit
     operation: Operation
-    predicted: Prediction
-    """Out of fold."""
+    predicted: Prediction  # out of fold
     out_of_fold: Measured
     tested: Prediction | None
     test: Measured | None
     intervals: PromisedIntervals
 
     def cautions(self, finding: str = "") -> tuple[str, ...]:
-        """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured.
-
-        Args:
-            finding: the name of what it finds, if it has one.
-        """
-        own = self.test or self.out_of_fold
+        """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured."""
+        measured, report = self.test or self.out_of_fold, "see the model's report."
         model = f"The model of {finding}" if finding else "This model"
-        said: list[str] = []
-        if not own.scans.shown:
-            found = own.scans
-            numbers = f"scan AUROC {digits(found.value)} {interval(found.low, found.high)}"
-            said.append(f"{model} was not shown to tell scans apart ({numbers}); see the model's report.")
+        cautions: list[str] = []
+        if not measured.scans.shown:
+            numbers = f"scan AUROC {measured.scans}"
+            cautions.append(f"{model} was not shown to tell scans apart ({numbers}); {report}")
         if not self.fit.committee.looks:
-            said.append(
-                f"{model} attends to the same places in every scan: its key slices {NOT_OF_THE_SCAN}; see the model's "
-                "report."
+            cautions.append(
+                f"{model} attends to the same places in every scan: its key slices {NOT_OF_THE_SCAN}; {report}"
             )
-        elif own.skill is not None and not own.finds:
-            numbers = f"skill {digits(own.skill.skill)} {interval(own.skill.low, own.skill.high)}"
-            what = "find slices better than their position does"
-            said.append(f"{model} was not shown to {what} ({numbers}); see the model's report.")
-        return tuple(said)
+        elif measured.skill is not None and not measured.finds:
+            numbers = f"skill {digits(measured.skill.skill)} {interval(measured.skill.low, measured.skill.high)}"
+            cautions.append(
+                f"{model} was not shown to find slices better than their position does ({numbers}); {report}"
+            )
+        return tuple(cautions)
 
     def sentences(self) -> list[str]:
         """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
-        own = self.test or self.out_of_fold
-        where = "test scans" if self.test else "scans, each by members that were not trained on it"
-        return [
-            _tells_apart(own, where, self.out_of_fold if self.test else None),
-            _finds_slices(own) if self.fit.committee.looks else _looks_nowhere(own),
-            _trusted(self.out_of_fold, self.fit),
-        ]
+        measured, committee = self.test or self.out_of_fold, self.fit.committee
+        counts = f"{measured.positive} positive and {measured.negative} negative"
+        if self.test:  # training scans are usually more than those for testing
+            counts += f" test scans; training scans, out of fold: {self.out_of_fold.scans}"
+        else:
+            counts += " scans, each by members that were not trained on it"
+        if measured.scans.shown:
+            apart = f"It tells scans apart with an AUROC of {measured.scans} ({counts})."
+        else:
+            apart = f"It is not shown to tell scans apart: scan AUROC {measured.scans}, which may be chance ({counts})."
+        skill = measured.skill
+        if not committee.looks:
+            known = "" if skill is None else f" (localization AUROC {digits(skill.auroc)})"
+            finds = f"It does not find slices: it attends to the same places in every scan, {WHERE_USUAL}{known}."
+        elif skill is None:
+            finds = (
+                "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
+            )
+        else:
+            ends = f"skill {digits(skill.skill)} {interval(skill.low, skill.high)}, {skill.scans} scans"
+            finds = (
+                f"It {'finds' if measured.finds else 'is not shown to find'} slices better than their position in the "
+                f"scan does: localization AUROC {digits(skill.auroc)}, by position alone {digits(skill.prior_auroc)} "
+                f"({ends})."
+            )
+        return [apart, finds, _trusted(self.out_of_fold, self.fit)]
 
 
 def fit_and_measure(
     scans: LabelledScans,
-    plan: Plan | None = None,
+    plan: FoldPlan | None = None,
     *,
     test: LabelledScans | None = None,
     sensitivity: float | None = None,
@@ -333,7 +313,6 @@ def fit_and_measure(
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
             labels. Without it, .9 if there are enough.
-        device: where it is fitted.
         watch: called with the share that is done.
     """
     check_sensitivity(sensitivity)  # before the work
@@ -343,7 +322,7 @@ def fit_and_measure(
     if test is not None and test.width != scans.width:
         raise UserError(f"test scans have {test.width} features, training scans {scans.width}; encode both alike")
     fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
-    own = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
+    predicted = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
     tested = None if test is None else predict_bags(fit.committee, test)
     operation = choose_operation(
         fit.logits,
@@ -355,30 +334,24 @@ def fit_and_measure(
     intervals, measured = promise_intervals(scans, fit.attention, coverage), None
     if test is not None and tested is not None:
         intervals, measured = check_on(intervals, test, tested.attention), measure(test, tested)
-    return MeasuredFit(fit, operation, own, measure(scans, own), tested, measured, intervals)
+    return MeasuredFit(fit, operation, predicted, measure(scans, predicted), tested, measured, intervals)
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
     """Scan AUROC, and the measures of finding slices where their labels are known."""
     labels = scans.labels
     positive, slices = int(labels.sum()), scans.slice_labels
-    counts = {"positive": positive, "negative": len(labels) - positive}
-    found = scan_auroc(scans, prediction.logit)
-    if slices is None or not _localizable(slices, scans.lengths):
-        return Measured(**counts, scans=found, localization=None, skill=None, specific=None)
+    counts, auroc = (positive, len(labels) - positive), scan_auroc(scans, prediction.logit)
+    if slices is None or not count_slices(slices, scans.lengths).mixed.any():
+        return Measured(*counts, auroc, localization=None, skill=None, specific=None)
     what, patients = (prediction.slice_scores, slices, scans.lengths), scans.patient_ids
     return Measured(
-        **counts,
-        scans=found,
+        *counts,
+        auroc,
         localization=mean_auroc(*what, patient_ids=patients),
         skill=measure_skill(*what, patient_ids=patients),
         specific=patient_specific(*what, patient_ids=patients),
     )
-
-
-def _localizable(slices: Int[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> bool:
-    """Whether any scan has positive and negative slices."""
-    return any(0 < int((own == 1).sum()) < len(own) for own in slices.split(lengths.tolist()))
 
 
 def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuroc:
@@ -387,46 +360,19 @@ def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuro
     scores = {COMMITTEE: logits.double().numpy(), "chance": np.zeros(len(scans))}
     results = {name: MethodResults(nothing, nothing, values) for name, values in scores.items()}
     split = SplitResults(scans.scan_ids, scans.patient_ids, scans.labels.numpy().astype(np.int64), results)
-    found = delong([split], COMMITTEE, "chance")
-    value, (low, high) = 0.5 + found.difference, found.interval()
-    if found.standard_error == 0 and value in (0.0, 1.0):
-        end = separated_low(*(len(_patients_with(scans, label)) for label in (1, 0)))
+    difference = delong([split], COMMITTEE, "chance")
+    value, (low, high) = 0.5 + difference.difference, difference.interval()
+    if difference.standard_error == 0 and value in (0.0, 1.0):
+        pairs = {*zip(scans.labels.tolist(), scans.patient_ids, strict=True)}
+        end = separated_low(*(sum(label == wanted for label, _ in pairs) for wanted in (1, 0)))
         return ScanAuroc(value, end if value else 0.0, 1.0 if value else 1 - end)
     return ScanAuroc(value, max(0.5 + low, 0.0), min(0.5 + high, 1.0))
 
 
-def _patients_with(scans: LabelledScans, label: int) -> set[str]:
-    return {patient for patient, own in zip(scans.patient_ids, scans.labels.tolist(), strict=True) if own == label}
-
-
-def _tells_apart(own: Measured, where: str, training: Measured | None) -> str:
-    counts = f"{own.positive} positive and {own.negative} negative {where}"
-    if training is not None:  # usually more scans than those for testing
-        counts += f"; training scans, out of fold: {training.scans}"
-    if not own.scans.shown:
-        return f"It is not shown to tell scans apart: scan AUROC {own.scans}, which may be chance ({counts})."
-    return f"It tells scans apart with an AUROC of {own.scans} ({counts})."
-
-
-def _finds_slices(own: Measured) -> str:
-    if own.skill is None:
-        return "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
-    found = own.skill
-    text = f"localization AUROC {digits(found.auroc)}, by position alone {digits(found.prior_auroc)}"
-    ends = f"skill {digits(found.skill)} {interval(found.low, found.high)}, {found.scans} scans"
-    shown = "finds" if own.finds else "is not shown to find"
-    return f"It {shown} slices better than their position in the scan does: {text} ({ends})."
-
-
-def _looks_nowhere(own: Measured) -> str:
-    found = "" if own.skill is None else f" (localization AUROC {digits(own.skill.auroc)})"
-    return f"It does not find slices: it attends to the same places in every scan, {WHERE_USUAL}{found}."
-
-
-def _trusted(own: Measured, fit: CommitteeFit) -> str:
-    if min(own.positive, own.negative) < FEW:
-        return f"Take all of it as rough: {own.positive} positive and {own.negative} negative scans are few."
-    if not own.scans.shown:
+def _trusted(measured: Measured, fit: CommitteeFit) -> str:
+    if min(measured.positive, measured.negative) < FEW:
+        return f"Take all of it as rough: {measured.positive} positive and {measured.negative} negative scans are few."
+    if not measured.scans.shown:
         return f"Do not use it: key slices, too, may only show {WHERE_USUAL}."
     if not fit.committee.looks:
         return f"Do not use its key slices: they {NOT_OF_THE_SCAN}; better features may help."

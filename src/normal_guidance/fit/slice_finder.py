@@ -18,7 +18,7 @@ from normal_guidance.core.arrays import as_tensor, check_device, checked_whole
 from normal_guidance.core.bags import Bag, Bags, checked_ids
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.committee import COMPONENTS
-from normal_guidance.fit.fit_committee import Plan, make_plan
+from normal_guidance.fit.fit_committee import make_plan
 from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.sweep.loop import predict_bags
@@ -96,13 +96,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         self.coverage = coverage
         self.device = device
 
-    def fit(
-        self,
-        bags: ScansLike,
-        y: Labels | None = None,
-        *,
-        patient_ids: Sequence[str] | None = None,
-    ) -> SliceFinder:
+    def fit(self, bags: ScansLike, y: Labels | None = None, *, patient_ids: Sequence[str] | None = None) -> SliceFinder:
         """Fit a committee, its calibration and its threshold.
 
         Args:
@@ -112,17 +106,21 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         """
         check_device(self.device)
         scans = with_labels(bags, y, patient_ids)
-        found = fit_and_measure(
-            scans, self._plan(scans), sensitivity=self.sensitivity, coverage=self.coverage, device=self.device
-        )
-        assert found.operation.point is not None  # both classes are there
+        chosen = {
+            name: checked_whole(name, getattr(self, name), least)
+            for name, least in (("folds", 2), ("repeats", 1), ("components", 1))
+            if getattr(self, name) is not None or name == "components"
+        }
+        plan = replace(make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed), **chosen)
+        result = fit_and_measure(scans, plan, sensitivity=self.sensitivity, coverage=self.coverage, device=self.device)
+        assert result.operation.point is not None  # both classes are there
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = scans.width
-        self.committee_, self.plan_ = found.fit.committee, found.fit.plan
-        self.operation_, self.threshold_ = found.operation, found.operation.point.threshold
-        self.out_of_fold_logits_, self.out_of_fold_attention_ = found.fit.logits.numpy(), found.fit.attention
-        self.interval_calibration_, self._intervals = found.intervals.calibration, found.intervals
-        self.out_of_fold_, self.sentences_ = found.out_of_fold, tuple(found.sentences())
+        self.committee_, self.plan_ = result.fit.committee, result.fit.plan
+        self.operation_, self.threshold_ = result.operation, result.operation.point.threshold
+        self.out_of_fold_logits_, self.out_of_fold_attention_ = result.fit.logits.numpy(), result.fit.attention
+        self.interval_calibration_, self._intervals = result.intervals.calibration, result.intervals
+        self.out_of_fold_, self.sentences_ = result.out_of_fold, tuple(result.sentences())
         return self
 
     def decision_function(self, bags: ScansLike) -> Float64[np.ndarray, "scans"]:
@@ -159,11 +157,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         scans = as_scans(bags)
         return self.interval_calibration_.interval(self._predict(scans).attention, scans.lengths)
 
-    def score(
-        self,
-        bags: ScansLike,
-        y: Labels | None = None,
-    ) -> float:
+    def score(self, bags: ScansLike, y: Labels | None = None) -> float:
         """Accuracy, as scikit-learn's classifiers have it; scan AUROC is `roc_auc_score` of `decision_function`."""
         check_is_fitted(self)
         scans = with_labels(bags, y)
@@ -180,14 +174,6 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
                 "give features that were made as those of the training scans"
             )
         return predict_bags(self.committee_, scans)
-
-    def _plan(self, scans: Bags | FeatureStore) -> Plan:
-        chosen = {
-            name: checked_whole(name, getattr(self, name), least)
-            for name, least in (("folds", 2), ("repeats", 1), ("components", 1))
-            if getattr(self, name) is not None or name == "components"
-        }
-        return replace(make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed), **chosen)
 
 
 def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") -> Bags | FeatureStore:
@@ -222,7 +208,16 @@ def with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | 
     if y is None and patient_ids is None:
         return scans
     packed = scans.bags() if isinstance(scans, FeatureStore) else scans
-    labels = packed.labels if y is None else _labels(y, len(packed))
+    labels = packed.labels
+    if y is not None:
+        values = as_tensor(y, "labels").cpu()
+        if values.shape != (len(packed),):
+            raise UserError(f"labels of shape {tuple(values.shape)} for {len(packed)} scans; give one label per scan")
+        wrong = ((values != 0) & (values != 1)).nonzero().flatten().tolist()
+        if wrong:
+            value = values[wrong[0]].item()
+            raise UserError(f"scan {wrong[0]} has label {value!r} ({len(wrong)} such scans); labels are 0 or 1")
+        labels = values.long()
     # Slice labels may contradict other scan labels, and no training needs them.
     return replace(
         packed,
@@ -230,14 +225,3 @@ def with_labels(bags: ScansLike, y: Labels | None, patient_ids: Sequence[str] | 
         slice_labels=packed.slice_labels if torch.equal(labels, packed.labels) else None,
         patient_ids=packed.patient_ids if patient_ids is None else checked_ids(patient_ids, "patient_ids"),
     )
-
-
-def _labels(y: Labels, scans: int) -> Int64[Tensor, "scans"]:
-    values = as_tensor(y, "labels").cpu()
-    if values.shape != (scans,):
-        raise UserError(f"labels of shape {tuple(values.shape)} for {scans} scans; give one label per scan")
-    wrong = ((values != 0) & (values != 1)).nonzero().flatten().tolist()
-    if wrong:
-        value = values[wrong[0]].item()
-        raise UserError(f"scan {wrong[0]} has label {value!r} ({len(wrong)} such scans); labels are 0 or 1")
-    return values.long()

@@ -1,16 +1,15 @@
 r"""Calibration turns a model's logit into a probability; a scan is positive from the threshold on.
 
-Both come from the validation scans of a run.  Those scans also chose the model's epoch and hyperparameters, so the
-results on them are too good; where a run has test scans, the same threshold is also counted on those.  A committee
-(`nguide fit`) has out-of-fold scans instead: each was predicted by members that were not trained on it.
+Both come from the validation scans of a run, which also chose its epoch and hyperparameters, so results on them are too
+good; the threshold is counted on any test scans, too.  A committee (`nguide fit`) has out-of-fold scans instead: each
+was predicted by members that were not trained on it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass
+from typing import Annotated, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Float64, Int
@@ -21,52 +20,32 @@ from normal_guidance.base.records import Between
 from normal_guidance.core.arrays import is_number
 from normal_guidance.core.metrics import auroc
 
-# The line that turns a model's scores into log-odds: logistic regression of the label on the score.
-# Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
-# methods", 1999.
-
-
-NEWTON_STEPS = 100
-"""The fit takes at most so many steps; about 6 are needed."""
-
-HALVINGS = 30
-"""A step that would raise the loss is halved at most so often."""
+NEWTON_STEPS = 100  # the fit takes at most so many steps; about 6 are needed
+HALVINGS = 30  # a step that would raise the loss is halved at most so often
 
 ROUNDING = 1e-12
 """A step may raise the loss by this share of it, and scores may differ by this share: rounding does that."""
 
 
-class Line(NamedTuple):
-    """log-odds = slope * score + intercept."""
-
-    slope: float
-    intercept: float
-    error: float
-    """The standard error of the slope."""
-
-
 class Lines(NamedTuple):
-    """Many lines."""
+    """Many lines, log-odds = slope * score + intercept, with the standard error of their slopes."""
 
     slope: Float64[Tensor, "lines"]
     intercept: Float64[Tensor, "lines"]
     error: Float64[Tensor, "lines"]
 
 
-def fit_line(scores: Float[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> Line:
-    r"""Logistic regression with Platt's smoothed targets, by Newton's method; the slope of equal scores is 0.
-
-    $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
-    where one score separates the classes.
-    """
-    found = fit_lines(scores[None], labels, torch.ones(1, len(scores), dtype=torch.bool, device=scores.device))
-    return Line(*(values.item() for values in found))
-
-
 def fit_lines(
     scores: Float[Tensor, "lines scans"], labels: Int[Tensor, "scans"], chosen: Bool[Tensor, "lines scans"]
 ) -> Lines:
-    """Fit many lines at once, each to its `chosen` scans."""
+    r"""Logistic regressions with Platt's smoothed targets by Newton's method, each of its `chosen` scans.
+
+    $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
+    where one score separates the classes. The slope of equal scores is 0.
+
+    Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
+    methods", 1999.
+    """
     weight, values, is_positive = chosen.double(), scores.double(), labels == 1
     positive, negative = weight @ is_positive.double(), weight @ (~is_positive).double()
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
@@ -86,7 +65,11 @@ def fit_lines(
 
     for _ in range(NEWTON_STEPS):
         gradient, curve = _derivatives(x, weight, targets, slope, intercept)
-        step_slope, step_intercept = _solve(curve, gradient)
+        (a, b, c), (g, h) = curve, gradient
+        equal, determinant = a == 0.0, a * c - b * b  # where all scores are equal, only the intercept moves
+        safe = determinant.masked_fill(determinant <= 0.0, torch.inf)
+        step_slope = torch.where(equal, 0.0, (c * g - b * h) / safe)
+        step_intercept = torch.where(equal, h / c.clamp_min(1e-300), (a * h - b * g) / safe)
         most, size = loss(slope, intercept) * (1 + ROUNDING), torch.ones_like(slope)
         for _ in range(HALVINGS):
             too_far = loss(slope - size * step_slope, intercept - size * step_intercept) > most
@@ -98,7 +81,7 @@ def fit_lines(
             break
     _, (a, b, c) = _derivatives(x, weight, targets, slope, intercept)
     error = torch.where(flat, 0.0, (c / (a * c - b * b)).sqrt())
-    slope, error = (torch.where(flat, 0.0, one / scale.masked_fill(flat, 1.0))[:, 0] for one in (slope, error))
+    slope, error = (torch.where(flat, 0.0, values / scale.masked_fill(flat, 1.0))[:, 0] for values in (slope, error))
     return Lines(slope, intercept[:, 0] - slope * center[:, 0], error)
 
 
@@ -111,15 +94,6 @@ def _derivatives(
     gradient = (x * off).sum(1, keepdim=True), off.sum(1, keepdim=True)
     a, b = ((factor * curve).sum(1, keepdim=True) for factor in (x * x, x))
     return gradient, (a, b, curve.sum(1, keepdim=True))
-
-
-def _solve(curve: tuple[Tensor, Tensor, Tensor], gradient: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The step; where all scores are equal, only the intercept moves."""
-    (a, b, c), (g, h) = curve, gradient
-    flat, determinant = a == 0.0, a * c - b * b
-    safe = determinant.masked_fill(determinant <= 0.0, torch.inf)
-    intercept = torch.where(flat, h / c.clamp_min(1e-300), (a * h - b * g) / safe)
-    return torch.where(flat, 0.0, (c * g - b * h) / safe), intercept
 
 
 FEW = 20
@@ -139,15 +113,13 @@ class Calibration:
 
 
 @dataclass(frozen=True)
-class Counts:
+class CallCounts:
     """How many scans a threshold puts on the right side."""
 
     positive: Annotated[int, Between(0.0)]
-    found: Annotated[int, Between(0.0)]
-    """Positive scans at or above the threshold."""
+    found: Annotated[int, Between(0.0)]  # positive scans at or above the threshold
     negative: Annotated[int, Between(0.0)]
-    spared: Annotated[int, Between(0.0)]
-    """Negative scans below it."""
+    spared: Annotated[int, Between(0.0)]  # negative scans below it
 
     @property
     def sensitivity(self) -> float:
@@ -166,21 +138,13 @@ class Counts:
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """The probability from which on a scan is positive, and the results of that rule.
+    """The probability from which on a scan is positive, and the results of that rule."""
 
-    Args:
-        rule: "youden" or "sensitivity".
-        target: the required sensitivity, if there was one.
-        threshold: a probability; a scan at or above it is positive.
-        validation: results on the validation scans, which chose the threshold.
-        test: results on the test scans, if the run has any.
-    """
-
-    rule: str
-    target: Annotated[float, Between(0.0, 1.0)] | None
-    threshold: Annotated[float, Between(0.0, 1.0)]
-    validation: Counts
-    test: Counts | None = None
+    rule: str  # "youden" or "sensitivity"
+    target: Annotated[float, Between(0.0, 1.0)] | None  # the required sensitivity, if there was one
+    threshold: Annotated[float, Between(0.0, 1.0)]  # a scan at or above it is positive
+    validation: CallCounts  # on the scans that chose the threshold
+    test: CallCounts | None = None
 
 
 @dataclass(frozen=True)
@@ -190,12 +154,7 @@ class Operation:
     calibration: Calibration
     point: OperatingPoint | None
     notes: tuple[str, ...] = ()
-    scans: str = "validation"
-    """The scans that they come from: validation, or out-of-fold."""
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields; `read_as` is the inverse."""
-        return asdict(self)
+    scans: str = "validation"  # the scans that they come from: validation, or out-of-fold
 
 
 def choose_operation(
@@ -209,8 +168,6 @@ def choose_operation(
     """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note.
 
     Args:
-        logits: of the validation scans.
-        labels: 0 or 1.
         sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
         test: logits and labels of the test scans, on which the threshold is also counted.
         scans: what the validation scans are called.
@@ -218,18 +175,34 @@ def choose_operation(
     check_sensitivity(sensitivity)
     logits = logits.double()
     if not logits.isfinite().all():
-        raise UserError(f"{_a(scans)} scan has a logit that is not a finite number; give a run that has not diverged")
+        a_scan = f"{'an' if scans[0] in 'aeiou' else 'a'} {scans} scan"
+        raise UserError(f"{a_scan} has a logit that is not a finite number; give a run that has not diverged")
     positive, negative = int((labels == 1).sum()), int((labels == 0).sum())
     if not positive or not negative:
-        one = f"{positive} positive and {negative} negative scans"
+        known = f"{positive} positive and {negative} negative scans"
         if sensitivity is not None:
             raise UserError(
-                f"the {scans} scans have {one}, which give no threshold for sensitivity {sensitivity:g}; leave out "
+                f"the {scans} scans have {known}, which give no threshold for sensitivity {sensitivity:g}; leave out "
                 "--sensitivity, or give a run with both classes"
             )
-        note = f"the {scans} scans have {one}: probabilities are not calibrated, and no threshold was chosen"
+        note = f"the {scans} scans have {known}: probabilities are not calibrated, and no threshold was chosen"
         return Operation(Calibration(), None, (note,), scans)
-    calibration, notes = _fit(logits, labels, scans)
+    notes = []
+    if auroc(logits, labels).item() == 1.0:
+        notes.append(
+            f"the {scans} scans are separated without an error: a threshold between the classes, where no scan lies, "
+            "is arbitrary, and the numbers flatter"
+        )
+    if min(positive, negative) < FEW:
+        notes.append(f"there are only {positive} positive and {negative} negative {scans} scans: take it as rough")
+    calibration, left = Calibration(), "probabilities are not calibrated"
+    line = fit_lines(logits[None], labels, torch.ones_like(logits, dtype=torch.bool)[None])
+    if logits.unique().numel() == 1:
+        notes.append(f"all {scans} scans have the same logit: {left}")
+    elif line.slope.item() <= 0:  # a line that falls would reverse the order of scans
+        notes.append(f"higher logits do not go with positive {scans} scans: {left}; look at the model")
+    else:
+        calibration = Calibration(line.slope.item(), line.intercept.item())
     level = (
         youden_threshold(logits, labels) if sensitivity is None else sensitive_threshold(logits, labels, sensitivity)
     )
@@ -240,40 +213,13 @@ def choose_operation(
         validation=count(logits, labels, level),
         test=None if test is None else count(test[0].double(), test[1], level),
     )
-    return Operation(calibration, point, (*_cautions(logits, labels, positive, negative, scans), *notes), scans)
+    return Operation(calibration, point, tuple(notes), scans)
 
 
 def check_sensitivity(sensitivity: float | None) -> None:
     """Refuse what is not a share of scans."""
     if sensitivity is not None and not (is_number(sensitivity) and 0 < sensitivity <= 1):
         raise UserError(f"sensitivity is {sensitivity!r}; give a share above 0 and at most 1, for instance 0.95")
-
-
-def _a(word: str) -> str:
-    return f"{'an' if word[0] in 'aeiou' else 'a'} {word}"
-
-
-def _cautions(logits: Tensor, labels: Tensor, positive: int, negative: int, scans: str) -> list[str]:
-    notes = []
-    if auroc(logits, labels).item() == 1.0:
-        notes.append(
-            f"the {scans} scans are separated without an error: a threshold between the classes, where no scan lies, "
-            "is arbitrary, and the numbers flatter"
-        )
-    if min(positive, negative) < FEW:
-        notes.append(f"there are only {positive} positive and {negative} negative {scans} scans: take it as rough")
-    return notes
-
-
-def _fit(logits: Tensor, labels: Tensor, scans: str) -> tuple[Calibration, list[str]]:
-    """Platt's calibration, unless it would reverse the order of scans."""
-    left = "probabilities are not calibrated"
-    if logits.unique().numel() == 1:
-        return Calibration(), [f"all {scans} scans have the same logit: {left}"]
-    line = fit_line(logits, labels)
-    if line.slope <= 0:
-        return Calibration(), [f"higher logits do not go with positive {scans} scans: {left}; look at the model"]
-    return Calibration(line.slope, line.intercept), []
 
 
 def youden_threshold(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"]) -> float:
@@ -296,10 +242,10 @@ def _levels(logits: Tensor) -> list[float]:
     return [values[0].item(), *((values[1:] + values[:-1]) / 2).tolist()]
 
 
-def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level: float) -> Counts:
+def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level: float) -> CallCounts:
     """Count what a threshold on the logit finds."""
     above, positive, negative = logits >= level, labels == 1, labels == 0
-    return Counts(
+    return CallCounts(
         positive=int(positive.sum()),
         found=int((above & positive).sum()),
         negative=int(negative.sum()),
@@ -307,20 +253,19 @@ def count(logits: Float64[Tensor, "scans"], labels: Int[Tensor, "scans"], level:
     )
 
 
-def describe(operation: Operation) -> Sequence[str]:
-    """Describe calibration and threshold in sentences for people."""
+def describe(operation: Operation) -> list[str]:
+    """Calibration and threshold in sentences for people."""
     notes = [f"Note: {note}." for note in operation.notes]
     point = operation.point
     if point is None:
         return ["No threshold was chosen.", *notes]
     rule = "Youden's J" if point.target is None else f"a sensitivity of at least {point.target:g}"
     test = f"; on the test scans {point.test}" if point.test else ""
-    own = f"{point.validation} on {operation.scans if operation.scans == 'validation' else f'{operation.scans} scans'}"
-    first = f"A scan counts as positive from {point.threshold:.3f} on ({rule}): {own}{test}."
-    return [first, *notes]
-
-
-# The interval of a share.
+    scans = operation.scans if operation.scans == "validation" else f"{operation.scans} scans"
+    return [
+        f"A scan counts as positive from {point.threshold:.3f} on ({rule}): {point.validation} on {scans}{test}.",
+        *notes,
+    ]
 
 
 def wilson(found: int, of: int, z: float = 1.96) -> tuple[float, float]:

@@ -5,22 +5,20 @@ conformal calibration reads that off scans with slice labels which training has 
 new scan is exchangeable with them: drawn in the same way, by the same kind of scanner, from the same kind of patients.
 
 **The family.** Attention is averaged over a tenth of the scan (`SMOOTHING`). The first interval is the slice where
-that average peaks. Each further one adds the neighbour with more of it, until the last is the whole scan. A valley
-holds up one side only until the other side has fallen as low.
+that average peaks. Each further one adds the neighbour with more of it, until the last is the whole scan.
 
-**The score.** An interval scores the mean of two shares: its share of the averaged attention, and its share of the
-slices (`LENGTH_WEIGHT`). The score of a calibration scan is that of its first interval with all positive slices. Share
-of the slices makes the score grow with every slice, even where attention is 0, up to 1 for the whole scan.
+**The score** of an interval is the mean of its share of the averaged attention and its share of the slices
+(`LENGTH_WEIGHT`), which makes the score grow with every slice, even where attention is 0. That of a calibration scan is
+the score of its first interval with all positive slices.
 
 **Ties** favour neither end of the scan. The peak is the highest slice nearest to the mean position of the attention; if
 two are equally near, the lower one where the middle between them is even. Equal neighbours are added by their distance
 from the peak; at the same distance the side of the mean position comes first, and if the peak lies on that position,
 the lower side at even and the upper side at odd distances.
 
-Simulations led to both choices (LOG.md, 2026-11-17). Averaging shortens the intervals for seven of eight kinds of
-attention. Share of attention alone, with the number of slices to break ties, makes them up to a half longer:
-sharp attention is nearly all held long before the finding is. Share of slices alone makes some shorter still,
-but gives certain and uncertain scans intervals of the same length.
+Simulations led to both choices (LOG.md, 2026-11-17): averaging shortens the intervals for seven of eight kinds of
+attention, and share of attention alone makes them up to a half longer. Share of slices alone would give certain and
+uncertain scans intervals of the same length.
 
 Reference: Papadopoulos et al., "Inductive confidence machines for regression", 2002; nested families: Gupta et al.,
 "Nested conformal prediction and quantile out-of-bag ensemble methods", 2022.
@@ -50,8 +48,7 @@ SMOOTHING = 0.1
 LENGTH_WEIGHT = 0.5
 """The weight of an interval's share of the slices in its score; its share of the attention has the rest."""
 
-VERSION = 1
-"""The version of the family and its scores: a threshold means nothing for another one."""
+VERSION = 1  # the version of the family and its scores: a threshold means nothing for another one
 
 
 @dataclass(frozen=True)
@@ -64,8 +61,7 @@ class IntervalCalibration:
 
     def __post_init__(self) -> None:
         check_coverage(self.coverage)
-        if self.scans < scans_needed(self.coverage):
-            raise UserError(_too_few(self.scans, self.coverage))
+        _check_enough(self.scans, self.coverage)
         if not 0 < self.threshold <= 1:
             raise UserError(f"the threshold of intervals is {self.threshold}, not in (0, 1]; calibrate them again")
 
@@ -146,11 +142,11 @@ def calibrate_intervals(
     check_lengths(lengths, attention, "attention")
     positive = count_slices(slice_labels, lengths).positive > 0
     kept = int(positive.sum())
-    if kept < scans_needed(coverage):
-        raise UserError(_too_few(kept, coverage))
+    _check_enough(kept, coverage)
     family = _Family.of(attention, lengths)
-    flags = slice_labels.to(attention.device) == 1
-    scores = family.covering(flags)[positive.to(attention.device)].sort().values
+    last = family.scans.reduce(torch.where(slice_labels.to(attention.device) == 1, family.rank, 0), "amax")
+    covering = family.scores[family.scans.starts + last]  # of each scan's first interval with all positive slices
+    scores = covering[positive.to(attention.device)].sort().values
     return IntervalCalibration(coverage, kept, scores[_rank(kept, coverage) - 1].item())
 
 
@@ -180,11 +176,12 @@ def check_coverage(coverage: float) -> None:
         raise UserError(f"coverage is {coverage!r}; give a number between 0 and 1, such as .9 for 90 % of the scans")
 
 
-def _too_few(scans: int, coverage: float) -> str:
-    return (
-        f"{scans} scan{'' if scans == 1 else 's'} with positive slices cannot calibrate intervals for a coverage of "
-        f"{coverage:g}; give at least {scans_needed(coverage)}, better 30 or more, or ask for a lower coverage"
-    )
+def _check_enough(scans: int, coverage: float) -> None:
+    if scans < scans_needed(coverage):
+        raise UserError(
+            f"{scans} scan{'' if scans == 1 else 's'} with positive slices cannot calibrate intervals for a coverage "
+            f"of {coverage:g}; give at least {scans_needed(coverage)}, better 30 or more, or ask for a lower coverage"
+        )
 
 
 @dataclass(frozen=True)
@@ -192,8 +189,7 @@ class _Family:
     """The order in which each scan's interval takes in its slices, and the score after each step."""
 
     scans: PackedScans
-    rank: Int64[Tensor, "slices"]
-    """How many slices of its scan the interval takes in before each slice."""
+    rank: Int64[Tensor, "slices"]  # how many slices of its scan the interval takes in before each slice
     scores: Float64[Tensor, "slices"]
     """Scan after scan, the score of the interval of 1, 2, ... slices; strictly increasing."""
 
@@ -208,18 +204,13 @@ class _Family:
         size = (scans.places + 1) / scans.lengths[scans.of_slice].double()
         return cls(scans, rank, (1 - LENGTH_WEIGHT) * held + LENGTH_WEIGHT * size)
 
-    def covering(self, flags: Tensor) -> Tensor:
-        """The score of each scan's first interval with all flagged slices; of scans without any, that of the peak."""
-        last = self.scans.reduce(torch.where(flags, self.rank, 0), "amax")
-        return self.scores[self.scans.starts + last]
-
 
 def _average(weights: Tensor, scans: PackedScans) -> Tensor:
     """The mean of `SMOOTHING` of the scan's slices around each slice, in whole numbers; at the ends, of those there."""
     reach = (scans.lengths * (SMOOTHING / 2)).round().long()[scans.of_slice]
-    place = torch.arange(len(weights), device=weights.device)
-    start = torch.maximum(place - reach, scans.starts[scans.of_slice])
-    stop = torch.minimum(place + reach + 1, scans.stops[scans.of_slice])
+    index = torch.arange(len(weights), device=weights.device)
+    start = torch.maximum(index - reach, scans.starts[scans.of_slice])
+    stop = torch.minimum(index + reach + 1, scans.stops[scans.of_slice])
     running = running_sum(weights)
     return (running[stop] - running[start]) // (stop - start)
 
@@ -230,28 +221,28 @@ def _growth(weights: Tensor, scans: PackedScans) -> Tensor:
     Taking the larger of two neighbours again and again merges the two sides in the order of their running minima,
     counted from the peak outwards. So one sort replaces the steps.
     """
-    place, peak = scans.places, _peak(weights, scans)
-    towards_mean = (scans.count(weights * place) - peak * scans.count(weights)).sign()[scans.of_slice]
+    index, peak = scans.places, _peak(weights, scans)
+    towards_mean = (scans.count(weights * index) - peak * scans.count(weights)).sign()[scans.of_slice]
     peak = peak[scans.of_slice]
-    upper = place >= peak
+    upper = index >= peak
     rising = _running_minimum(weights, 2 * scans.of_slice + upper)
-    mirrored = 2 * (len(scans.lengths) - 1 - scans.of_slice) + (place <= peak)
+    mirrored = 2 * (len(scans.lengths) - 1 - scans.of_slice) + (index <= peak)
     falling = _running_minimum(weights.flip(0), mirrored.flip(0)).flip(0)
-    distance = (place - peak).abs()
+    distance = (index - peak).abs()
     upper_first = torch.where(towards_mean == 0, distance % 2 == 1, towards_mean > 0)
-    order = (2 * distance + (upper_first != (place > peak))).argsort(stable=True)
+    order = (2 * distance + (upper_first != (index > peak))).argsort(stable=True)
     order = order[torch.where(upper, rising, falling)[order].argsort(descending=True, stable=True)]
     return order[scans.of_slice[order].argsort(stable=True)]
 
 
 def _peak(weights: Tensor, scans: PackedScans) -> Tensor:
-    """The place of each scan's highest weight; the module says what becomes of ties."""
-    place, of = scans.places, scans.of_slice
+    """The index of each scan's highest weight; the module says what becomes of ties."""
+    index, of = scans.places, scans.of_slice
     highest = weights == scans.reduce(weights, "amax")[of]
-    off = (place * scans.count(weights)[of] - scans.count(weights * place)[of]).abs()
+    off = (index * scans.count(weights)[of] - scans.count(weights * index)[of]).abs()
     nearest = highest & (off == scans.reduce(torch.where(highest, off, torch.iinfo(torch.int64).max), "amin")[of])
-    low = scans.reduce(torch.where(nearest, place, len(weights)), "amin")
-    high = scans.reduce(torch.where(nearest, place, -1), "amax")
+    low = scans.reduce(torch.where(nearest, index, len(weights)), "amin")
+    high = scans.reduce(torch.where(nearest, index, -1), "amax")
     return torch.where((low + high) // 2 % 2 == 0, low, high)
 
 

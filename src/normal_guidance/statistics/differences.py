@@ -1,10 +1,8 @@
 """Tests of the difference between two methods: claims, intervals, p-values, and sentences for a report.
 
-A difference is averaged over the splits.  Its standard error comes from the bootstrap over patients (`bootstrap`), and
-Student's t turns it into the interval and the p-value, so that the two never contradict each other.  For scan AUROC the
-p-value uses DeLong's standard error (`delong`).  Holm's correction covers all claims about one metric.
-
-`differences` says why the interval is t times the bootstrap's standard error.
+A difference is averaged over the splits.  Its standard error comes from a bootstrap over patients, and Student's t
+turns it into the interval and the p-value, so that the two never contradict each other.  The p-value of scan AUROC uses
+DeLong's standard error.  Holm's correction covers all claims about one metric.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -25,32 +22,13 @@ from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_MET
 from normal_guidance.show.text_tables import interval, p_value, signed
 from normal_guidance.statistics.split_results import METRICS, Metric, Patients, SplitResults, patients_of
 
-# DeLong's test of a difference between two scan AUROCs, for patients with several scans and for several splits.
-# An AUROC is a mean of placement values: the share of negative scans that a positive scan outranks, and the share of
-# positive scans that outrank a negative one; ties count one half.  DeLong takes the variance from their spread.  With
-# several scans per patient the placement values of a patient are summed before squaring (Obuchowski), and with several
-# splits they are summed over the splits too, so that a patient tested in two splits counts once.
-# Reference: DeLong, DeLong, Clarke-Pearson, "Comparing the areas under two or more correlated receiver operating
-# characteristic curves", 1988; Obuchowski, "Nonparametric analysis of clustered ROC curve data", 1997; counting by
-# sorting instead of by pairs: Sun and Xu, "Fast implementation of DeLong's algorithm", 2014.
-
 
 @dataclass(frozen=True)
 class DeLong:
-    """A difference in scan AUROC with its standard error, and the resulting normal test and interval."""
+    """A difference in scan AUROC with its standard error, and the resulting normal interval."""
 
     difference: float
     standard_error: float
-
-    @property
-    def z(self) -> float:
-        """The difference divided by its standard error."""
-        return in_standard_errors(self.difference, self.standard_error)
-
-    @property
-    def p(self) -> float:
-        """The two-sided p-value."""
-        return math.erfc(abs(self.z) / math.sqrt(2))
 
     def interval(self, level: float = 0.95) -> tuple[float, float]:
         """The confidence interval at this level."""
@@ -87,10 +65,17 @@ def in_standard_errors(difference: float, standard_error: float) -> float:
 def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
     r"""The difference in scan AUROC, method minus against, averaged over the splits.
 
+    An AUROC is a mean of placement values: the share of negative scans that a positive scan outranks, and the share of
+    positive scans that outrank a negative one.  DeLong takes the variance from their spread.
+
     $\mathrm{var} = \sum_c u_c^2 + \sum_c v_c^2 + 2 \sum_c \tilde u_c \tilde v_c$ over patients c, with $u_c$ and $v_c$
     the patient's centred placement values of positive and of negative scans, summed over the splits and scaled by
     $\sqrt{I/(I-1)}$, I being the patients of a split who have such scans (in $\tilde u, \tilde v$: any scans).
     One split with one scan per patient is DeLong's test exactly; one split with several is Obuchowski's.
+
+    Reference: DeLong et al., "Comparing the areas under two or more correlated receiver operating characteristic
+    curves", 1988; Obuchowski, "Nonparametric analysis of clustered ROC curve data", 1997; counting by sorting: Sun and
+    Xu, "Fast implementation of DeLong's algorithm", 2014.
     """
     patients = patients_of(splits)
     # Rows: positive scans' and negative scans' values scaled by their own patients, then both by all patients.
@@ -124,12 +109,12 @@ def _scores(split: SplitResults, method: str) -> Float64[np.ndarray, "scans"]:
 
 
 def _placements(scores: Float64[np.ndarray, "scans"], positive: Bool[np.ndarray, "scans"]) -> np.ndarray:
-    """Placement values: the share of negatives below each positive scan, or of positives above each negative scan."""
+    """The placement value of each scan; ties count one half."""
     values = np.empty(len(scores))
     for kind, sign in ((positive, 1.0), (~positive, -1.0)):
         others = np.sort(sign * scores[~kind])
-        own = sign * scores[kind]
-        twice = np.searchsorted(others, own, side="left") + np.searchsorted(others, own, side="right")
+        ranked = sign * scores[kind]
+        twice = np.searchsorted(others, ranked, side="left") + np.searchsorted(others, ranked, side="right")
         values[kind] = twice / (2 * len(others))
     return values
 
@@ -140,17 +125,7 @@ def _unbiased(patients: Int64[np.ndarray, "_"]) -> float:
     return math.sqrt(count / (count - 1)) if count > 1 else math.nan
 
 
-# Bootstrap over patients: the four metrics of every method, averaged over splits, in thousands of resampled tests.
-# Patients of all splits together are drawn with replacement, positive and negative ones separately.  Each drawn patient
-# brings all of his scans in all splits, for all methods.  A draw is a vector of multiplicities, so no scan is copied:
-# localization is a weighted mean, one matrix product for all methods, and scan AUROC and AUPRC sort the scans once per
-# method and then take running sums of the weights.
-# Reference: Field and Welsh, "Bootstrapping clustered data", 2007; drawing n - 1 of n: Rao and Wu, "Resampling
-# inference with complex survey data", 1988.
-
-
-DRAWS = 2000
-"""Resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %."""
+DRAWS = 2000  # resampled tests; with 2,000 of them the standard error itself is off by about 1.6 %
 
 MAX_CELLS = 2**15
 """The most weights of one split's scans at a time: a thread's few arrays of 256 KiB fit its core's cache."""
@@ -169,8 +144,12 @@ def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
 def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) -> Draws:
     """Every metric of every method in `draws` resampled tests, averaged over the splits.  A seed fixes the draws.
 
-    Each draw takes n - 1 of the n positive patients, and likewise of the negative ones, which makes the variance of a
-    mean unbiased.  A draw that leaves a split without positive or without negative scans is NaN.
+    Patients of all splits together are drawn with replacement, n - 1 of the n positive ones and likewise of the
+    negative ones, which makes the variance of a mean unbiased.  Each brings all of his scans in all splits, for all
+    methods.  A draw that leaves a split without positive or without negative scans is NaN.
+
+    Reference: Field and Welsh, "Bootstrapping clustered data", 2007; drawing n - 1 of n: Rao and Wu, "Resampling
+    inference with complex survey data", 1988.
     """
     if draws < 2:
         raise UserError(f"draws is {draws}, but a standard error needs at least 2; use {DRAWS}")
@@ -208,12 +187,9 @@ class _Sorted:
 
     positives: Int64[np.ndarray, "positives"]
     negatives: Int64[np.ndarray, "negatives"]
-    own: Int64[np.ndarray, "positives"]
-    """The number of positives strictly below each positive."""
-    below: Int64[np.ndarray, "positives"]
-    """The number of negatives strictly below each positive."""
-    upto: Int64[np.ndarray, "positives"]
-    """The number of negatives below each positive or tied with it."""
+    own: Int64[np.ndarray, "positives"]  # the number of positives strictly below each positive
+    below: Int64[np.ndarray, "positives"]  # the number of negatives strictly below each positive
+    upto: Int64[np.ndarray, "positives"]  # the number of negatives below each positive or tied with it
 
     @classmethod
     def of(cls, scores: np.ndarray, positive: np.ndarray, patients: np.ndarray) -> _Sorted:
@@ -254,18 +230,22 @@ def _running(weights: Float64[np.ndarray, "draws scans"]) -> Float64[np.ndarray,
 
 
 class _Weighted:
-    """The parts of the metrics that do not depend on the weights, computed once."""
+    """The parts of the metrics that do not depend on the weights of patients, computed once."""
 
     def __init__(self, splits: Sequence[SplitResults], patients: Patients) -> None:
+        pairs = list(zip(splits, patients.of_scans, strict=True))
         self.methods = tuple(splits[0].methods)
-        self.sums = [
-            _sums(split, self.methods, of, len(patients.ids))
-            for split, of in zip(splits, patients.of_scans, strict=True)
-        ]
+        # Sums over each patient's scans in a split: AUROC of every method, AUPRC of every method, and their number.
+        self.sums = []
+        for split, of in pairs:
+            kept, methods = split.localized, [split.methods[method] for method in self.methods]
+            columns = [*(method.auroc for method in methods), *(method.auprc for method in methods), np.ones(len(kept))]
+            self.sums.append(np.zeros((len(patients.ids), len(columns))))
+            np.add.at(self.sums[-1], of[kept], np.stack([column[kept] for column in columns], axis=1))
         self.rankings = {
             method: [
                 _Sorted.of(scores, split.labels == 1, of)
-                for split, of in zip(splits, patients.of_scans, strict=True)
+                for split, of in pairs
                 if (scores := split.methods[method].scan_scores) is not None
             ]
             for method, measured in splits[0].methods.items()
@@ -274,14 +254,17 @@ class _Weighted:
 
     def averages(self, weights: Float64[np.ndarray, "draws patients"]) -> Draws:
         """Every metric of every method under each draw, averaged over the splits."""
+        totals = [weights @ sums for sums in self.sums]
         with np.errstate(invalid="ignore"):
-            means = np.mean([_means(weights @ sums) for sums in self.sums], axis=0)
+            means = np.mean([total[:, :-1] / total[:, -1:] for total in totals], axis=0)
         half = len(self.methods)
+
+        def scan_metrics(rankings: Sequence[_Sorted]) -> np.ndarray:
+            return np.mean([ranking.metrics(weights) for ranking in rankings], axis=0)
+
         # NumPy releases the interpreter lock in `take` and sums, so threads run in parallel.
         with ThreadPoolExecutor() as threads:
-            scans = dict(
-                zip(self.rankings, threads.map(partial(_averages, weights), self.rankings.values()), strict=True)
-            )
+            scans = dict(zip(self.rankings, threads.map(scan_metrics, self.rankings.values()), strict=True))
         return {
             "localization_auroc": dict(zip(self.methods, means.T[:half], strict=True)),
             "localization_auprc": dict(zip(self.methods, means.T[half:], strict=True)),
@@ -290,32 +273,9 @@ class _Weighted:
         }
 
 
-def _averages(weights: Float64[np.ndarray, "draws patients"], rankings: Sequence[_Sorted]) -> np.ndarray:
-    """AUROC and AUPRC of one method, averaged over its splits."""
-    return np.mean([ranking.metrics(weights) for ranking in rankings], axis=0)
-
-
-def _sums(
-    split: SplitResults, methods: Sequence[str], patients: np.ndarray, count: int
-) -> Float64[np.ndarray, "patients columns"]:
-    """Sums over each patient's scans in one split: AUROC of every method, AUPRC of every method, and their number."""
-    kept = split.localized
-    columns = [split.methods[method].auroc for method in methods]
-    columns += [split.methods[method].auprc for method in methods]
-    values = np.stack([column[kept] for column in [*columns, np.ones(len(kept))]], axis=1)
-    sums = np.zeros((count, values.shape[1]))
-    np.add.at(sums, patients[kept], values)
-    return sums
-
-
-def _means(totals: Float64[np.ndarray, "draws columns"]) -> np.ndarray:
-    return totals[:, :-1] / totals[:, -1:]
-
-
 LEVEL = 0.95
 
-BASELINE = "centered_gaussian"
-"""The method that every other must beat: it never looks at the image."""
+BASELINE = "centered_gaussian"  # the method that every other must beat: it never looks at the image
 
 COUNTERPARTS = {
     name: {"smap": "abmil", "smtp": "transmil"}.get(name, method.model)
@@ -330,8 +290,7 @@ RIVALS = {"ng": "smap", "mhng": "smtp", COMMITTEE: "ng"}
 MIN_DEFINED = 0.9
 """Share of draws that must be defined; if fewer are, the splits have too few positive or negative patients."""
 
-ROUNDING = 1e-12
-"""Differences below this are rounding errors of sums and count as 0."""
+ROUNDING = 1e-12  # differences below this are rounding errors of sums and count as 0
 
 _SENTENCES: dict[Metric, tuple[str, str, str]] = {
     "localization_auroc": ("localizes", "", "localization AUROC"),
@@ -366,11 +325,12 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
         if {method, other} <= {*tested}
     ]
     pairs += [(method, ceiling) for method in tested if ceiling is not None]
-    return [Claim(*pair, metric) for metric in METRICS for pair in pairs if _have(pair, metric)]
-
-
-def _have(pair: tuple[str, str], metric: Metric) -> bool:
-    return metric.startswith("localization") or all(map(scores_scans, pair))
+    return [
+        Claim(*pair, metric)
+        for metric in METRICS
+        for pair in pairs
+        if metric.startswith("localization") or all(map(scores_scans, pair))
+    ]
 
 
 CORRECTED = "p is corrected for the number of comparisons, the interval is not"
@@ -391,11 +351,9 @@ class Difference:
     low: float
     high: float
     p: float
-    p_adjusted: float
-    """The p-value after Holm's correction over the claims about the same metric."""
+    p_adjusted: float  # the p-value after Holm's correction over the claims about the same metric
     splits: int
-    scans: int
-    """The number of distinct scans on which the metric was measured, in all splits together."""
+    scans: int  # the number of distinct scans on which the metric was measured, in all splits together
     patients: int
     level: float = LEVEL
 
@@ -432,32 +390,33 @@ def differences(
 ) -> list[Difference]:
     """Every claimed difference, in the order of the claims, tested on the same resampled patients.
 
-    The interval is the estimate ± Student's t times the bootstrap's standard error.  The degrees of freedom are the
-    number of patients with localized scans less one; for scan metrics, the number of positive or of negative patients,
-    whichever is smaller, less one.
+    The interval is the estimate ± Student's t times the bootstrap's standard error. Its degrees of freedom are the
+    patients with localized scans less one, or for scan metrics the positive or negative patients, whichever are fewer.
+    The p-value matches it, except for scan AUROC, where DeLong's error replaces the bootstrap's.
 
-    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 60 to 500 positive
-    patients the interval covers the truth in 94 to 96 % of experiments, for all four metrics.  With 16 patients it
-    still does, while percentile, basic and bias-corrected intervals fall to 90 or 91 %.  Its limit: where both methods
-    are nearly perfect, a few scans decide, and with 60 patients it covers a difference of localization AUROCs of .98
-    and .96 in only 92 %.
-
-    The p-value matches the interval, except for scan AUROC, where DeLong's error replaces the bootstrap's.
+    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 16 to 500 positive
+    patients the interval covers the truth in 94 to 96 % of experiments; percentile, basic and bias-corrected intervals
+    fall to 90 or 91 %.  Its limit: where both methods are nearly perfect, a few scans decide (92 % with 60 patients).
     """
     if not 0 < level < 1:
         raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
     patients, estimates = patients_of(splits), measure(splits)
     for claim in claimed:
-        _check(claim, estimates[claim.metric])
-    drawn = resample(splits, draws, seed)
-    found = []
-    for claim in claimed:
-        estimate, varied = (
-            _whole(np.asarray(values[claim.metric][claim.method] - values[claim.metric][claim.against]))
-            for values in (estimates, drawn)
-        )
-        found.append(_difference(splits, patients, claim, estimate.item(), varied, level))
-    return _adjusted(found)
+        for method in (claim.method, claim.against):
+            if method not in estimates[claim.metric]:
+                raise UserError(f"{method!r} has no {claim.metric}; test it, or leave out the claim {tuple(claim)}")
+    drawn, tested = resample(splits, draws, seed), []
+    for method, against, metric in claimed:
+        by_draw = np.array(drawn[metric][method] - drawn[metric][against])
+        by_draw[np.abs(by_draw) < ROUNDING] = 0.0
+        estimate = estimates[metric][method] - estimates[metric][against]
+        estimate = 0.0 if abs(estimate) < ROUNDING else estimate
+        tested.append(_difference(splits, patients, Claim(method, against, metric), estimate, by_draw, level))
+    for metric in METRICS:
+        family = [i for i, difference in enumerate(tested) if difference.metric == metric]
+        for i, p in zip(family, holm([tested[i].p for i in family]), strict=True):
+            tested[i] = replace(tested[i], p_adjusted=p)
+    return tested
 
 
 def _difference(
@@ -468,7 +427,12 @@ def _difference(
     drawn: Float64[np.ndarray, "draws"],
     level: float,
 ) -> Difference:
-    kinds = _kinds(splits, claim.metric)
+    # The scans of each split that the metric needs: localized ones, or negative and positive ones separately.
+    kinds = (
+        [[split.localized for split in splits]]
+        if claim.metric.startswith("localization")
+        else [[split.labels == label for split in splits] for label in (0, 1)]
+    )
     freedom = min(patients.counted(kind) for kind in kinds) - 1
     used = [np.logical_or.reduce(scans) for scans in zip(*kinds, strict=True)]
     scans = {scan for split, chosen in zip(splits, used, strict=True) for scan in np.array(split.scan_ids)[chosen]}
@@ -482,32 +446,6 @@ def _difference(
             error = delong(splits, claim.method, claim.against).standard_error
         p = student_p(in_standard_errors(estimate, error), freedom)
     return Difference(*claim, estimate, low, high, p, math.nan, len(splits), len(scans), patients.counted(used), level)
-
-
-def _kinds(splits: Sequence[SplitResults], metric: Metric) -> list[list[np.ndarray]]:
-    """The scans of each split that a metric needs: localized scans, or negative and positive scans separately."""
-    if metric.startswith("localization"):
-        return [[split.localized for split in splits]]
-    return [[split.labels == label for split in splits] for label in (0, 1)]
-
-
-def _check(claim: Claim, measured: Mapping[str, float]) -> None:
-    for method in (claim.method, claim.against):
-        if method not in measured:
-            raise UserError(f"{method!r} has no {claim.metric}; test it, or leave out the claim {tuple(claim)}")
-
-
-def _whole(values: np.ndarray) -> np.ndarray:
-    return np.where(np.abs(values) < ROUNDING, 0.0, values)
-
-
-def _adjusted(found: Sequence[Difference]) -> list[Difference]:
-    result = list(found)
-    for metric in METRICS:
-        family = [i for i, one in enumerate(found) if one.metric == metric]
-        for i, p in zip(family, holm([found[i].p for i in family]), strict=True):
-            result[i] = replace(found[i], p_adjusted=p)
-    return result
 
 
 def holm(p: Sequence[float]) -> list[float]:

@@ -2,16 +2,13 @@
 
 AUROC and AUPRC (`core.metrics.localization`) judge the whole ranking of a scan's slices. A reader who opens the scan
 asks simpler questions. Is the slice with the highest attention positive, or one of the first few? If not, how far is it
-from a positive slice, in slices and in millimetres? How well does the interval that holds most of the attention cover
-the finding? The measures use the same scans as AUROC, those with slices of both classes: where every slice is positive,
-nothing can miss.
+from a positive slice? How well does the interval that holds most of the attention cover the finding? The measures use
+the scans of AUROC, those with slices of both classes: where every slice is positive, nothing can miss.
 
-**Ties.** Attention often ties (max pooling leaves most slices at 0, mean pooling all at 1/S), and taking the first
-slice of a tie would measure the scanner rather than the method. Hits and peak errors are therefore expected values over
-ties broken at random, so uniform attention scores exactly as guessing does.
+Attention often ties (max pooling leaves most slices at 0), and the first slice of a tie would measure the scanner, not
+the method. Hits and peak errors are expected values over ties broken at random: uniform attention scores as guessing.
 
-Slices are packed: all slices of all scans in one vector, and `lengths` says where one scan ends. Everything runs on
-the device of the attention, without a loop over scans.
+Slices are packed, and everything runs on the device of the attention, without a loop over scans.
 """
 
 from __future__ import annotations
@@ -30,16 +27,14 @@ from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag
 from normal_guidance.core.blocks import GAP, check_gap, count_slices
 from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
-TOPS = (1, 3, 5)
-"""Numbers of slices to look at: the peak, then a few."""
+TOPS = (1, 3, 5)  # numbers of slices to look at: the peak, then a few
 
 SHARES = (0.5, 0.9)
 """Shares of the attention whose smallest interval is compared with the truth.
 
-For a Gaussian, the shape that guidance asks for, the intervals are the mean ± 0.67 and ± 1.64 sd. Half of the attention
-is its core, which stays in place when softmax leaves a little on each of hundreds of slices. Nine tenths show how far
-it spreads. Neither need reach an overlap of 1: attention spread evenly over one true block, and over nothing else,
-overlaps by about .5 and .9, so .9 is the one to compare with 1.
+For a Gaussian the intervals are the mean ± 0.67 and ± 1.64 sd. Half of the attention is its core, which stays in place
+when softmax leaves a little on each of hundreds of slices; nine tenths show how far it spreads. Attention spread evenly
+over one true block overlaps by about .5 and .9, so .9 is the one to compare with 1.
 """
 
 SHARE_SLACK = 1e-6
@@ -59,7 +54,7 @@ def smallest_interval(
     For every first slice a binary search in the running sum finds the last one: O(S log S), all scans at once.
     """
     check_lengths(lengths, attention, "attention")
-    _check_share(share)
+    _check_shares([share])
     scans = PackedScans.of(lengths.to(attention.device))
     return _interval(whole_numbers(attention, scans), scans, share)
 
@@ -126,7 +121,13 @@ class LocalizationMeasures:
 
         Scans without a value (NaN) do not count; if no scan has a value, the number is NaN.
         """
-        return {name: _summarise(values, "error" in name) for name, values in self.columns().items()}
+        summaries = {}
+        for name, values in self.columns().items():
+            known = values[~values.isnan()]
+            kind: Literal["mean", "median"] = "median" if "error" in name else "mean"
+            middle = known.quantile(0.5) if kind == "median" and len(known) else known.mean()
+            summaries[name] = Summary(middle.item(), kind, len(known))
+        return summaries
 
 
 def localization_measures(
@@ -165,14 +166,18 @@ def localization_measures(
     for name, values in (("slice_labels", slice_labels), ("scores", scores), ("positions", positions)):
         _check_one_per("slice", len(attention), name, values)
     _check_one_per("scan", len(lengths), "spacing", spacing)
-    _check_choices(tops, shares, gap)
+    for k in tops:
+        if k < 1:
+            raise UserError(f"top-{k} hit: k must be 1 or more slices")
+    _check_shares(shares)
+    check_gap(gap)
     device = attention.device
     slice_labels, lengths = slice_labels.to(device), lengths.to(device, torch.int64)
     counts, everything = count_slices(slice_labels, lengths), PackedScans.of(lengths)
     weights, scores = whole_numbers(attention, everything), scores.detach().to(device)
     if scores.isnan().any():
-        scan, place = everything.locate(scores.isnan())
-        raise UserError(f"scan {scan}, slice {place}: its score is NaN; leave out a model that has diverged")
+        scan, index = everything.locate(scores.isnan())
+        raise UserError(f"scan {scan}, slice {index}: its score is NaN; leave out a model that has diverged")
     along = _positions(positions, spacing, everything, device)
     kept = counts.mixed.nonzero().squeeze(1)
     among = counts.mixed[everything.of_slice]
@@ -180,7 +185,9 @@ def localization_measures(
     positive = slice_labels[among] == 1
     before, after = _neighbours(positive)
     peak = scores == scans.reduce(scores, "amax")[scans.of_slice]
-    truth = _bridge(before, after, scans, gap)
+    # The true blocks: positive slices, and runs of at most `gap` negatives between two of them.
+    inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
+    truth = inside & (after - before <= gap + 1)
     return LocalizationMeasures(
         kept=kept,
         hits=_top_hits(scores, positive, scans, tops),
@@ -197,7 +204,7 @@ def localization_measures(
 def _top_hits(scores: Tensor, positive: Tensor, scans: PackedScans, tops: Sequence[int]) -> dict[int, Tensor]:
     """By k: the probability that the k highest scores include a positive, with ties broken at random."""
     order = scores.argsort(descending=True, stable=True)
-    order = order[scans.of_slice[order].argsort(stable=True)]  # scan after scan, the highest score first
+    order = _scan_after_scan(order, scans.of_slice)
     hits = {}
     for k in tops:
         shown = scans.lengths.clamp(max=k)
@@ -234,22 +241,10 @@ def _mean_where(chosen: Tensor, values: Tensor, scans: PackedScans) -> Tensor:
     return scans.reduce(torch.where(chosen, values, 0.0), "sum") / scans.count(chosen)
 
 
-def _bridge(before: Tensor, after: Tensor, scans: PackedScans, gap: int) -> Tensor:
-    """The true blocks: positive slices, and runs of at most `gap` negatives between two of them."""
-    inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
-    return inside & (after - before <= gap + 1)
-
-
 def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: PackedScans) -> Tensor:
     running = running_sum(truth)
     shared = running[scans.starts + last + 1] - running[scans.starts + first]
     return shared / (last + 1 - first + scans.count(truth) - shared).double()
-
-
-def _summarise(values: Tensor, error: bool) -> Summary:
-    known = values[~values.isnan()]
-    middle = known.quantile(0.5) if error and len(known) else known.mean()
-    return Summary(value=middle.item(), kind="median" if error else "mean", scans=len(known))
 
 
 def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedScans, device: torch.device) -> Tensor:
@@ -259,8 +254,8 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedSc
     if positions is not None:
         positions = positions.to(device, torch.float64)
         if positions.isinf().any():
-            scan, place = scans.locate(positions.isinf())
-            raise UserError(f"scan {scan}, slice {place}: its position is infinite; use NaN where it is unknown")
+            scan, index = scans.locate(positions.isinf())
+            raise UserError(f"scan {scan}, slice {index}: its position is infinite; use NaN where it is unknown")
         return positions
     if spacing is None:
         return torch.full_like(scans.of_slice, torch.nan, dtype=torch.float64)
@@ -277,32 +272,20 @@ def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> N
         raise UserError(f"{name} has shape {tuple(values.shape)} but there are {count} {what}s: give one per {what}")
 
 
-def _check_share(share: float) -> None:
-    if not 0 < share <= 1:
-        raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
-
-
-def _check_choices(tops: Sequence[int], shares: Sequence[float], gap: int) -> None:
-    for k in tops:
-        if k < 1:
-            raise UserError(f"top-{k} hit: k must be 1 or more slices")
+def _check_shares(shares: Sequence[float]) -> None:
     for share in shares:
-        _check_share(share)
-    check_gap(gap)
+        if not 0 < share <= 1:
+            raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
 
 
-# Key slices: the few slices of a scan to look at first, chosen by attention and kept apart.
-
-
-KEYS = 5
-"""The most key slices of a scan."""
+KEYS = 5  # the most key slices of a scan
 
 APART_MM = 8.0
 """The least distance between key slices, which are never adjacent either: neighbours show the same thing."""
 
 
 def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
-    """The slices to look at first, counted from 0, highest attention first.
+    """The few slices to look at first, counted from 0, highest attention first.
 
     Each is at least `APART_MM` from those before it (or 2 slices, if that is more or the spacing is unknown).  The list
     ends where attention falls below an even share, 1 / slices, so a scan with all attention in one place has few.
@@ -318,19 +301,16 @@ def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: f
     slices = len(attention)
     apart = 2 if not spacing else max(2, math.ceil(APART_MM / spacing))
     shares = (attention.double() / attention.double().sum()).tolist()
-    middle = sum(place * share for place, share in enumerate(shares))
-    order = sorted(range(slices), key=lambda place: (-round(shares[place], 9), abs(place - middle), place))
+    middle = sum(index * share for index, share in enumerate(shares))
+    order = sorted(range(slices), key=lambda index: (-round(shares[index], 9), abs(index - middle), index))
     chosen: list[int] = []
-    for place in order:
-        enough = shares[place] >= (1 - 1e-6) / slices or not chosen
+    for index in order:
+        enough = shares[index] >= (1 - 1e-6) / slices or not chosen
         if len(chosen) == count or not enough:
             break
-        if all(abs(place - other) >= apart for other in chosen):
-            chosen.append(place)
+        if all(abs(index - other) >= apart for other in chosen):
+            chosen.append(index)
     return tuple(chosen)
-
-
-# Ranks of slices within their scans: orders in which to remove them, and the correlation of two orders.
 
 
 def highest_first(
@@ -342,37 +322,40 @@ def highest_first(
     """
     order = torch.randperm(len(scores), generator=generator)
     order = order[scores[order].argsort(descending=True, stable=True)]
-    return order[bag_of_rows(lengths)[order].argsort(stable=True)]
+    return _scan_after_scan(order, bag_of_rows(lengths))
+
+
+def _scan_after_scan(order: Tensor, scan: Tensor) -> Tensor:
+    return order[scan[order].argsort(stable=True)]
 
 
 def moved_round(lengths: Int[Tensor, "scans"], generator: torch.Generator) -> Int64[Tensor, "slices"]:
     """The slices' numbers, scan after scan, each scan rotated to begin at a random slice."""
-    size, place = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
+    size, index = lengths[bag_of_rows(lengths)], place_in_bag(lengths)
     by = (torch.rand(len(lengths), generator=generator) * lengths).long()[bag_of_rows(lengths)]
-    return torch.arange(len(size)) - place + (place + by) % size
+    return torch.arange(len(size)) - index + (index + by) % size
 
 
 def ranks(scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
     """Ranks within each scan from 0, ties sharing their mean."""
     scan = bag_of_rows(lengths)
-    order = scores.argsort(stable=True)
-    order = order[scan[order].argsort(stable=True)]
+    order = _scan_after_scan(scores.argsort(stable=True), scan)
     ordered, of = scores[order], scan[order]
     begins = torch.ones_like(of, dtype=torch.bool)
     begins[1:] = (ordered[1:] != ordered[:-1]) | (of[1:] != of[:-1])
     group = begins.cumsum(0) - 1
-    place = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
+    index = place_in_bag(lengths).double()  # also right for the ordered slices: scans keep their order and lengths
     count = torch.bincount(group).double()
-    mean = torch.zeros_like(count).index_add(0, group, place) / count
-    return torch.empty_like(place).index_copy(0, order, mean[group])
+    mean = torch.zeros_like(count).index_add(0, group, index) / count
+    return torch.empty_like(index).index_copy(0, order, mean[group])
 
 
 def rank_correlation(
-    one: Float[Tensor, "slices"], other: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
+    first: Float[Tensor, "slices"], second: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
     """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score."""
     scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
-    x, y = (ranks(scores, lengths) - half[scan] for scores in (one, other))
+    x, y = (ranks(scores, lengths) - half[scan] for scores in (first, second))
 
     def total(values: Tensor) -> Tensor:
         return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)

@@ -1,11 +1,9 @@
 """Measures of localization that a guess by position alone cannot reach: skill, and what is specific to the patient.
 
 Findings lie in the middle of a scan more often than at its ends, so attention that is high in the middle of every scan
-has an AUROC far above .5 and knows nothing of any patient. Two measures take this away:
-
-- **Skill** asks how much of the way from the best guess by position to perfect localization was covered.
-- The **patient-specific** measure asks whether a scan's own attention finds its finding better than the attention of
-  other patients' scans does, laid over it by relative position.
+has an AUROC far above .5 and knows nothing of any patient. Skill asks how much of the way from the best guess by
+position to perfect localization was covered; the patient-specific measure asks whether a scan's own attention finds its
+finding better than that of other patients' scans does, laid over it by relative position.
 
 Both use the scans of localization AUROC, those with slices of both classes, and resample patients for their intervals.
 """
@@ -13,7 +11,7 @@ Both use the scans of localization AUROC, those with slices of both classes, and
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,29 +24,18 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.blocks import count_slices
-from normal_guidance.core.metrics import Localization, localization
+from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.show.text_tables import digits, interval, signed
-from normal_guidance.statistics.differences import (
-    BASELINE,
-    DRAWS,
-    LEVEL,
-    ROUNDING,
-    resample,
-    student_quantile,
-)
+from normal_guidance.statistics.differences import BASELINE, DRAWS, LEVEL, ROUNDING, resample, student_quantile
 from normal_guidance.statistics.localization import ranks
 from normal_guidance.statistics.split_results import MethodResults, PackedScans, SplitResults
 
-BINS = 20
-"""Bins of relative position, each a twentieth of a scan."""
+BINS = 20  # bins of relative position, each a twentieth of a scan
 
 MIDDLE = "middle"
-"""The name of the guess by distance from the middle of the scan.
-
-The centred Gaussian of the paper peaks at slice S/2, counted from 1, which is half a slice below the middle. A bell in
-the middle would look a little skilled beside it on short scans.
-"""
+"""The name of the guess by distance from the middle of the scan. The paper's centred Gaussian peaks half a slice below
+it, so that a bell in the middle would look a little skilled beside it on short scans."""
 
 POSITION_DENSITY = "position_density"
 """The name of the guess that knows where the findings of training scans lie."""
@@ -57,11 +44,8 @@ OTHERS = 100
 """The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that
 of 100 scans to .002."""
 
-ALIKE = 10
-"""Patients from which on a spread of 0 is believed, and the interval has no width."""
-
-MAX_CELLS = 2**22
-"""The most slices scored by others' attention at a time, which limits memory."""
+ALIKE = 10  # patients from which on a spread of 0 is believed, and the interval has no width
+MAX_CELLS = 2**22  # the most slices scored by others' attention at a time, which limits memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,9 +80,9 @@ def position_density(
     bin_below, weight = _bins(lengths, bins)
     of_scan = 1 / lengths.double()[bag_of_rows(lengths)]
     counted = _histogram(bin_below, weight, of_scan, bins)
-    found = _histogram(bin_below, weight, of_scan * labels, bins)
+    positives = _histogram(bin_below, weight, of_scan * labels, bins)
     # Bins that no scan reaches, because all are short, are as high as the mean.
-    return PositionDensity(torch.where(counted > 0, found / counted, found.sum() / counted.sum()))
+    return PositionDensity(torch.where(counted > 0, positives / counted, positives.sum() / counted.sum()))
 
 
 def _bins(lengths: Tensor, bins: int) -> tuple[Tensor, Tensor]:
@@ -145,8 +129,64 @@ def best_prior(
     return max(priors, key=lambda prior: prior.mean_auroc)
 
 
+class _Resampling:
+    """The localization of one method's slice scores, and what its measures share: checks, draws, and the interval."""
+
+    def __init__(
+        self,
+        scores: Float[Tensor, "slices"],
+        slice_labels: Shaped[Tensor, "slices"],
+        lengths: Int[Tensor, "scans"],
+        patient_ids: Sequence[str] | None,
+        level: float,
+    ) -> None:
+        if not 0 < level < 1:
+            raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
+        self.level, self.measured = level, localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
+        self.auroc = self.measured.auroc
+        if self.auroc.isnan().any():
+            scan = int(self.measured.kept[self.auroc.isnan()][0])
+            raise UserError(f"scan {scan}: a slice's score is NaN; leave out a model that has diverged")
+        names = [str(scan) for scan in range(len(lengths))] if patient_ids is None else patient_ids
+        if len(names) != len(lengths):
+            raise UserError(f"{len(names)} patient_ids for {len(lengths)} scans; give one for each scan")
+        self.patients = tuple(names[scan] for scan in self.measured.kept.tolist())
+
+    def draw(self, draws: int, seed: int, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
+        """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
+        if len({*self.patients}) < 2:
+            return {name: np.full(draws, np.nan) for name in aurocs}
+        methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
+        scans = tuple(str(scan) for scan in range(len(self.patients)))
+        split = SplitResults(scans, self.patients, np.ones(len(scans), dtype=np.int64), methods)
+        return resample([split], draws, seed)["localization_auroc"]
+
+    def interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
+        """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1.
+
+        NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all the
+        same: their spread of 0 says that they are few, not that the number is exact.
+        """
+        patients, low, high = len({*self.patients}), math.nan, math.nan
+        if patients >= 2 and math.isfinite(estimate) and np.isfinite(drawn).all():
+            error = float(drawn.std(ddof=1))
+            if error > ROUNDING or patients >= ALIKE:
+                reach = student_quantile(self.level, patients - 1) * error if error > ROUNDING else 0.0
+                low, high = estimate - reach, estimate + reach
+        return {
+            "low": max(low, least),  # of NaN and a number, max and min give the first, NaN
+            "high": min(high, 1.0),
+            "scans": len(self.measured.kept),
+            "patients": patients,
+            "unlabelled": self.measured.unlabelled,
+            "all_negative": self.measured.all_negative,
+            "all_positive": self.measured.all_positive,
+            "level": self.level,
+        }
+
+
 @dataclass(frozen=True, kw_only=True)
-class _Measured:
+class _Interval:
     """The interval of a measure, and the scans that it rests on or leaves out."""
 
     low: float
@@ -160,7 +200,7 @@ class _Measured:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeanAuroc(_Measured):
+class MeanAuroc(_Interval):
     """A localization AUROC, the plain mean over scans, with its interval; made by `mean_auroc`."""
 
     auroc: float
@@ -180,13 +220,9 @@ def mean_auroc(
     seed: int = 0,
 ) -> MeanAuroc:
     """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`."""
-    _check_level(level)
-    found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
-    _check_defined(found)
-    patients = _patients(patient_ids, len(lengths), found.kept)
-    drawn = _resampled({"own": found.auroc}, patients, draws, seed)
-    value = found.mean_auroc.item()
-    return MeanAuroc(auroc=value, **_measured(value, drawn["own"], found, patients, level, least=0.0))
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
+    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(draws, seed, own=resampling.auroc)
+    return MeanAuroc(auroc=value, **resampling.interval(value, drawn["own"], 0.0))
 
 
 def skill(auroc: float, prior: float) -> float:
@@ -200,7 +236,7 @@ def skill(auroc: float, prior: float) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Skill(_Measured):
+class Skill(_Interval):
     """The skill of a method over the best guess by position, with its interval; NaN where it is undefined."""
 
     prior: str
@@ -236,33 +272,28 @@ def measure_skill(
         density: the positions of findings in labelled training scans (`position_density`); None if there are none.
         patient_ids: one per scan; by default each scan is its own patient.
     """
-    _check_level(level)
-    found = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
-    _check_defined(found)
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
     prior = best_prior(slice_labels, lengths, density)
-    patients = _patients(patient_ids, len(lengths), found.kept)
-    drawn = _resampled({"own": found.auroc, "prior": prior.auroc}, patients, draws, seed)
+    drawn = resampling.draw(draws, seed, own=resampling.auroc, prior=prior.auroc)
     with np.errstate(divide="ignore", invalid="ignore"):
         skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
-    auroc = found.mean_auroc.item()
+    auroc = resampling.measured.mean_auroc.item()
     value = skill(auroc, prior.mean_auroc)
     return Skill(
         prior=prior.name,
         auroc=auroc,
         prior_auroc=prior.mean_auroc,
         skill=value,
-        **_measured(value, skills, found, patients, level, least=-math.inf),
+        **resampling.interval(value, skills, -math.inf),
     )
 
 
 @dataclass(frozen=True, kw_only=True)
-class PatientSpecific(_Measured):
+class PatientSpecific(_Interval):
     """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined."""
 
-    own: float
-    """Mean localization AUROC by a scan's own attention."""
-    others: float
-    """Mean localization AUROC by other patients' attention at the same relative positions."""
+    own: float  # mean localization AUROC by a scan's own attention
+    others: float  # mean localization AUROC by other patients' attention at the same relative positions
     difference: float
 
     def __str__(self) -> str:
@@ -287,37 +318,32 @@ def patient_specific(
 
     $\frac1n \sum_i \big( A(y_i, a_i) - \frac1{|O_i|} \sum_{o \in O_i} A(y_i, a_{o \to i}) \big)$; $A$ is the AUROC of a
     scan's slices. $a_{o \to i}$ is the attention of scan o at the relative positions $(j + .5) / S_i$ of scan i, linear
-    between slices. $O_i$ are the scans of other patients with slices of both classes; `others` of them, drawn by the
-    seed, if there are more. 0 means that attention knows where findings lie in general, and nothing of this patient.
+    between slices. $O_i$ are the scans of other patients with slices of both classes, or `others` of them, drawn by the
+    seed. 0 means that attention knows where findings lie in general, and nothing of this patient.
 
     Attention is replaced by its ranks within each scan before it is interpolated, ties sharing their mean. So the
-    measure is the same for attention, its logarithm and its shares, as AUROC is, and attention of 0 is no exception.
-    Numbers are whole until the last division, so equal scores tie exactly.
-
-    The interval is the difference ± Student's t times its standard error over resampled patients; the other scans that
-    a scan is compared with stay as they are.
+    measure is the same for attention, its logarithm and its shares, as AUROC is. Numbers are whole until the last
+    division, so equal scores tie exactly. In the interval, resampled patients keep the scans they are compared with.
 
     Args:
         scores: attention, its logarithm, or other scores of the slices.
         patient_ids: one per scan; by default each scan is its own patient.
     """
-    _check_level(level)
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
     if others < 1:
         raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
     scores, slice_labels, lengths = scores.detach().cpu(), slice_labels.cpu(), lengths.cpu().long()
-    found = localization(scores, slice_labels, lengths)
-    _check_defined(found)
-    patients = _patients(patient_ids, len(lengths), found.kept)
-    kept = torch.isin(bag_of_rows(lengths), found.kept)
-    drawn_others = _draw_others(patients, others, seed)
-    by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[found.kept], drawn_others)
-    drawn = _resampled({"own": found.auroc, "others": by_others}, patients, draws, seed)
-    difference = (found.auroc - by_others).mean().item()
+    mixed = resampling.measured.kept
+    kept = torch.isin(bag_of_rows(lengths), mixed)
+    drawn_others = _draw_others(resampling.patients, others, seed)
+    by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[mixed], drawn_others)
+    drawn = resampling.draw(draws, seed, own=resampling.auroc, others=by_others)
+    difference = (resampling.auroc - by_others).mean().item()
     return PatientSpecific(
-        own=found.mean_auroc.item(),
+        own=resampling.measured.mean_auroc.item(),
         others=by_others.mean().item(),
         difference=difference,
-        **_measured(difference, drawn["own"] - drawn["others"], found, patients, level, least=-1.0),
+        **resampling.interval(difference, drawn["own"] - drawn["others"], -1.0),
     )
 
 
@@ -358,66 +384,3 @@ def _laid_over(values: Tensor, scans: PackedScans, other: Tensor) -> Int64[Tenso
     start = scans.starts[other][scans.of_slice]
     low, high = values[start + below], values[start + (below + 1).clamp(max=other_size - 1)]
     return low * (2 * size - beyond) + high * beyond
-
-
-def _patients(patient_ids: Sequence[str] | None, scans: int, kept: Tensor) -> tuple[str, ...]:
-    """The patient of each kept scan."""
-    names = [str(scan) for scan in range(scans)] if patient_ids is None else patient_ids
-    if len(names) != scans:
-        raise UserError(f"{len(names)} patient_ids for {scans} scans; give one for each scan")
-    return tuple(names[scan] for scan in kept.tolist())
-
-
-def _resampled(
-    aurocs: Mapping[str, Tensor], patients: tuple[str, ...], draws: int, seed: int
-) -> dict[str, Float64[np.ndarray, "draws"]]:
-    """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
-    if len({*patients}) < 2:
-        return {name: np.full(draws, np.nan) for name in aurocs}
-    methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
-    scans = tuple(str(scan) for scan in range(len(patients)))
-    split = SplitResults(scans, patients, np.ones(len(patients), dtype=np.int64), methods)
-    return resample([split], draws, seed)["localization_auroc"]
-
-
-def _measured(
-    estimate: float, drawn: np.ndarray, found: Localization, patients: Sequence[str], level: float, *, least: float
-) -> dict[str, Any]:
-    """The fields of `_Measured`, for a measure between `least` and 1."""
-    low, high = _interval(estimate, drawn, len({*patients}), level)
-    return {
-        "low": max(low, least),  # of NaN and a number, max and min give the first, NaN
-        "high": min(high, 1.0),
-        "scans": len(found.kept),
-        "patients": len({*patients}),
-        "unlabelled": found.unlabelled,
-        "all_negative": found.all_negative,
-        "all_positive": found.all_positive,
-        "level": level,
-    }
-
-
-def _interval(estimate: float, drawn: np.ndarray, patients: int, level: float) -> tuple[float, float]:
-    """The t interval around an estimate.
-
-    NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all the
-    same: their spread of 0 says that they are few, not that the number is exact.
-    """
-    if patients < 2 or not math.isfinite(estimate) or not np.isfinite(drawn).all():
-        return math.nan, math.nan
-    error = float(drawn.std(ddof=1))
-    if error <= ROUNDING and patients < ALIKE:
-        return math.nan, math.nan
-    reach = student_quantile(level, patients - 1) * error if error > ROUNDING else 0.0
-    return estimate - reach, estimate + reach
-
-
-def _check_level(level: float) -> None:
-    if not 0 < level < 1:
-        raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
-
-
-def _check_defined(found: Localization) -> None:
-    if found.auroc.isnan().any():
-        scan = int(found.kept[found.auroc.isnan()][0])
-        raise UserError(f"scan {scan}: a slice's score is NaN; leave out a model that has diverged")

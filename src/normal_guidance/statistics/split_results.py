@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
@@ -16,9 +15,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.metrics import localization, scan_level
-
-# The four numbers of the paper's tables for one method on one set of scans.
-
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
 
@@ -34,8 +30,7 @@ class Scores:
     localization_auprc: float
     scan_auroc: float | None
     scan_auprc: float | None
-    localized: int
-    """The number of scans on which localization was measured."""
+    localized: int  # the number of scans on which localization was measured
     left_out: int
     """The number of positive scans without localization: slice labels missing, or all of one class."""
 
@@ -47,15 +42,15 @@ def score(
     if bags.slice_labels is None:
         raise UserError(f"{bags} have no slice labels, so localization cannot be measured; use scan_level alone")
     # Negative scans have no positive slice, so `localization` leaves them out by itself.
-    found = localization(slice_scores, bags.slice_labels, bags.lengths)
+    localized = localization(slice_scores, bags.slice_labels, bags.lengths)
     scans = None if scan_scores is None else scan_level(scan_scores, bags.labels)
     return Scores(
-        localization_auroc=found.mean_auroc.item(),
-        localization_auprc=found.mean_auprc.item(),
+        localization_auroc=localized.mean_auroc.item(),
+        localization_auprc=localized.mean_auprc.item(),
         scan_auroc=None if scans is None else scans.auroc.item(),
         scan_auprc=None if scans is None else scans.auprc.item(),
-        localized=len(found.kept),
-        left_out=int(bags.labels.sum()) - len(found.kept),
+        localized=len(localized.kept),
+        left_out=int(bags.labels.sum()) - len(localized.kept),
     )
 
 
@@ -92,24 +87,21 @@ class SplitResults:
         if not self.methods:
             raise UserError("no method was tested; give at least one")
         for method, measured in self.methods.items():
-            self._check(method, measured)
-
-    def _check(self, method: str, measured: MethodResults) -> None:
-        values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
-        for name, value in values.items():
-            if value is not None and len(value) != len(self.labels):
-                raise UserError(f"{method!r} has {len(value)} {name} for {len(self.labels)} scans; give one for each")
-        for name in ("auroc", "auprc"):
-            # A paired comparison needs the same scans; if only one method has NaN, its slice scores hold NaN.
-            differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
-            if len(differs):
-                raise UserError(
-                    f"scan {self.scan_ids[differs[0]]!r} has a localization {name} by some methods and not by others "
-                    f"({method!r} among them); all methods must score all slices of the same scans"
-                )
-        if measured.scan_scores is not None and np.isnan(measured.scan_scores).any():
-            scan = self.scan_ids[int(np.isnan(measured.scan_scores).argmax())]
-            raise UserError(f"{method!r} has no score for scan {scan!r}; score all scans or none")
+            values = {"auroc": measured.auroc, "auprc": measured.auprc, "scan scores": measured.scan_scores}
+            for name, value in values.items():
+                if value is not None and len(value) != scans:
+                    raise UserError(f"{method!r} has {len(value)} {name} for {scans} scans; give one for each")
+            for name in ("auroc", "auprc"):
+                # A paired comparison needs the same scans; if only one method has NaN, its slice scores hold NaN.
+                differs = np.flatnonzero(np.isfinite(getattr(measured, name)) != self.localized)
+                if len(differs):
+                    raise UserError(
+                        f"scan {self.scan_ids[differs[0]]!r} has a localization {name} by some methods and not by "
+                        f"others ({method!r} among them); all methods must score all slices of the same scans"
+                    )
+            if measured.scan_scores is not None and np.isnan(measured.scan_scores).any():
+                scan = self.scan_ids[int(np.isnan(measured.scan_scores).argmax())]
+                raise UserError(f"{method!r} has no score for scan {scan!r}; score all scans or none")
 
     @property
     def localized(self) -> Bool[np.ndarray, "scans"]:
@@ -129,22 +121,18 @@ def split_results(
     """
     if unknown := [method for method in scan_scores if method not in slice_scores]:
         raise UserError(f"{unknown[0]!r} scores scans but no slices; give its slice scores, or leave it out")
-    count = len(scans.labels)
-    rocs, prcs = np.full((len(slice_scores), count), np.nan), np.full((len(slice_scores), count), np.nan)
-    if scans.slice_labels is not None:
-        for i, scores in enumerate(slice_scores.values()):
-            found = localization(scores, scans.slice_labels, scans.lengths)
-            kept = found.kept.cpu().numpy()
-            rocs[i, kept], prcs[i, kept] = found.auroc.cpu().numpy(), found.auprc.cpu().numpy()
-    measured = {
-        method: MethodResults(rocs[i], prcs[i], _scan_scores(scan_scores.get(method)))
-        for i, method in enumerate(slice_scores)
-    }
-    return SplitResults(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), measured)
-
-
-def _scan_scores(scores: Tensor | None) -> PerScan | None:
-    return None if scores is None or scores.isnan().all() else scores.detach().cpu().to(torch.float64).numpy()
+    tested: dict[str, MethodResults] = {}
+    for method, scores in slice_scores.items():
+        auroc, auprc = np.full((2, len(scans.labels)), np.nan)
+        if scans.slice_labels is not None:
+            localized = localization(scores, scans.slice_labels, scans.lengths)
+            kept = localized.kept.cpu().numpy()
+            auroc[kept], auprc[kept] = localized.auroc.cpu().numpy(), localized.auprc.cpu().numpy()
+        of_scans = scan_scores.get(method)
+        if of_scans is not None:
+            of_scans = None if of_scans.isnan().all() else of_scans.detach().cpu().double()
+        tested[method] = MethodResults(auroc, auprc, None if of_scans is None else of_scans.numpy())
+    return SplitResults(tuple(scans.scan_ids), tuple(scans.patient_ids), scans.labels.cpu().long().numpy(), tested)
 
 
 @dataclass(frozen=True)
@@ -153,8 +141,7 @@ class Patients:
 
     ids: tuple[str, ...]
     positive: Bool[np.ndarray, "patients"]
-    of_scans: tuple[Int64[np.ndarray, "_"], ...]
-    """For each split, the patient number of every scan."""
+    of_scans: tuple[Int64[np.ndarray, "_"], ...]  # for each split, the patient number of every scan
 
     def counted(self, chosen: Sequence[Bool[np.ndarray, "_"]]) -> int:
         """The number of patients to whom the chosen scans of the splits belong."""
@@ -192,9 +179,6 @@ def _check_agreement(splits: Sequence[SplitResults]) -> None:
                     f"scan {scan!r} has patient and label {known} in one split and {tuple(facts)} in split {i + 1}; "
                     "give different scans different ids"
                 )
-
-
-# Packed scans as the measures need them: where each scan starts and stops, and its attention in whole numbers.
 
 
 UNITS = 2**40
@@ -243,9 +227,9 @@ def whole_numbers(attention: Float[Tensor, "slices"], scans: PackedScans) -> Int
     attention = attention.detach().double()
     wrong = ~(attention.isfinite() & (attention >= 0))
     if wrong.any():
-        scan, place = scans.locate(wrong)
+        scan, index = scans.locate(wrong)
         raise UserError(
-            f"scan {scan}, slice {place}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
+            f"scan {scan}, slice {index}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
             "pass attention, not its logarithm, of a model that has not diverged"
         )
     total = scans.reduce(attention, "sum")

@@ -75,7 +75,6 @@ from normal_guidance.sweep.run import (
     Data,
     Run,
     Selected,
-    check_environments,
     environment,
     environments_of,
     find_folders,
@@ -148,7 +147,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     try:
         known = read_as(StudyFile, content, exact=False)
         if run is None:  # a run's were checked when it was loaded
-            check_environments(content)
+            environments_of(content)
         return StudyResult(
             method=method,
             seed=seed,

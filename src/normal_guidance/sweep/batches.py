@@ -66,21 +66,15 @@ def check_scans_like(scans: object, name: str) -> None:
         raise UserError(f"{name}: there are no scans in it; give at least one")
 
 
-def check_batch_size(scans: int, batch_size: int) -> None:
-    """Refuse training scans too few for one whole batch: partial batches are dropped."""
-    if scans < batch_size:
-        raise UserError(f"{scans} training scans do not fill one batch of {batch_size}; use a smaller batch size")
-
-
 def in_batches(lengths: Int[Tensor, "scans"], most: int) -> list[Int[Tensor, "batch"]]:
     """The numbers of all scans in their order, in batches of at most `most` scans and `MOST_PLACES` padded slices."""
-    found, begin, longest = [], 0, 0
+    batches, begin, longest = [], 0, 0
     for number, length in enumerate(lengths.tolist()):
         longest = max(longest, length)
         if number > begin and (number - begin == most or (number - begin + 1) * longest > MOST_PLACES):
-            found.append(torch.arange(begin, number))
+            batches.append(torch.arange(begin, number))
             begin, longest = number, length
-    return [*found, torch.arange(begin, len(lengths))]
+    return [*batches, torch.arange(begin, len(lengths))]
 
 
 def heaviest_batch(lengths: Int[Tensor, "scans"], size: int, orders: Iterable[Tensor]) -> Int[Tensor, "size"]:
@@ -142,48 +136,7 @@ def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
 
 
 @dataclass(frozen=True, eq=False)
-class Directory:
-    """Lengths and labels of the scans, on the device; for a supervised reference also the labels of their slices.
-
-    An extra scan at the end, with one row of zeros, fills up batches that have too few scans.
-    """
-
-    lengths: Int[Tensor, "scans"]
-    labels: Int[Tensor, "scans"]
-    slice_labels: Int[Tensor, "slices"] | None = None
-    longest: int = 0
-    """The length that slice labels are padded to."""
-
-    @classmethod
-    def of(cls, scans: ScanSet, device: torch.device, slices_to: int | None = None) -> Directory:
-        """With `slices_to`, targets are slice labels, padded to that length."""
-        one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
-        lengths = torch.cat([scans.lengths.cpu(), one]).to(device)
-        labels = torch.cat([scans.labels.cpu(), zero]).to(device)
-        if slices_to is None:
-            return cls(lengths, labels)
-        of_slices = torch.cat([slice_labels_of(scans).cpu().to(torch.int8), torch.tensor([UNKNOWN], dtype=torch.int8)])
-        return cls(lengths, labels, of_slices.to(device), slices_to)
-
-    def targets(
-        self, scans: Int[Tensor, "*steps bags"]
-    ) -> Int[Tensor, "*steps bags"] | Int[Tensor, "*steps bags longest"]:
-        """The labels of the scans, or of their slices with `UNKNOWN` in the padding."""
-        if self.slice_labels is None:
-            return self.labels[scans]
-        place = torch.arange(self.longest, device=scans.device)
-        starts = (self.lengths.cumsum(0) - self.lengths)[scans]
-        labels = self.slice_labels[(starts[..., None] + place).clamp_max(len(self.slice_labels) - 1)]
-        return torch.where(place < self.lengths[scans][..., None], labels, UNKNOWN)
-
-    @property
-    def filler(self) -> int:
-        """The number of the extra scan that fills up batches."""
-        return len(self.lengths) - 1
-
-
-@dataclass(frozen=True, eq=False)
-class Plan:
+class EpochPlan:
     """The layouts (`SlottedLayout`) of all batches of an epoch, computed at once so that a step only reads them."""
 
     source: Int[Tensor, "steps rows"]
@@ -196,14 +149,14 @@ class Plan:
     @classmethod
     def of(
         cls,
-        directory: Directory,
+        table: FeatureTable,
         scans: Int[Tensor, "steps bags"],
         starts: Int[Tensor, "steps bags"],
-        zeros: int,
         rows: int,
-    ) -> Plan:
-        """The plan for a table in which scans begin at rows `starts` and row `zeros` is all zeros."""
-        lengths = directory.lengths[scans]
+    ) -> EpochPlan:
+        """The plan for a table in which scans begin at rows `starts`, and whose last row is all zeros."""
+        zeros = len(table.rows) - 1
+        lengths = table.lengths[scans]
         first = (lengths + 1).cumsum(1) - lengths - 1
         row = torch.arange(rows, device=scans.device)
         bag = find_bags(row, lengths + 1)
@@ -216,7 +169,7 @@ class Plan:
             lengths=lengths,
             first=first,
             bag=bag,
-            labels=directory.targets(scans),
+            labels=table.targets(scans),
         )
 
     def batch(self, step: Int[Tensor, "one"], longest: int) -> tuple[Tensor, SlottedLayout, Tensor]:
@@ -226,52 +179,78 @@ class Plan:
         )
         return source, SlottedLayout.at(lengths, first, bag, longest), labels
 
-    def narrow(self, rows: int) -> Plan:
+    def narrow(self, rows: int) -> EpochPlan:
         """Views of the first `rows` rows, for batches that need no more."""
-        return Plan(self.source[:, :rows], self.lengths, self.first, self.bag[:, :rows], self.labels)
+        return EpochPlan(self.source[:, :rows], self.lengths, self.first, self.bag[:, :rows], self.labels)
 
-    def copy_(self, other: Plan) -> None:
+    def copy_(self, other: EpochPlan) -> None:
         """Copy another epoch into the same memory, from which compiled code and CUDA graphs read."""
         for name in self.__dataclass_fields__:
             getattr(self, name).copy_(getattr(other, name))
 
 
-class Resident:
-    """All features on the device: a batch selects rows of one table."""
+class FeatureTable:
+    """A table of features on the device, from which batches select rows, and the lengths and labels of all scans.
+
+    An extra scan at the end, with one row of zeros, fills up batches that have too few scans.
+    """
+
+    def __init__(
+        self, scans: ScanSet, device: torch.device, rows: int, dtype: torch.dtype, slices_to: int | None
+    ) -> None:
+        """With `slices_to`, for a supervised reference, targets are slice labels, padded to that length."""
+        self.rows = torch.zeros(rows + 1, scans.width, dtype=dtype, device=device)
+        self.lengths = torch.cat([scans.lengths.cpu(), torch.ones(1, dtype=torch.int64)]).to(device)
+        self.labels = torch.cat([scans.labels.cpu(), torch.zeros(1, dtype=torch.int64)]).to(device)
+        self.filler, self.longest, self.slice_labels = len(scans.lengths), slices_to, None
+        if slices_to is not None:
+            unknown = torch.tensor([UNKNOWN], dtype=torch.int8)
+            self.slice_labels = torch.cat([slice_labels_of(scans).cpu().to(torch.int8), unknown]).to(device)
+
+    def targets(
+        self, scans: Int[Tensor, "*steps bags"]
+    ) -> Int[Tensor, "*steps bags"] | Int[Tensor, "*steps bags longest"]:
+        """The labels of the scans, or of their slices with `UNKNOWN` in the padding."""
+        if self.slice_labels is None:
+            return self.labels[scans]
+        place = torch.arange(self.longest, device=scans.device)
+        starts = (self.lengths.cumsum(0) - self.lengths)[scans]
+        labels = self.slice_labels[(starts[..., None] + place).clamp_max(len(self.slice_labels) - 1)]
+        return torch.where(place < self.lengths[scans][..., None], labels, UNKNOWN)
+
+
+class Resident(FeatureTable):
+    """All features on the device."""
 
     def __init__(self, scans: ScanSet, device: torch.device, dtype: torch.dtype, slices_to: int | None = None) -> None:
-        self.directory = Directory.of(scans, device, slices_to)
-        self.table = torch.zeros(int(scans.lengths.sum()) + 1, scans.width, dtype=dtype, device=device)
+        super().__init__(scans, device, int(scans.lengths.sum()), dtype, slices_to)
         begin = 0
         for chunk in torch.arange(len(scans.lengths)).split(LOADING_BATCH):
             rows = scans.rows(chunk)
-            self.table[begin : begin + len(rows)] = rows.to(device, dtype)
+            self.rows[begin : begin + len(rows)] = rows.to(device, dtype)
             begin += len(rows)
 
-    def plan(self, scans: Int[Tensor, "steps bags"], rows: int) -> Plan:
-        lengths = self.directory.lengths
-        starts = (lengths.cumsum(0) - lengths)[scans]
-        return Plan.of(self.directory, scans, starts, len(self.table) - 1, rows)
+    def plan(self, scans: Int[Tensor, "steps bags"], rows: int) -> EpochPlan:
+        return EpochPlan.of(self, scans, (self.lengths.cumsum(0) - self.lengths)[scans], rows)
 
     def staged(self, scans: Int[Tensor, "steps bags"]) -> Iterator[None]:
         """Yield once per batch, when its rows are in the table; here they always are."""
         return iter([None] * len(scans))
 
 
-class Streamed:
+class Streamed(FeatureTable):
     """Features too large for the device: a thread reads ahead, and each batch is copied during the step before it."""
 
     def __init__(
         self, scans: ScanSet, device: torch.device, dtype: torch.dtype, rows: int, slices_to: int | None = None
     ) -> None:
-        self.scans, self.dtype, self.device = scans, dtype, device
-        self.directory = Directory.of(scans, device, slices_to)
-        self.table = torch.zeros(rows + 1, scans.width, dtype=dtype, device=device)
+        super().__init__(scans, device, rows, dtype, slices_to)
+        self.scans = scans
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
-    def plan(self, scans: Int[Tensor, "steps bags"], rows: int) -> Plan:
-        lengths = self.directory.lengths[scans]
-        return Plan.of(self.directory, scans, lengths.cumsum(1) - lengths, len(self.table) - 1, rows)
+    def plan(self, scans: Int[Tensor, "steps bags"], rows: int) -> EpochPlan:
+        lengths = self.lengths[scans]
+        return EpochPlan.of(self, scans, lengths.cumsum(1) - lengths, rows)
 
     def staged(self, scans: Int[Tensor, "steps bags"]) -> Iterator[None]:
         """Yield once per batch, when its rows are in the table."""
@@ -279,16 +258,16 @@ class Streamed:
             if copied is not None:
                 torch.cuda.current_stream().wait_event(copied)
                 rows.record_stream(torch.cuda.current_stream())
-            self.table[: len(rows)].copy_(rows)
+            self.rows[: len(rows)].copy_(rows)
             yield
 
     def _copy(self, batch: Int[Tensor, "bags"]) -> tuple[Float[Tensor, "rows features"], torch.cuda.Event | None]:
         """Copy a batch to the device on a separate stream; scans that only fill up the batch have no rows."""
-        rows = self.scans.rows(batch[batch != self.directory.filler]).to(self.dtype)
+        rows = self.scans.rows(batch[batch != self.filler]).to(self.rows.dtype)
         if self.stream is None:
             return rows, None
         with torch.cuda.stream(self.stream):
-            rows = rows.pin_memory().to(self.device, non_blocking=True)
+            rows = rows.pin_memory().to(self.rows.device, non_blocking=True)
             return rows, self.stream.record_event()
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 
 if TYPE_CHECKING:
     import torch
@@ -240,12 +240,7 @@ class Config:
 
     @property
     def spec(self) -> Method:
-        """The method to train: a row of `EVERY_METHOD`, or the supervised reference of this receptive field.
-
-        Example:
-            >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
-            Conv1d(8, 8, kernel_size=(12,), stride=(1,), groups=8)
-        """
+        """The method to train: a row of `EVERY_METHOD`, or the supervised reference of this receptive field."""
         from normal_guidance.core.bells import SliceReference
         from normal_guidance.core.method import Method
         from normal_guidance.core.methods import EVERY_METHOD
@@ -256,12 +251,7 @@ class Config:
         return Method(self.method, "Supervised reference", build, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
-        """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default.
-
-        Example:
-            >>> "receptive_field" in Config("ng").as_json(), Config("ng", modes=2).as_json()["modes"]
-            (False, 2)
-        """
+        """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default."""
         default = {each.name: each.default for each in fields(self) if each.name in OPTIONAL}
         return {name: value for name, value in asdict(self).items() if name not in default or value != default[name]}
 
@@ -274,12 +264,7 @@ class Config:
         return () if name is None else REGULARIZERS[name].options
 
     def regularizer(self, epoch: int | None = None) -> AttentionTerm | None:
-        """Return the term of a regularized method in an epoch, counted from 1; without an epoch, after the warm-up.
-
-        Example:
-            >>> Config("ng", warmup=10).regularizer(epoch=3).weight
-            0.3
-        """
+        """Return the term of a regularized method in an epoch, counted from 1; without an epoch, after the warm-up."""
         from normal_guidance.core.regularizers import REGULARIZERS
 
         name = self.spec.regularizer
@@ -289,12 +274,7 @@ class Config:
         return REGULARIZERS[name].term(weight, **{option: getattr(self, option) for option in self.term_options})
 
     def without_idle_guides(self) -> Config:
-        """Return the same with those of `GUIDES` at their defaults that have no effect on the method.
-
-        Example:
-            >>> Config("abmil", modes=2).without_idle_guides().modes, Config("ng", modes=2).without_idle_guides().modes
-            (1, 2)
-        """
+        """Return the same with those of `GUIDES` at their defaults that have no effect on the method."""
         idle = {*GUIDES} - {*self.term_options} - ({"warmup"} if self.spec.regularizer else set())
         defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in idle}
         return replace(self, **defaults)
@@ -304,12 +284,7 @@ class Config:
         return min(1.0, epoch / self.warmup) if self.warmup else 1.0
 
     def rate(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 1.
-
-        Example:
-            >>> [round(Config("ng", lr=0.1, schedule="cosine", epochs=4).rate(epoch), 4) for epoch in (1, 2, 3, 4)]
-            [0.1, 0.0854, 0.05, 0.0146]
-        """
+        """Return the learning rate of an epoch, counted from 1."""
         if self.schedule == "constant":
             return self.lr
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * (epoch - 1) / self.epochs))
@@ -398,9 +373,8 @@ def _checked_number(each: Field[Any], value: Any) -> float | int:
 
 
 def _check_choice(each: Field[Any], value: object) -> None:
-    known = each.metadata.get("choices")
-    if known and not any(value == choice for choice in known):
-        raise UserError(f"{each.name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
+    if choices := each.metadata.get("choices"):
+        choose_one_of(each.name, value, choices)
 
 
 def paper_config(method: str, **fields: Any) -> Config:

@@ -16,13 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from normal_guidance.sweep.config import OptimizerName
-from normal_guidance.sweep.stack import (
-    ADAM_EPSILON,
-    BETA_2,
-    CLIP_EPSILON,
-    SQUARE,
-    adamw_rates,
-)
+from normal_guidance.sweep.stack import ADAM_EPSILON, BETA_2, CLIP_EPSILON, SQUARE, adamw_rates
 
 # Kernels are written in Triton's language, so only their constants are annotated.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

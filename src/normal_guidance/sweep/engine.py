@@ -22,7 +22,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.sweep.batches import (
     MOST_PLACES,
-    Plan,
+    EpochPlan,
     Resident,
     Streamed,
     Targets,
@@ -32,13 +32,7 @@ from normal_guidance.sweep.batches import (
     slice_labels_of,
 )
 from normal_guidance.sweep.config import Precision
-from normal_guidance.sweep.stack import (
-    Parameters,
-    Stack,
-    balanced_weights,
-    descend,
-    initial_momenta,
-)
+from normal_guidance.sweep.stack import Parameters, Stack, balanced_weights, descend, initial_momenta
 
 EVALUATION_BATCH = 256
 """Scans predicted together: four training batches, since no gradients are kept."""
@@ -88,6 +82,7 @@ class Engine:
         self.device = stack.lr.device
         self.parameters = stack.initial_parameters()
         self.momenta = initial_momenta(self.parameters, stack.configs[0].optimizer)
+        self.unpenalized = stack.configs[0].spec.unpenalized
         self.class_weights: Tensor | None = None
         if stack.configs[0].class_weights:
             labels = slice_labels_of(train) if stack.on_slices else train.labels
@@ -126,7 +121,7 @@ class Engine:
                 l1=self.stack.l1,
                 momentum=config.momentum,
                 clip_norm=config.clip_norm,
-                unpenalized=config.spec.unpenalized,
+                unpenalized=self.unpenalized,
                 copies=self.copies,
                 optimizer=config.optimizer,
                 weight_decay=config.weight_decay,
@@ -253,7 +248,7 @@ class SlottedEngine(Engine):
         val_rows = _round_up(int(lengths[self.val_scans].sum(1).max()) + size)
         self.val = self._rows(val, val_rows)
         self.val_plan = self.val.plan(self.val_scans.to(self.device), val_rows)
-        self.val_labels = self.val.directory.targets(torch.arange(len(val.lengths), device=self.device))
+        self.val_labels = self.val.targets(torch.arange(len(val.lengths), device=self.device))
         self._forward: Callable[..., tuple[Tensor, Tensor]] = self._losses
         self._predict: Callable[..., Tensor] = self._logits
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
@@ -354,11 +349,11 @@ class SlottedEngine(Engine):
 
     def _train_step(self, rows: int) -> None:
         plan = self.plan.narrow(rows)
-        loss, logits = self._forward(self.weights, self.train.table, plan, self.step)
+        loss, logits = self._forward(self.weights, self.train.rows, plan, self.step)
         gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
         self._descend_and_record(gradients, loss.detach(), logits.detach())
 
-    def _losses(self, parameters: Parameters, table: Tensor, plan: Plan, step: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses(self, parameters: Parameters, table: Tensor, plan: EpochPlan, step: Tensor) -> tuple[Tensor, Tensor]:
         source, layout, labels = plan.batch(step, self.longest)
         return self.stack.losses(parameters, table[source], layout, labels, self.class_weights)
 
@@ -372,12 +367,12 @@ class SlottedEngine(Engine):
         """The logits of all validation scans."""
         steps = torch.arange(len(self.val_scans), device=self.device).split(1)
         parts = [
-            self._predict(self.weights, self.val.table, self.val_plan, step)
+            self._predict(self.weights, self.val.rows, self.val_plan, step)
             for step, _ in zip(steps, self.val.staged(self.val_scans), strict=True)
         ]
         return torch.cat(parts, 1)
 
-    def _logits(self, parameters: Parameters, table: Tensor, plan: Plan, step: Tensor) -> Tensor:
+    def _logits(self, parameters: Parameters, table: Tensor, plan: EpochPlan, step: Tensor) -> Tensor:
         source, layout, _ = plan.batch(step, self.longest)
         return self.stack.logits(parameters, table[source], layout)
 

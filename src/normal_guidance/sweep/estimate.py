@@ -14,17 +14,9 @@ from torch import Tensor
 from normal_guidance.base.system import is_out_of_memory, peak_bytes
 from normal_guidance.core.bags import ScanSet
 from normal_guidance.sweep.batches import pool_scans
-from normal_guidance.sweep.config import Config, check_together
-from normal_guidance.sweep.engine import (
-    RESIDENT_SHARE,
-    Engine,
-    SlottedEngine,
-    matrix_precision,
-    row_dtype,
-    synchronize,
-)
+from normal_guidance.sweep.config import Config, Execution, check_together
+from normal_guidance.sweep.engine import RESIDENT_SHARE, Engine, SlottedEngine, matrix_precision, row_dtype, synchronize
 from normal_guidance.sweep.execution import (
-    Execution,
     choose_engine,
     compiled_seconds,
     current_device,
@@ -45,46 +37,40 @@ STATES = 3
 
 @dataclass(frozen=True)
 class SweepEstimate:
-    """What training all configurations of one run would take on this machine, if no patience ends it early.
-
-    Args:
-        method: its name.
-        configs: configurations.
-        chunks: parts that are trained one after the other, because memory does not hold all.
-        scans: training and validation scans.
-        slices: their slices.
-        batches: training batches of an epoch.
-        epochs: epochs of a run.
-        engine: the engine that would train: packed, recorded or compiled.
-        device: where.
-        device_bytes: most memory: on CUDA of the card, else of this process.
-        disk_bytes: the saved state, from which a killed run resumes.
-        step_s: seconds of a training step of one chunk.
-        first_step_s: seconds from the start to the first step.
-        total_s: estimated seconds for all.
-    """
+    """What training all configurations of one run would take on this machine, if no patience ends it early."""
 
     method: str
     configs: int
     chunks: int
+    """Parts that are trained one after the other, because memory does not hold all."""
     scans: int
+    """Training and validation scans."""
     slices: int
+    """Their slices."""
     batches: int
+    """Training batches of an epoch."""
     epochs: int
     engine: str
+    """The engine that would train: packed, recorded or compiled."""
     device: str
     device_bytes: int
+    """Most memory: on CUDA of the card, else of this process."""
     disk_bytes: int
+    """The saved state, from which a killed run resumes."""
     step_s: float
+    """Seconds of a training step of one chunk."""
     first_step_s: float
+    """Seconds from the start to the first step."""
     total_s: float
+    """Estimated seconds for all."""
 
 
-class _Some:
-    """Some of the scans, under new numbers."""
+class _Sample:
+    """So many scans at random, or all, under new numbers."""
 
-    def __init__(self, scans: ScanSet, chosen: Int[Tensor, "some"]) -> None:
-        self.scans, self.chosen = scans, chosen
+    def __init__(self, scans: ScanSet, count: int) -> None:
+        order = torch.randperm(len(scans.lengths), generator=torch.Generator().manual_seed(0))
+        self.scans, self.chosen = scans, (chosen := order[:count].sort().values)
         self.lengths, self.labels = scans.lengths[chosen], scans.labels[chosen]
         self.width, self.dtype = scans.width, scans.dtype
         every: Tensor | None = getattr(scans, "slice_labels", None)
@@ -98,10 +84,7 @@ class _Some:
 def estimate_sweep(
     configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution | None = None
 ) -> SweepEstimate:
-    """Estimate what `sweep` would take with the same arguments.
-
-    The batches are drawn at random, with the same draws every time, and trained as a sweep would do it.
-    """
+    """Estimate what `sweep` would take with the same arguments, by training a few batches, always the same ones."""
     check_together(configs)
     execution = execution or Execution()
     config = configs[0]
@@ -125,9 +108,8 @@ def estimate_sweep(
     steps = len(train.lengths) // config.batch_size
     epoch = steps * trial.step_s + len(val.lengths) * trial.val_s
     engine, seconds = trial.engine, config.epochs * epoch
-    if engine == "recorded" and execution.engine is None:
-        compiled = compiled_seconds(seconds)
-        engine, seconds = ("recorded", seconds) if compiled is None else ("compiled", compiled)
+    if engine == "recorded" and execution.engine is None and (compiled := compiled_seconds(seconds)) is not None:
+        engine, seconds = "compiled", compiled
     states = STATES + (config.optimizer == "adamw")
     values = (states * trial.parameters * 4 + config.epochs * len(HISTORY) * 8) * len(configs)
     return SweepEstimate(
@@ -148,14 +130,8 @@ def estimate_sweep(
     )
 
 
-def _draw(scans: ScanSet, count: int) -> ScanSet:
-    """So many scans at random, or all."""
-    order = torch.randperm(len(scans.lengths), generator=torch.Generator().manual_seed(0))
-    return _Some(scans, order[:count].sort().values)
-
-
 @dataclass(frozen=True)
-class _Trial:
+class SweepTrial:
     engine: str
     step_s: float
     val_s: float
@@ -166,10 +142,12 @@ class _Trial:
     """Of one configuration."""
 
 
-def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> _Trial:
+def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> SweepTrial:
     """Train and evaluate so many batches, twice if they are fast: the first time also prepares what is needed."""
     config, begin = configs[0], time.monotonic()
-    some_train, some_val = (_draw(scans, batches * config.batch_size) for scans in (train, val))
+    some_train: ScanSet
+    some_val: ScanSet
+    some_train, some_val = (_Sample(scans, batches * config.batch_size) for scans in (train, val))
     left = 0.0  # what pooling the other scans would take
     if config.spec.pool is not None:
         few = len(some_train.lengths) + len(some_val.lengths)
@@ -177,7 +155,7 @@ def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Exe
         left = (time.monotonic() - begin) * ((len(train.lengths) + len(val.lengths)) / few - 1)
     steps = len(some_train.lengths) // config.batch_size
     work = config.epochs * (len(train.lengths) // config.batch_size) // steps  # all of it, in epochs of the trial
-    short = [replace(one, epochs=2) for one in configs]
+    short = [replace(each, epochs=2) for each in configs]
     engine = choose_engine(short, some_train, some_val, execution, config.seed, work)
     order = torch.arange(len(some_train.lengths))
     synchronize(engine.device)
@@ -188,17 +166,20 @@ def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Exe
         training, evaluation = _timed(engine, lambda: engine.train_epoch(order)), _timed(engine, engine.evaluate)
         prepared += max(0.0, first - training - evaluation)
     recorded = isinstance(engine, SlottedEngine)
-    rows = 0
+    left_rows = 0  # memory of the features that are not in the trial, if they fit a card; else they are streamed
     if recorded and engine.device.type == "cuda":
         pooled = config.spec.pool is not None
         rows = sum(len(scans.lengths) if pooled else int(scans.lengths.sum()) for scans in (train, val))
         rows -= int(some_train.lengths.sum() + some_val.lengths.sum())
-    return _Trial(
+        left_rows = rows * train.width * row_dtype(execution.precision).itemsize
+        if left_rows >= RESIDENT_SHARE * torch.cuda.mem_get_info(execution.device)[0]:
+            left_rows = 0
+    return SweepTrial(
         engine="compiled" if engine.compiled else "recorded" if recorded else "packed",
         step_s=training / steps,
         val_s=evaluation / len(some_val.lengths),
         first_step_s=prepared + left,
-        bytes=peak_bytes(execution.device) + _features_bytes(rows, train.width, execution),
+        bytes=peak_bytes(execution.device) + left_rows,
         parameters=sum(value[0].numel() for value in engine.parameters.values()),
     )
 
@@ -208,9 +189,3 @@ def _timed(engine: Engine, run: Callable[[], object]) -> float:
     run()
     synchronize(engine.device)
     return time.monotonic() - begin
-
-
-def _features_bytes(rows: int, width: int, execution: Execution) -> int:
-    """Memory of so many more rows on a card; 0 if they do not fit, since they are streamed then."""
-    needed = rows * width * row_dtype(execution.precision).itemsize
-    return needed if needed and needed < RESIDENT_SHARE * torch.cuda.mem_get_info(execution.device)[0] else 0

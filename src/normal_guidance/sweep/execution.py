@@ -16,13 +16,7 @@ from normal_guidance.base.system import is_out_of_memory, machine_memory
 from normal_guidance.core.bags import ScanSet
 from normal_guidance.sweep.batches import draw_orders, heaviest_batch
 from normal_guidance.sweep.config import Config, Execution
-from normal_guidance.sweep.engine import (
-    Engine,
-    PackedEngine,
-    SlottedEngine,
-    slot_numbers,
-    synchronize,
-)
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers, synchronize
 from normal_guidance.sweep.stack import Stack
 
 RECORDING_SECONDS = 8.0

@@ -30,7 +30,7 @@ from normal_guidance.sweep.sweep import check_scans
 
 
 @dataclass(frozen=True)
-class Epoch:
+class EpochScores:
     """The results of one epoch; the training AUROC comes from each batch's logits just before its step."""
 
     number: int
@@ -46,11 +46,11 @@ class TrainedModel:
 
     model: nn.Module
     config: Config
-    history: tuple[Epoch, ...]
-    best: Epoch | None
+    history: tuple[EpochScores, ...]
+    best: EpochScores | None
 
 
-def select_epoch(history: tuple[Epoch, ...], *, train_above_val: bool = False) -> Epoch | None:
+def select_epoch(history: tuple[EpochScores, ...], *, train_above_val: bool = False) -> EpochScores | None:
     """The epoch with the highest validation AUROC, and of equals the one with the lowest validation loss.
 
     `train_above_val` is the paper's rule: only epochs whose training AUROC is higher than their validation AUROC count,
@@ -68,7 +68,7 @@ def train_model(
     train: Bags | FeatureStore,
     val: Bags | FeatureStore,
     *,
-    on_epoch: Callable[[Epoch], None] | None = None,
+    on_epoch: Callable[[EpochScores], None] | None = None,
 ) -> TrainedModel:
     """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped; the model is on eval.
 
@@ -90,15 +90,15 @@ def train_model(
     model = initial_model(config, train.width).to(train.features)
     optimizer = _optimizer(config, model)
     shuffling = torch.Generator().manual_seed(config.seed)
-    history: tuple[Epoch, ...] = ()
-    best: Epoch | None = None
+    history: tuple[EpochScores, ...] = ()
+    best: EpochScores | None = None
     best_weights = None
     risen, peak = 0, -math.inf
     for number in range(1, config.epochs + 1):
         loss, train_auroc = _train_epoch(model, optimizer, train, config, shuffling, number)
         logits, labels = _scored(config, predict_bags(model, val), val)
         val_loss = F.binary_cross_entropy_with_logits(logits.double(), labels.double()).item()
-        epoch = Epoch(number, loss, train_auroc, auroc(logits, labels).item(), val_loss)
+        epoch = EpochScores(number, loss, train_auroc, auroc(logits, labels).item(), val_loss)
         history, before = (*history, epoch), best
         best = select_epoch(history, train_above_val=config.train_above_val)
         if best is epoch:

@@ -65,14 +65,10 @@ def prediction_table(
     group: str = "",
     probability: Float[Tensor, "scans"] | None = None,
 ) -> pa.Table:
-    """Make rows of `PREDICTIONS` from the packed prediction for scans of one part by one winner.
-
-    `probability` is the logit's sigmoid unless it is given.
-    """
+    """Rows of `PREDICTIONS` from the packed prediction by one winner; without `probability`, the logit's sigmoid."""
     lengths, count = scans.lengths.cpu(), len(scans.lengths)
     prediction = prediction.on_host()
-    logit, attention = prediction.logit.float(), prediction.attention.float()
-    log_attention = prediction.log_attention.float()
+    logit = prediction.logit.float()
     columns = {
         "group": [group] * count,
         "part": [part] * count,
@@ -82,14 +78,10 @@ def prediction_table(
         "logit": logit.numpy(),
         "probability": (logit.sigmoid() if probability is None else probability.float()).numpy(),
         "slices": lengths.numpy(),
-        "attention": _lists(attention, lengths),
-        "log_attention": _lists_per_head(log_attention, lengths),
+        "attention": _lists(prediction.attention.float(), lengths),
+        "log_attention": _lists_per_head(prediction.log_attention.float(), lengths),
     }
-    arrays: Sequence[pa.Array] = [
-        column if isinstance(column, pa.Array) else pa.array(column, type=PREDICTIONS.field(name).type)
-        for name, column in columns.items()
-    ]
-    return pa.Table.from_arrays(arrays, schema=PREDICTIONS)
+    return pa.table(columns, schema=PREDICTIONS)
 
 
 def packed_prediction(table: pa.Table) -> Prediction:
@@ -101,14 +93,13 @@ def packed_prediction(table: pa.Table) -> Prediction:
     return Prediction(
         logit=torch.from_numpy(table["logit"].to_numpy().copy()),
         attention=torch.from_numpy(table["attention"].combine_chunks().flatten().to_numpy().copy()),
-        log_attention=torch.cat([one.reshape(heads, -1) for one in scan_by_scan], dim=1),
+        log_attention=torch.cat([scan.reshape(heads, -1) for scan in scan_by_scan], dim=1),
     )
 
 
 def write_predictions_table(path: Path, tables: Sequence[pa.Table]) -> None:
     """Write rows of `PREDICTIONS`, atomically; without tables, a file without rows."""
-    table = pa.concat_tables([PREDICTIONS.empty_table(), *tables])
-    write_parquet(path, table)
+    write_parquet(path, pa.concat_tables([PREDICTIONS.empty_table(), *tables]))
 
 
 def read_predictions(

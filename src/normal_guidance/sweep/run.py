@@ -1,4 +1,16 @@
-"""A sweep from the data to the report in one call; a killed run resumes from its folder."""
+"""A sweep from the data to the report in one call; a killed run resumes from its folder.
+
+    lock                 held by the one process that may write
+    config.json          what the run is: configurations, execution, fingerprints of the data
+    state.safetensors    progress of the training; deleted when the run is complete
+    history.parquet      every configuration and epoch
+    best.safetensors     the winner's weights; with several groups of configurations, one file for each
+    best.json            the configuration that rebuilds its model: `WinnerFile`
+    predictions.parquet  the winners' prediction for every scan (`predictions.py`)
+    report.json          versions, times, scores: `RunFile`; written last, so a folder that has it is complete
+
+Every file is written atomically: whenever the process dies, the same command resumes from the folder.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +21,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import ContentError, UserError
 from normal_guidance.base.files import (
     LOCK,
     difference,
@@ -32,7 +44,7 @@ from normal_guidance.base.files import (
     write_json,
     write_parquet,
 )
-from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.system import source_version
 from normal_guidance.base.tables import read_columns
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
@@ -49,10 +61,11 @@ from normal_guidance.sweep.config import (
     L1_STRENGTHS,
     LEARNING_RATES,
     Config,
+    Execution,
     check_together,
     departures,
 )
-from normal_guidance.sweep.execution import Execution, current_device
+from normal_guidance.sweep.execution import current_device
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table, read_predictions, write_predictions_table
 from normal_guidance.sweep.stack import initial_model
@@ -60,6 +73,8 @@ from normal_guidance.sweep.sweep import (
     HISTORY,
     SAVE_EPOCHS,
     SAVE_SECONDS,
+    Count,
+    SelectedEpoch,
     StateFile,
     Sweep,
     SweepProgress,
@@ -68,24 +83,193 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-# A run's folder: its configuration, its progress and its results.
-#     lock                 held by the one process that may write
-#     config.json          what the run is: configurations, execution, fingerprints of the data
-#     state.safetensors    progress of the training; deleted when the run is complete
-#     history.parquet      every configuration and epoch
-#     best.safetensors     the winner's weights; with several groups of configurations, one file for each
-#     best.json            the configuration that rebuilds its model: `load_winner`
-#     predictions.parquet  the winners' prediction for every scan (`normal_guidance.sweep.predictions`)
-#     report.json          versions, times, scores: written last, so a folder that has it is complete
-# Every file is written atomically: whenever the process dies, the same command resumes from the folder.
-
-
 FORMAT = 1
 """Version of the layout on disk; a folder of another version is refused."""
 
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
+
+COPY = "copy the run again, or delete it and start it again"
+
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors from reading a JSON file of another shape than ours."""
+
+Data = Bags | FeatureStore
+Share = Annotated[float, Between(0.0, 1.0)]
+Width = Annotated[int, Between(1.0, 2.0**31)]
+
+
+# What the files hold; each record is written as it is read.
+
+
+@dataclass(frozen=True)
+class ScoresFile:
+    """`Scores`, null where they are NaN or where the method has none."""
+
+    localization_auroc: Share | None
+    localization_auprc: Share | None
+    scan_auroc: Share | None
+    scan_auprc: Share | None
+    localized: Count
+    left_out: Count
+
+
+@dataclass(frozen=True)
+class WinnerInReport:
+    group: str
+    number: Count
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Share
+    config: Config
+    weights: str
+    """The name of the file."""
+    test: ScoresFile | None
+
+
+@dataclass(frozen=True)
+class ConfigCounts:
+    trained: Count
+    selectable: Count
+    diverged: Count
+
+
+@dataclass(frozen=True)
+class RunPart:
+    """The scans of a part and their order, which decides which scans share a batch."""
+
+    scans: Count
+    fingerprint: str
+    order: str = ""
+
+
+@dataclass(frozen=True)
+class RunFeatures:
+    """How the features were made (`features_of`)."""
+
+    recipe: str
+    width: Width
+    dtype: DtypeName
+    provenance: dict[str, Any]
+    finding: Finding | None = None
+
+
+@dataclass(frozen=True)
+class RunExecution:
+    device: str
+    precision: str
+    engine: str
+    chunk: int | None
+    chunks: tuple[Count, ...]
+    """The number of configurations that finished together, chunk by chunk."""
+
+
+@dataclass(frozen=True)
+class RunSeconds:
+    """The sums over all starts."""
+
+    training: float
+    evaluation: float
+    saving: float
+    total: float
+
+
+@dataclass(frozen=True)
+class SourceCommit:
+    id: str
+    dirty: bool | None
+    told: bool = False
+    """Whether NGUIDE_COMMIT named it."""
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Date, versions, commit and machine of a start (`environment`)."""
+
+    date: str | None
+    normal_guidance: str
+    commit: SourceCommit | None
+    python: str
+    torch: str
+    numpy: str
+    triton: str | None
+    device: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class RunFile:
+    """report.json: everything that is needed to check, repeat or compare a complete run."""
+
+    format: int
+    winners: tuple[WinnerInReport, ...]
+    note: str | None
+    """Why there are no winners."""
+    configurations: ConfigCounts
+    departures: dict[str, Any]
+    """What differs from the paper's protocol and grid."""
+    seeds: dict[str, Any]
+    data: dict[str, RunPart]
+    execution: RunExecution
+    seconds: RunSeconds
+    resumed: Count
+    options: dict[str, Any]
+    """What was asked for, as the command has it."""
+    environments: tuple[Environment, ...]
+    """One for each distinct commit, machine or date of a start."""
+    features: RunFeatures | None = None
+
+
+@dataclass(frozen=True)
+class WinnerFile:
+    """best.json."""
+
+    format: int
+    config: Config
+    features: Width
+    number: Count
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Share
+    val_loss: float
+
+
+def _json(value: Any) -> Any:
+    """A record as JSON, with null for NaN."""
+    if isinstance(value, Config):
+        return value.as_json()
+    if isinstance(value, Mapping):
+        return {name: _json(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json(inner) for inner in value]
+    if isinstance(value, Scores | WinnerFile):
+        return {each.name: _json(getattr(value, each.name)) for each in fields(value)}
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def scores_as_json(scores: Scores) -> dict[str, Any]:
+    """Scores with null for NaN, which JSON lacks."""
+    return _json(scores)
+
+
+def scores_from_json(scores: Mapping[str, Any]) -> Scores:
+    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
+    return _scores(read_as(ScoresFile, scores, "scores"))
+
+
+def _scores(known: ScoresFile) -> Scores:
+    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
+    return Scores(**values)
+
+
+def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Where a run was started, as its report has it."""
+    starts = report.get("environments")
+    if not read_as(list[Environment], starts, "environments"):
+        raise ContentError("environments is empty")
+    return starts  # type: ignore[return-value]
+
+
+# A folder belongs to one run, which its config.json identifies.
 
 
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,7 +296,7 @@ def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
     if configs[0].spec.guided:
         paper["divergence"] = ("forward_kl",)
     values = {axis: sorted({getattr(config, axis) for config in configs}) for axis in paper}
-    other: dict[str, Any] = {axis: found for axis, found in values.items() if found != sorted(paper[axis])}
+    other: dict[str, Any] = {axis: given for axis, given in values.items() if given != sorted(paper[axis])}
     pairs: dict[tuple[object, ...], set[tuple[float, float]]] = defaultdict(set)
     for config in configs:
         pairs[group_of(config)].add((config.l1, config.lr))
@@ -120,46 +304,30 @@ def _other_grid(configs: Sequence[Config]) -> dict[str, Any]:
     return other | ({"pairs": f"{least} of {full} (l1, lr)"} if least < full else {})
 
 
-@dataclass(frozen=True, eq=False)
-class RunFolder:
-    """A locked folder whose config.json holds `identity`."""
-
-    path: Path
-    identity: Mapping[str, Any]
-
-    @property
-    def complete(self) -> bool:
-        return (self.path / REPORT).exists()
-
-    def state(
-        self,
-        save_epochs: int = SAVE_EPOCHS,
-        save_seconds: float = SAVE_SECONDS,
-        environment: Mapping[str, Any] | None = None,
-    ) -> StateFile:
-        """The file of the sweep's state; `environment` is that of this start."""
-        run = hashlib.sha256(json.dumps(self.identity, sort_keys=True).encode()).hexdigest()
-        return StateFile(self.path / STATE, run, save_epochs, save_seconds, environment)
-
-
 @contextmanager
-def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[RunFolder]:
+def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[Path]:
     """Lock a folder for one run, new or begun before; a folder of another run is refused."""
     path = Path(folder)
     with lock_folder(path):
-        _claim(path, identity)
-        run = RunFolder(path, identity)
-        if run.complete:
+        if not is_begun(path, identity):
+            # Without a state or a report, results cannot be assigned to a run.
+            forget(path, *WINNERS, HISTORY_TABLE, PREDICTION_TABLE)
+            write_json(path / CONFIG, identity)
+        if (path / REPORT).exists():
             (path / STATE).unlink(missing_ok=True)  # left over from a run killed between its report and this step
-        yield run
+        yield path
 
 
-def _claim(folder: Path, identity: Mapping[str, Any]) -> None:
-    """Write the identity, once; a run that has saved something is only compared with it."""
-    if not is_begun(folder, identity):
-        # Without a state or a report, results cannot be assigned to a run.
-        forget(folder, *WINNERS, HISTORY_TABLE, PREDICTION_TABLE)
-        write_json(folder / CONFIG, identity)
+def state_of(
+    folder: Path,
+    identity: Mapping[str, Any],
+    save_epochs: int = SAVE_EPOCHS,
+    save_seconds: float = SAVE_SECONDS,
+    environment: Mapping[str, Any] | None = None,
+) -> StateFile:
+    """The file of a run's state; `environment` is that of this start."""
+    run = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return StateFile(folder / STATE, run, save_epochs, save_seconds, environment)
 
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
@@ -179,10 +347,15 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
             f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
             "install the version that began the run, or choose another folder"
         )
-    begun = not names.isdisjoint((STATE, REPORT))
-    if begun:
-        _compare(folder, before, identity)
-    return begun
+    if names.isdisjoint((STATE, REPORT)):
+        return False
+    changed = difference({name: before.get(name) for name in identity}, identity)
+    if changed:
+        raise UserError(
+            f"{folder} holds another run: {changed}; give another folder (--out), or the data and options that the run "
+            "began with"
+        )
+    return True
 
 
 def _names_in(folder: Path) -> set[str]:
@@ -200,19 +373,7 @@ def forget(folder: Path, *patterns: str) -> None:
             file.unlink()
 
 
-def _compare(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    found = difference({name: before.get(name) for name in now}, now)
-    if found:
-        raise UserError(
-            f"{folder} holds another run: {found}; give another folder (--out), or the data and options that the run "
-            "began with"
-        )
-
-
-# The results of a run: its history, its winners' weights, and the models rebuilt from them.
-
-
-COPY = "copy the run again, or delete it and start it again"
+# Its history, and its winners' weights, from which the models are rebuilt.
 
 
 def diverged(result: Sweep) -> int:
@@ -238,7 +399,9 @@ def history_table(result: Sweep) -> pa.Table:
             "epoch": epoch.numpy(),
             **dict(zip(HISTORY, numbers, strict=True)),
             "selected": selected.numpy(),
-            "winner": (selected & torch.isin(number, torch.tensor([one.number for one in result.winners]))).numpy(),
+            "winner": (
+                selected & torch.isin(number, torch.tensor([winner.number for winner in result.winners]))
+            ).numpy(),
         }
     )
 
@@ -261,11 +424,6 @@ def write_history(folder: Path, result: Sweep) -> None:
     write_parquet(folder / HISTORY_TABLE, history_table(result))
 
 
-def read_history(path: Path) -> pa.Table:
-    """Read a history.parquet; losses and scores of configurations that diverged are NaN."""
-    return read_columns(path, HISTORY_SCHEMA, COPY, optional=("val_loss", "winner"))  # the first versions had none
-
-
 HISTORY_SCHEMA = pa.schema(
     {
         "config": pa.int64(),
@@ -279,41 +437,26 @@ HISTORY_SCHEMA = pa.schema(
 """Columns of history.parquet."""
 
 
+def read_history(path: Path) -> pa.Table:
+    """Read a history.parquet; losses and scores of configurations that diverged are NaN."""
+    return read_columns(path, HISTORY_SCHEMA, COPY)
+
+
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
     """Write the winners' weights and what `load_winner` needs."""
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
     names = group_names(result.configs)
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
-        about = {
-            "format": FORMAT,
-            "config": winner.config.as_json(),
-            "features": features,
-            "number": winner.number,
-            "epoch": winner.epoch,
-            "val_auroc": winner.val_auroc,
-            "val_loss": winner.val_loss,
-        }
+        selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
+        about = _json(WinnerFile(FORMAT, winner.config, features, **selected))
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
 
-@dataclass(frozen=True)
-class AboutWinner:
-    """The types of best.json; what has a default came with later versions."""
-
-    format: int
-    config: Config
-    features: Annotated[int, Between(1.0, 2.0**31)]
-    number: int
-    epoch: int
-    val_auroc: float
-    val_loss: float | None = None
-
-
-def about_winner(folder: Path, group: str = "") -> AboutWinner:
+def about_winner(folder: Path, group: str = "") -> WinnerFile:
     """Read a winner's best.json."""
-    return read_json_as(folder / f"{winner_file(group)}.json", AboutWinner, COPY)
+    return read_json_as(folder / f"{winner_file(group)}.json", WinnerFile, COPY)
 
 
 def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -329,9 +472,7 @@ def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -
 def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     """Load the winner of a run as a plain model; `group` names which one, where the run has several."""
     folder = Path(folder)
-    if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is not a complete run: {REPORT} is missing; give the folder of a complete run")
-    check_group(folder, _winning_groups(folder / REPORT), group)
+    load_run(folder).winner(group)
     path = folder / f"{winner_file(group)}.json"
     about = about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
@@ -341,48 +482,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
         raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
-def check_group(
-    folder: Path, groups: Sequence[str], group: str, *, note: str | None = None, choose: str = "choose a group"
-) -> None:
-    """Refuse a group that has no winner; `groups` are those of the run in `folder` that have one.
-
-    Args:
-        note: why the run has no winner at all.
-        choose: how the user names a group.
-    """
-    if group in groups:
-        return
-    if not groups:
-        raise UserError(f"{folder} has no winner: {note or 'no epoch was selected'}; give a run that has one")
-    if "" in groups:
-        raise UserError(f"{folder} has one winner and no group {group!r}; leave the group out")
-    unknown = f"no winner of group {group!r}" if group else "several winners"
-    raise UserError(f"{folder} has {unknown}; {choose}: {', '.join(groups)}")
-
-
-def _winning_groups(path: Path) -> list[str]:
-    """The groups that have a winner by the report; other files may lie beside it."""
-    winners = read_json_as(path, _Report, COPY, exact=False).winners
-    try:
-        return [read_as(str, winner.get("group"), "group") for winner in winners]
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; {COPY}") from error
-
-
-@dataclass(frozen=True)
-class _Report:
-    """What is read here of report.json."""
-
-    winners: list[dict[str, Any]]
-
-
-# report.json: the result of a complete run, as it is written and read.
-
-
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""Errors from reading a JSON file of another shape than ours."""
-
-Share = Annotated[float, Between(0.0, 1.0)]
+# A complete run.
 
 
 @dataclass(frozen=True)
@@ -413,39 +513,50 @@ class Run:
     report: Mapping[str, Any]
 
     def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:
-        """The winner of a group; without a group, the only one."""
-        found = {winner.group: winner for winner in self.winners}
-        check_group(self.folder, list(found), group, note=self.note, choose=choose)
-        return found[group]
+        """The winner of a group; without a group, the only one; `choose` says how the user names a group."""
+        winners = {winner.group: winner for winner in self.winners}
+        if group in winners:
+            return winners[group]
+        if not winners:
+            raise UserError(f"{self.folder} has no winner: {self.note}; give a run that has one")
+        if "" in winners:
+            raise UserError(f"{self.folder} has one winner and no group {group!r}; leave the group out")
+        unknown = f"no winner of group {group!r}" if group else "several winners"
+        raise UserError(f"{self.folder} has {unknown}; {choose}: {', '.join(winners)}")
 
 
 def load_run(folder: str | Path) -> Run:
     """Load a complete run from its folder."""
     folder = Path(folder)
     refuse_data(folder)
-    if not (folder / REPORT).is_file():
+    path = folder / REPORT
+    if not path.is_file():
         raise UserError(
-            f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command"
+            f"{folder} is not a complete run: {REPORT} is missing; start the run again with the same command, or give "
+            "the folder of a complete run"
         )
-    report = read_json(folder / REPORT)
-    try:
-        known = read_as(_Content, report, exact=False)
-        check_environments(report)
-        counts = known.configurations
-        return Run(
-            folder=folder,
-            winners=tuple(_selected(winner) for winner in known.winners),
-            note=known.note,
-            all_diverged=counts.diverged == counts.trained,
-            seconds=known.seconds["total"],
-            report=report,
-        )
-    except (ContentError, KeyError) as error:
-        raise UserError(
-            f"{folder / REPORT} is damaged or not a report ({error}); give the folder of a run, or copy it again"
-        ) from error
-    except UserError as error:
-        raise UserError(f"{folder / REPORT}: {error}") from error
+    again = "give the folder of a run, or copy it again"
+    known = read_json_as(path, RunFile, again)
+    if not known.environments:
+        raise UserError(f"{path} is damaged: environments is empty; {again}")
+    return Run(
+        folder=folder,
+        winners=tuple(
+            Selected(
+                group=winner.group,
+                config=winner.config,
+                number=winner.number,
+                epoch=winner.epoch,
+                val_auroc=winner.val_auroc,
+                test=None if winner.test is None else _scores(winner.test),
+            )
+            for winner in known.winners
+        ),
+        note=known.note,
+        all_diverged=known.configurations.diverged == known.configurations.trained,
+        seconds=known.seconds.total,
+        report=read_json(path),
+    )
 
 
 def refuse_data(folder: Path) -> None:
@@ -456,210 +567,6 @@ def refuse_data(folder: Path) -> None:
         raise UserError(
             f"{folder} is {kind}, not a model; give the folder of a run, or one that nguide fit or nguide bundle made"
         )
-
-
-def check_files(run: Run) -> None:
-    """Read what a complete run holds beside its report; a file that is missing or damaged is named."""
-    for winner in run.winners:
-        load_winner(run.folder, winner.group)
-    read_history(run.folder / HISTORY_TABLE)
-    read_predictions(run.folder / PREDICTION_TABLE, ("scan_id", "slices"))  # the seal covers the lists of attention
-
-
-@dataclass(frozen=True)
-class _Winner:
-    """The types of a winner in report.json; scores are null where they are NaN."""
-
-    group: str
-    number: Annotated[int, Between(0.0)]
-    epoch: Annotated[int, Between(1.0)]
-    val_auroc: Share
-    config: Config
-    weights: str
-    test: _Scores | None
-
-
-@dataclass(frozen=True)
-class _Scores:
-    """The types of `Scores`; null where they are NaN, or where the method has none."""
-
-    localization_auroc: Share | None
-    localization_auprc: Share | None
-    scan_auroc: Share | None
-    scan_auprc: Share | None
-    localized: Annotated[int, Between(0.0)]
-    left_out: Annotated[int, Between(0.0)]
-
-
-@dataclass(frozen=True)
-class _Part:
-    """The scans of a part, as `evaluation.runs` identifies them."""
-
-    scans: int
-    fingerprint: str
-    order: str = ""
-
-
-@dataclass(frozen=True)
-class _Features:
-    """How the features were made (`evaluation.runs.features_of`)."""
-
-    recipe: str
-    width: Annotated[int, Between(1.0, 2.0**31)]
-    dtype: DtypeName
-    provenance: dict[str, Any]
-    finding: Finding | None = None
-
-
-@dataclass(frozen=True)
-class _Execution:
-    """How it was trained; only the precision is read."""
-
-    precision: str
-
-
-@dataclass(frozen=True)
-class _Commit:
-    id: str
-    dirty: bool | None
-
-
-@dataclass(frozen=True)
-class _Environment:
-    """What the tables show of a start."""
-
-    normal_guidance: str
-    commit: dict[str, Any] | None
-    torch: str
-    device: str
-    date: str | None
-
-
-@dataclass(frozen=True)
-class _Counted:
-    trained: int
-    selectable: int
-    diverged: int
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The types of what `load_run` and the tables take from report.json."""
-
-    winners: tuple[_Winner, ...]
-    note: str | None
-    configurations: _Counted
-    departures: dict[str, Any]
-    data: dict[str, _Part]
-    execution: dict[str, Any]
-    seconds: dict[str, float]
-    options: dict[str, Any]
-    features: _Features | None = None
-
-
-def _selected(known: _Winner) -> Selected:
-    return Selected(
-        group=known.group,
-        config=known.config,
-        number=known.number,
-        epoch=known.epoch,
-        val_auroc=known.val_auroc,
-        test=None if known.test is None else _scores(known.test),
-    )
-
-
-def _scores(known: _Scores) -> Scores:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
-    return Scores(**values)
-
-
-def check_environments(report: Mapping[str, Any]) -> None:
-    """Check the types of what the tables show of a run's execution and starts."""
-    if "execution" in report:
-        read_as(_Execution, report["execution"], "execution", exact=False)
-    starts = read_as(list[dict[str, Any]], environments_of(report), "environments")
-    if not starts:
-        raise ContentError("environments is empty")
-    for start in starts:
-        known = read_as(_Environment, start, "environment", exact=False)
-        if known.commit is not None:
-            read_as(_Commit, known.commit, "environment.commit", exact=False)
-
-
-def report(
-    identity: Mapping[str, Any],
-    result: Sweep,
-    scores: Mapping[str, Scores],
-    environments: Sequence[Mapping[str, Any]],
-    *,
-    seconds: Mapping[str, float],
-    resumed: int,
-    options: Mapping[str, Any],
-    features: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
-    """Everything that is needed to check, repeat or compare the run, fit for JSON; a pure function."""
-    names = group_names(result.configs)
-    winners = [
-        {
-            "group": (group := names[group_of(winner.config)]),
-            "number": winner.number,
-            "epoch": winner.epoch,
-            "val_auroc": winner.val_auroc,
-            "config": winner.config.as_json(),
-            "weights": f"{winner_file(group)}.safetensors",
-            "test": scores_as_json(scores[group]) if group in scores else None,
-        }
-        for winner in result.winners
-    ]
-    return {
-        "format": identity["format"],
-        "winners": winners,
-        "note": None if winners else _why_nothing(result),
-        "configurations": {
-            "trained": len(result.configs),
-            "selectable": int((result.best_epoch > 0).sum()),
-            "diverged": diverged(result),
-        },
-        "departures": identity["departures"],
-        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
-        "data": identity["data"],
-        "features": None if features is None else dict(features),
-        "execution": {**identity["execution"], "chunks": list(result.chunks)},
-        "seconds": dict(seconds),
-        "resumed": resumed,
-        "options": dict(options),
-        "environments": [dict(one) for one in environments],
-    }
-
-
-def _why_nothing(result: Sweep) -> str:
-    """Why no epoch was selected: NaN never is, and the protocol may require training AUROC above validation AUROC."""
-    lost, count = diverged(result), len(result.configs)
-    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
-    if lost < count:
-        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
-    return f"{', '.join(reasons)}: none was selected"
-
-
-def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, one entry for each distinct commit, machine or date; the first reports held only one."""
-    if "environments" in report:
-        return read_as(list[dict[str, Any]], report["environments"], "environments")
-    options, only = (read_as(dict[str, Any], report.get(name), name) for name in ("options", "environment"))
-    return [{"date": options.get("date"), **only}]
-
-
-def scores_as_json(scores: Scores) -> dict[str, Any]:
-    """Scores with null for NaN, which JSON lacks."""
-    return {name: None if value != value else value for name, value in asdict(scores).items()}
-
-
-def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
-    return _scores(read_as(_Scores, scores, "scores"))
-
-
-Data = Bags | FeatureStore
 
 
 def run_sweep(
@@ -682,15 +589,22 @@ def run_sweep(
     report.
     """
     execution = execution or Execution()
-    with open_run(folder, _identity(configs, train, val, test, execution)) as run:
-        if not run.complete:
-            state = run.state(save_epochs, save_seconds, environment(execution))
+    identity = _identity(configs, train, val, test, execution)
+    with open_run(folder, identity) as path:
+        if not (path / REPORT).exists():
+            state = state_of(path, identity, save_epochs, save_seconds, environment(execution))
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
-            scored = {"val": val} | ({} if test is None else {"test": test})
-            _finish(run, result, scored, execution, state, dict(options or {}), features_of(train))
-    found = load_run(folder)
-    check_files(found)
-    return found
+            write_history(path, result)
+            write_winners(path, result, val.width)
+            scores = _write_predictions(path, result, {"val": val, "test": test}, execution)
+            write_json(path / REPORT, _report(identity, result, scores, state, options or {}, features_of(train)))
+            (path / STATE).unlink(missing_ok=True)
+    run = load_run(folder)
+    for winner in run.winners:
+        load_winner(run.folder, winner.group)
+    read_history(run.folder / HISTORY_TABLE)
+    read_predictions(run.folder / PREDICTION_TABLE, ("scan_id", "slices"))  # the seal covers the lists of attention
+    return run
 
 
 def check_sweep(
@@ -742,52 +656,24 @@ def features_of(scans: Data) -> dict[str, Any] | None:
     }
 
 
-def _finish(
-    run: RunFolder,
-    result: Sweep,
-    parts: Mapping[str, Data],
-    execution: Execution,
-    state: StateFile,
-    options: dict[str, Any],
-    features: Mapping[str, Any] | None,
-) -> None:
-    """Write the results of a sweep, the report last."""
-    write_history(run.path, result)
-    write_winners(run.path, result, next(iter(parts.values())).width)
-    tables, scores = [], {}
-    for name, part, scans, prediction in _predictions(result, parts, execution):
-        tables.append(prediction_table(scans, prediction, part=part, group=name))
-        if part == "test":
-            scores[name] = _run_scores(scans, prediction)
-    write_predictions_table(run.path / PREDICTION_TABLE, tables)
-    times = {**result.seconds, "total": state.seconds}
-    written = report(
-        run.identity,
-        result,
-        scores,
-        state.environments,
-        seconds=times,
-        resumed=state.resumed,
-        options=options,
-        features=features,
-    )
-    write_json(run.path / REPORT, written)
-    (run.path / STATE).unlink(missing_ok=True)
-
-
-def _predictions(
-    result: Sweep, parts: Mapping[str, Data], execution: Execution
-) -> list[tuple[str, str, Data, Prediction]]:
-    """Every winner's predictions for every part, on the host: group, part, scans, prediction."""
-    names, made = group_names(result.configs), []
+def _write_predictions(
+    folder: Path, result: Sweep, parts: Mapping[str, Data | None], execution: Execution
+) -> dict[str, Scores]:
+    """Write every winner's predictions for every part, and return each group's scores on the test part."""
+    names, tables, scores = group_names(result.configs), [], {}
     with current_device(execution.device):
         for winner in result.winners:
-            width = next(iter(parts.values())).width
-            model = winner_model(winner.config, width, winner.weights).to(execution.device)
+            group = names[group_of(winner.config)]
             for part, scans in parts.items():
+                if scans is None:
+                    continue
+                model = winner_model(winner.config, scans.width, winner.weights).to(execution.device)
                 prediction = predict_bags(model, scans).on_host()
-                made.append((names[group_of(winner.config)], part, scans, prediction))
-    return made
+                tables.append(prediction_table(scans, prediction, part=part, group=group))
+                if part == "test":
+                    scores[group] = _run_scores(scans, prediction)
+    write_predictions_table(folder / PREDICTION_TABLE, tables)
+    return scores
 
 
 def _run_scores(test: Data, prediction: Prediction) -> Scores:
@@ -803,6 +689,59 @@ def _run_scores(test: Data, prediction: Prediction) -> Scores:
         localized=0,
         left_out=int(test.labels.sum()),
     )
+
+
+def _report(
+    identity: Mapping[str, Any],
+    result: Sweep,
+    scores: Mapping[str, Scores],
+    state: StateFile,
+    options: Mapping[str, Any],
+    features: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """The content of a `RunFile`."""
+    names = group_names(result.configs)
+    winners = [
+        {
+            "group": (group := names[group_of(winner.config)]),
+            "number": winner.number,
+            "epoch": winner.epoch,
+            "val_auroc": winner.val_auroc,
+            "config": winner.config,
+            "weights": f"{winner_file(group)}.safetensors",
+            "test": scores.get(group),
+        }
+        for winner in result.winners
+    ]
+    content = {
+        "format": identity["format"],
+        "winners": winners,
+        "note": None if winners else _why_nothing(result),
+        "configurations": {
+            "trained": len(result.configs),
+            "selectable": int((result.best_epoch > 0).sum()),
+            "diverged": diverged(result),
+        },
+        "departures": identity["departures"],
+        "seeds": {"order": result.configs[0].seed, "weights": sorted({config.seed for config in result.configs})},
+        "data": identity["data"],
+        "features": features,
+        "execution": {**identity["execution"], "chunks": result.chunks},
+        "seconds": {**result.seconds, "total": state.total},
+        "resumed": state.resumed,
+        "options": options,
+        "environments": state.environments,
+    }
+    return _json(content)
+
+
+def _why_nothing(result: Sweep) -> str:
+    """Why no epoch was selected: NaN never is, and the protocol may require training AUROC above validation AUROC."""
+    lost, count = diverged(result), len(result.configs)
+    reasons = [f"{lost} of {count} configurations diverged"] if lost else []
+    if lost < count:
+        reasons.insert(0, "no configuration had an epoch whose training AUROC was above its validation AUROC")
+    return f"{', '.join(reasons)}: none was selected"
 
 
 def environment(execution: Execution) -> dict[str, Any]:

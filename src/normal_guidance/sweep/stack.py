@@ -76,6 +76,10 @@ class Stack:
     l1: Float[Tensor, "configs"]
     divergences: tuple[DivergenceName, ...]
     """The divergences of the terms on attention: `_divergences`."""
+    terms: tuple[AttentionTerm, ...]
+    """Those terms, of weight 1, to be multiplied by the weight of each configuration."""
+    classify: Loss
+    """The loss of scans, or of slices for the supervised reference."""
     guidance_weights: Float[Tensor, "configs divergences"]
     """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 
@@ -87,14 +91,17 @@ class Stack:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> Stack:
-        divergences = _divergences(configs)
+        first, divergences = configs[0], _divergences(configs)
+        terms = [replace(first, guidance_weight=1.0, divergence=name).regularizer() for name in divergences]
         column = partial(torch.tensor, device=device, dtype=dtype)
         return cls(
             configs=tuple(configs),
-            skeleton=initial_model(configs[0], features).to(device, dtype).requires_grad_(False),
+            skeleton=initial_model(first, features).to(device, dtype).requires_grad_(False),
             lr=column([config.lr for config in configs]),
             l1=column([config.l1 for config in configs]),
             divergences=divergences,
+            terms=tuple(term for term in terms if term is not None),
+            classify=slice_classification if first.on_slices else first.spec.loss,
             guidance_weights=column(_weights(configs, divergences)).reshape(len(configs), len(divergences)),
         )
 
@@ -149,26 +156,17 @@ class Stack:
         class_weights: ClassWeights = None,
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
-        classify = slice_classification if self.on_slices else self.configs[0].spec.loss
-        terms = self._terms()
 
         def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
-            loss = classify(prediction, labels, class_weights)
+            loss = self.classify(prediction, labels, class_weights)
             attention = prediction.log_attention
-            for weight, term in zip(weights.unbind(), terms, strict=True):
+            for weight, term in zip(weights.unbind(), self.terms, strict=True):
                 value = term(attention, lengths=layout, from_logits=True, labels=labels, features=features)
                 loss = loss + weight * value
             return loss, self._logit(prediction)
 
         return vmap(one)(parameters, self.guidance_weights)
-
-    def _terms(self) -> list[AttentionTerm]:
-        """A term of each divergence, of weight 1, to be multiplied by the weight of each configuration."""
-        made = [
-            replace(self.configs[0], guidance_weight=1.0, divergence=name).regularizer() for name in self.divergences
-        ]
-        return [term for term in made if term is not None]
 
 
 def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:

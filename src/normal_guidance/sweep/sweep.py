@@ -4,7 +4,7 @@
                    -> AUROC of all configurations after every epoch -> the best epoch of each, kept on the device
                    -> the best configuration
 
-The results equal those of `training.loop`, one configuration at a time; `tests/training/test_sweep.py` checks this.
+The results equal those of `loop.py`, one configuration at a time; `tests/sweep/test_sweep.py` checks this.
 """
 
 from __future__ import annotations
@@ -15,32 +15,25 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Protocol, runtime_checkable
+from typing import Annotated, Any
 
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.errors import ContentError, UserError
+from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.system import is_out_of_memory
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.bags import UNKNOWN, ScanSet
-from normal_guidance.sweep.batches import check_batch_size, check_scans_like, draw_orders, pool_scans, slice_labels_of
-from normal_guidance.sweep.config import Config, check_together
+from normal_guidance.sweep.batches import check_scans_like, draw_orders, pool_scans, slice_labels_of
+from normal_guidance.sweep.config import Config, Execution, check_together
 from normal_guidance.sweep.engine import Engine, matrix_precision
-from normal_guidance.sweep.execution import (
-    Compiler,
-    Execution,
-    choose_engine,
-    current_device,
-    fitting_chunk,
-    release_memory,
-)
+from normal_guidance.sweep.execution import Compiler, choose_engine, current_device, fitting_chunk, release_memory
 from normal_guidance.sweep.stack import Parameters
 
-# The file from which a killed run resumes: the sweep's state with a seal, bound to one run.
-
+HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
+"""The numbers recorded for every configuration after every epoch."""
 
 SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
 """The state is saved after this many epochs or seconds, whichever comes first.
@@ -48,83 +41,15 @@ SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
 The time is checked after each epoch, so a killed run loses at most that much, plus the epoch being trained.
 """
 
+WORTH_LEAVING = 50
+"""Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
 
-class StateFile:
-    """A `Checkpoint` in a file that belongs to one run and records its time and environments so far."""
+LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
+"""Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
+which takes as long as 70 epochs of all 32 configurations of TransMIL."""
 
-    def __init__(
-        self,
-        path: Path,
-        run: str,
-        save_epochs: int = SAVE_EPOCHS,
-        save_seconds: float = SAVE_SECONDS,
-        environment: Mapping[str, Any] | None = None,
-    ) -> None:
-        for name, value in (("save_epochs", save_epochs), ("save_seconds", save_seconds)):
-            if not value > 0:
-                raise UserError(f"{name} is {value}; it must be above 0")
-        self.path, self.run = path, run
-        self.save_epochs, self.save_seconds = save_epochs, save_seconds
-        self.resumed = 0
-        """The number of times that the run resumed from a saved state."""
-        self.environments = [] if environment is None else [dict(environment)]
-        """The distinct environments of all starts of this run, in order of their first start."""
-        self._seconds_before, self._begin = 0.0, time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the run has taken, without time lost when it was killed."""
-        return self._seconds_before + time.monotonic() - self._begin
-
-    def due(self, epochs: int, seconds: float) -> bool:
-        return epochs >= self.save_epochs or seconds >= self.save_seconds
-
-    def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-        kept = {
-            "run": self.run,
-            "seconds": self.seconds,
-            "resumed": self.resumed,
-            "environments": self.environments,
-            "sweep": dict(about),
-        }
-        write_tensors(self.path, tensors, kept)
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
-        if not self.path.exists():
-            return None
-        tensors, kept = read_tensors(self.path, _AFRESH)
-        if not isinstance(kept, dict) or kept.get("run") != self.run:
-            raise UserError(f"{self.path} belongs to another run; {_AFRESH}")
-        try:
-            before = read_as(_Kept, kept)
-        except ContentError as error:
-            raise UserError(f"{self.path} is damaged, or an older version wrote it: {error}; {_AFRESH}") from error
-        self.resumed = before.resumed + 1
-        self.environments = [
-            *before.environments,
-            *(one for one in self.environments if one not in before.environments),
-        ]
-        self._seconds_before, self._begin = before.seconds, time.monotonic()
-        return tensors, before.sweep
-
-
-@dataclass(frozen=True)
-class _Kept:
-    """What is saved beside the tensors."""
-
-    run: str
-    seconds: Annotated[float, Between(0.0)]
-    resumed: Annotated[int, Between(0.0)]
-    environments: list[dict[str, Any]]
-    sweep: dict[str, Any]
-    """The sweep's own part, which the sweep reads."""
-
-
-_AFRESH = "copy it again, or delete it to train from the start"
-
-
-# Selection of the best epoch and the best configuration, by the scan labels of the validation set alone.
-# Only the supervised reference is selected by slice labels: its engine measures AUROC on the validation slices.
+Count = Annotated[int, Between(0.0)]
+AFRESH = "delete it to train from the start"
 
 
 def group_of(config: Config) -> tuple[object, ...]:
@@ -132,16 +57,22 @@ def group_of(config: Config) -> tuple[object, ...]:
     return (config.divergence, config.guidance_weight, config.seed)
 
 
-@dataclass(frozen=True, eq=False)
-class Winner:
+@dataclass(frozen=True, kw_only=True)
+class SelectedEpoch:
+    """The best epoch of one configuration, as the files of a run hold it."""
+
+    number: Count
+    """The number of the configuration in the sweep."""
+    epoch: Annotated[int, Between(1.0)]
+    val_auroc: Annotated[float, Between(0.0, 1.0)]
+    val_loss: float
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Winner(SelectedEpoch):
     """The best epoch of the best configuration of a group."""
 
     config: Config
-    number: int
-    """The number of the configuration in the sweep."""
-    epoch: int
-    val_auroc: float
-    val_loss: float
     weights: Mapping[str, Tensor]
 
     def rank(self) -> tuple[float, float, int]:
@@ -207,59 +138,21 @@ class Selection:
         return (epoch - self.risen >= self.patience).tolist()
 
 
-# The state of a sweep after an epoch: everything that the remaining epochs depend on, so that a killed run resumes.
-
-
-HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
-"""The numbers recorded for every configuration after every epoch."""
+# The state after an epoch: all that the remaining epochs depend on, from which a killed run resumes.
 
 
 @dataclass(frozen=True)
-class _SavedWinner:
-    """What a winner's weights are saved with."""
+class ChunkPlace:
+    """Configurations that are trained together, by number, and the epoch that they have reached."""
 
-    number: Annotated[int, Between(0.0)]
-    epoch: Annotated[int, Between(1.0)]
-    val_auroc: Annotated[float, Between(0.0, 1.0)]
-    val_loss: float
-
-
-@dataclass(frozen=True)
-class _SavedChunk:
-    """What a chunk's tensors are saved with."""
-
-    members: tuple[Annotated[int, Between(0.0)], ...]
-    epoch: Annotated[int, Between(0.0)]
-
-
-@dataclass(frozen=True)
-class _Saved:
-    """What a sweep's tensors are saved with."""
-
-    pending: tuple[_SavedChunk, ...]
-    chunks: tuple[Annotated[int, Between(1.0)], ...]
-    winners: tuple[_SavedWinner, ...]
-    seconds: dict[str, Annotated[float, Between(0.0)]]
-
-
-@runtime_checkable
-class Checkpoint(Protocol):
-    """Storage for the state of a sweep, from which a killed run resumes."""
-
-    def load(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None: ...
-    def save(self, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None: ...
-    def due(self, epochs: int, seconds: float) -> bool:
-        """Whether to save now, given the epochs and seconds since the last time."""
-        ...
+    members: tuple[Count, ...]
+    epoch: Count = 0
 
 
 @dataclass(frozen=True, eq=False)
-class Chunk:
-    """Configurations that are trained together, and their progress."""
+class Chunk(ChunkPlace):
+    """The same with their progress."""
 
-    members: tuple[int, ...]
-    """Their numbers in the sweep."""
-    epoch: int = 0
     training: Mapping[str, Tensor] = field(default_factory=dict)
     """The tensors that `collect` gathered after that epoch."""
 
@@ -271,23 +164,6 @@ class Chunk:
             for name, tensor in self.training.items()
         }
         return Chunk(tuple(self.members[place] for place in places), self.epoch, training)
-
-    def halves(self) -> tuple[Chunk, Chunk]:
-        cut = (len(self.members) + 1) // 2
-        return self.part(range(cut)), self.part(range(cut, len(self.members)))
-
-
-@dataclass(frozen=True, eq=False)
-class Finished:
-    """The results of configurations that are trained to their end."""
-
-    members: tuple[int, ...]
-    history: Tensor
-    best_epoch: Tensor
-    trained: Tensor
-    best_val: Tensor
-    best_loss: Tensor
-    best: Parameters
 
 
 @dataclass(frozen=True, eq=False)
@@ -313,47 +189,6 @@ class SweepState:
         none = torch.zeros(count, dtype=torch.int64)
         return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
 
-    def restored(self, tensors: Mapping[str, Tensor], saved: _Saved) -> SweepState:
-        """The state from which `tensors` and `saved` were made."""
-        trained = [number for chunk in saved.pending for number in chunk.members]
-        for number in (*trained, *(winner.number for winner in saved.winners)):
-            if number >= len(self.configs):
-                raise ContentError(f"configuration {number} is unknown; there are {len(self.configs)}")
-        if len(set(trained)) < len(trained):
-            raise ContentError("a configuration is in two chunks")
-        winners = tuple(
-            Winner(config=self.configs[one.number], weights=_part(tensors, f"winner{i}."), **asdict(one))
-            for i, one in enumerate(saved.winners)
-        )
-        pending = tuple(
-            Chunk(one.members, one.epoch, _part(tensors, f"chunk{i}.")) for i, one in enumerate(saved.pending)
-        )
-        return replace(
-            self,
-            pending=pending,
-            chunks=saved.chunks,
-            winners=winners,
-            history=_like(tensors, "history", self.history),
-            best_epoch=_like(tensors, "best_epoch", self.best_epoch),
-            trained=_like(tensors, "trained", self.trained),
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors to save, beside what `about` says."""
-        parts = {"history": self.history, "best_epoch": self.best_epoch, "trained": self.trained}
-        for i, winner in enumerate(self.winners):
-            parts |= _named(f"winner{i}.", winner.weights)
-        for i, chunk in enumerate(self.pending):
-            parts |= _named(f"chunk{i}.", chunk.training)
-        return parts
-
-    def about(self) -> dict[str, Any]:
-        """The JSON values to save beside the tensors."""
-        names = [one.name for one in fields(_SavedWinner)]
-        winners = [{name: getattr(winner, name) for name in names} for winner in self.winners]
-        pending = [{"members": [*chunk.members], "epoch": chunk.epoch} for chunk in self.pending]
-        return {"pending": pending, "chunks": [*self.chunks], "winners": winners}
-
     @property
     def done(self) -> int:
         """The number of finished configurations."""
@@ -365,77 +200,43 @@ class SweepState:
 
     def halved(self, error: Exception) -> SweepState:
         """The state with the present chunk cut in two, because it did not fit the memory."""
-        if len(self.pending[0].members) == 1:
+        chunk, size = self.pending[0], len(self.pending[0].members)
+        if size == 1:
             raise UserError(
                 "one configuration alone does not fit the device's memory; use a smaller batch size or another device"
             ) from error
-        return replace(self, pending=(*self.pending[0].halves(), *self.pending[1:]))
+        cut = (size + 1) // 2
+        return replace(self, pending=(chunk.part(range(cut)), chunk.part(range(cut, size)), *self.pending[1:]))
 
-    def finish(self, finished: Finished, rest: Chunk | None) -> SweepState:
-        """The state after some members of the present chunk finished; the rest of it goes on."""
-        members = torch.tensor(finished.members)
+    def finish(self, ended: Chunk, trained: Tensor, rest: Chunk | None) -> SweepState:
+        """The state after some members of the present chunk ended, each `trained` so long; the rest of it goes on."""
+        members, training = torch.tensor(ended.members), ended.training
+        best_epoch, numbers = training["best_epoch"], torch.arange(1, len(training["history"]) + 1)
+        # Epochs after the end of a configuration's patience do not count.
+        history = torch.where((numbers[:, None] <= trained)[:, :, None], training["history"], math.nan)
         winners = {group_of(winner.config): winner for winner in self.winners}
-        for place, number in enumerate(finished.members):
-            if not finished.best_epoch[place]:
+        for place, number in enumerate(ended.members):
+            if not best_epoch[place]:
                 continue
-            config = self.configs[number]
             candidate = Winner(
-                config=config,
+                config=self.configs[number],
                 number=number,
-                epoch=int(finished.best_epoch[place]),
-                val_auroc=finished.best_val[place].item(),
-                val_loss=finished.best_loss[place].item(),
-                weights={name: stacked[place].clone() for name, stacked in finished.best.items()},
+                epoch=int(best_epoch[place]),
+                val_auroc=training["best_val"][place].item(),
+                val_loss=training["best_loss"][place].item(),
+                weights={name: stacked[place].clone() for name, stacked in _part(training, "best.").items()},
             )
-            group = group_of(config)
+            group = group_of(candidate.config)
             winners[group] = max((candidate, winners.get(group, candidate)), key=Winner.rank)
         return replace(
             self,
             pending=(*([] if rest is None else [rest]), *self.pending[1:]),
             chunks=(*self.chunks, len(members)),
-            history=self.history.index_copy(1, members, finished.history),
-            best_epoch=self.best_epoch.index_copy(0, members, finished.best_epoch),
-            trained=self.trained.index_copy(0, members, finished.trained),
+            history=self.history.index_copy(1, members, history),
+            best_epoch=self.best_epoch.index_copy(0, members, best_epoch),
+            trained=self.trained.index_copy(0, members, trained),
             winners=tuple(sorted(winners.values(), key=lambda winner: winner.number)),
         )
-
-
-class Keeper:
-    """Saves the state when it is due, and adds up the time spent, over all starts of a run."""
-
-    def __init__(self, checkpoint: Checkpoint | None) -> None:
-        self.checkpoint = checkpoint
-        self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
-        self.epochs, self.at = 0, time.monotonic()
-        self.last: SweepState | None = None
-        """The last saved state, from which a chunk that no longer fits the memory goes on."""
-
-    def resume(self, fresh: SweepState) -> SweepState:
-        """The saved state of the run, or the fresh one if nothing was saved."""
-        loaded = None if self.checkpoint is None else self.checkpoint.load()
-        if loaded is None:
-            return fresh
-        tensors, about = loaded
-        try:
-            saved = read_as(_Saved, about)
-            self.last = fresh.restored(tensors, saved)
-        except ContentError as error:
-            raise _unusable(error) from error
-        self.seconds |= saved.seconds
-        return self.last
-
-    def is_due(self) -> bool:
-        """Whether to save now; must be called exactly once per epoch."""
-        self.epochs += 1
-        return self.checkpoint is not None and self.checkpoint.due(self.epochs, time.monotonic() - self.at)
-
-    def save(self, state: SweepState) -> None:
-        if self.checkpoint is None:
-            return
-        begin, self.last = time.monotonic(), state
-        self.checkpoint.save(state.tensors(), {**state.about(), "seconds": self.seconds})
-        self.epochs, self.at = 0, time.monotonic()
-        self.seconds["saving"] += self.at - begin
 
 
 def _live(engine: Engine, selection: Selection, history: Tensor) -> dict[str, Tensor]:
@@ -482,10 +283,7 @@ def _like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
 
 
 def _unusable(error: ContentError) -> UserError:
-    return UserError(
-        f"the run's state.safetensors is damaged, or an older version wrote it: {error}; delete it to train from the "
-        "start"
-    )
+    return UserError(f"the run's state.safetensors is damaged, or an older version wrote it: {error}; {AFRESH}")
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -496,7 +294,132 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-# Progress reports and time accounting of a sweep, with as few waits for the GPU as possible.
+@dataclass(frozen=True)
+class SavedState:
+    """What state.safetensors holds beside the tensors."""
+
+    run: str
+    """The run that it belongs to."""
+    resumed: Count
+    """How often the run resumed from a saved state."""
+    environments: list[dict[str, Any]]
+    """The distinct environments of all starts of this run, in order of their first start."""
+    total: Annotated[float, Between(0.0)]
+    """Seconds that the run has taken, without time lost when it was killed."""
+    seconds: dict[str, Annotated[float, Between(0.0)]]
+    """Those of training, evaluation (with selection) and saving."""
+    pending: tuple[ChunkPlace, ...]
+    chunks: tuple[Annotated[int, Between(1.0)], ...]
+    winners: tuple[SelectedEpoch, ...]
+
+
+class StateFile:
+    """Saves a sweep's state when that is due, in a file that belongs to one run; without a path, nowhere.
+
+    It also adds up times and environments over all starts of the run.
+    """
+
+    def __init__(
+        self,
+        path: Path | None = None,
+        run: str = "",
+        save_epochs: int = SAVE_EPOCHS,
+        save_seconds: float = SAVE_SECONDS,
+        environment: Mapping[str, Any] | None = None,
+    ) -> None:
+        for name, value in (("save_epochs", save_epochs), ("save_seconds", save_seconds)):
+            if not value > 0:
+                raise UserError(f"{name} is {value}; it must be above 0")
+        self.path, self.run = path, run
+        self.save_epochs, self.save_seconds = save_epochs, save_seconds
+        self.resumed = 0
+        self.environments = [] if environment is None else [dict(environment)]
+        self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
+        self.last: SweepState | None = None
+        """The last saved state, from which a chunk that no longer fits the memory goes on."""
+        self._before, self._begin = 0.0, time.monotonic()
+        self._epochs, self._saved = 0, self._begin
+
+    @property
+    def total(self) -> float:
+        """Seconds that the run has taken, without time lost when it was killed."""
+        return self._before + time.monotonic() - self._begin
+
+    def due(self) -> bool:
+        """Whether to save now; called exactly once after each epoch."""
+        self._epochs += 1
+        late = time.monotonic() - self._saved >= self.save_seconds
+        return self.path is not None and (late or self._epochs >= self.save_epochs)
+
+    def save(self, state: SweepState) -> None:
+        if self.path is None:
+            return
+        begin, self.last = time.monotonic(), state
+        names = [each.name for each in fields(SelectedEpoch)]
+        kept = SavedState(
+            run=self.run,
+            resumed=self.resumed,
+            environments=self.environments,
+            total=self.total,
+            seconds=self.seconds,
+            pending=tuple(ChunkPlace(chunk.members, chunk.epoch) for chunk in state.pending),
+            chunks=state.chunks,
+            winners=tuple(SelectedEpoch(**{name: getattr(winner, name) for name in names}) for winner in state.winners),
+        )
+        tensors = {"history": state.history, "best_epoch": state.best_epoch, "trained": state.trained}
+        for i, winner in enumerate(state.winners):
+            tensors |= _named(f"winner{i}.", winner.weights)
+        for i, chunk in enumerate(state.pending):
+            tensors |= _named(f"chunk{i}.", chunk.training)
+        write_tensors(self.path, tensors, asdict(kept))
+        self._epochs, self._saved = 0, time.monotonic()
+        self.seconds["saving"] += self._saved - begin
+
+    def load(self, fresh: SweepState) -> SweepState:
+        """The saved state of the run, or the fresh one if nothing was saved."""
+        if self.path is None or not self.path.exists():
+            return fresh
+        tensors, about = read_tensors(self.path, f"copy it again, or {AFRESH}")
+        if not isinstance(about, dict) or about.get("run") != self.run:
+            raise UserError(f"{self.path} belongs to another run; copy it again, or {AFRESH}")
+        try:
+            kept = read_as(SavedState, about)
+            self.last = _restored(fresh, tensors, kept)
+        except ContentError as error:
+            raise _unusable(error) from error
+        self.resumed = kept.resumed + 1
+        now = [environment for environment in self.environments if environment not in kept.environments]
+        self.environments = [*kept.environments, *now]
+        self.seconds |= kept.seconds
+        self._before, self._begin = kept.total, time.monotonic()
+        return self.last
+
+
+def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState) -> SweepState:
+    """The state that was saved as these tensors and values."""
+    trained = [number for chunk in kept.pending for number in chunk.members]
+    for number in (*trained, *(winner.number for winner in kept.winners)):
+        if number >= len(fresh.configs):
+            raise ContentError(f"configuration {number} is unknown; there are {len(fresh.configs)}")
+    if len(set(trained)) < len(trained):
+        raise ContentError("a configuration is in two chunks")
+    return replace(
+        fresh,
+        pending=tuple(
+            Chunk(chunk.members, chunk.epoch, _part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)
+        ),
+        chunks=kept.chunks,
+        winners=tuple(
+            Winner(config=fresh.configs[best.number], weights=_part(tensors, f"winner{i}."), **vars(best))
+            for i, best in enumerate(kept.winners)
+        ),
+        history=_like(tensors, "history", fresh.history),
+        best_epoch=_like(tensors, "best_epoch", fresh.best_epoch),
+        trained=_like(tensors, "trained", fresh.trained),
+    )
+
+
+# Progress reports and times, with as few waits for the device as possible.
 
 
 @dataclass(frozen=True, eq=False)
@@ -575,14 +498,6 @@ class Clock:
         self.events = self.events[-1:]
 
 
-WORTH_LEAVING = 50
-"""Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
-
-LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
-"""Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
-which takes as long as 70 epochs of all 32 configurations of TransMIL."""
-
-
 @dataclass(frozen=True, eq=False)
 class Sweep:
     """The result of a sweep: the history of every configuration, and the winners."""
@@ -607,7 +522,7 @@ def sweep(
     val: ScanSet,
     execution: Execution | None = None,
     *,
-    checkpoint: Checkpoint | None = None,
+    checkpoint: StateFile | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Sweep:
     """Train all configurations in one pass over the data per epoch and keep the best.
@@ -633,14 +548,12 @@ def sweep(
     pool = configs[0].spec.pool
     if pool is not None:
         train, val = pool_scans(train, pool), pool_scans(val, pool)
-    state = SweepState.begin(configs, fitting_chunk(configs, train, val, execution))
-    keeper = Keeper(checkpoint)
-    state = keeper.resume(state)
+    keeper = checkpoint or StateFile()
+    state = keeper.load(SweepState.begin(configs, fitting_chunk(configs, train, val, execution)))
     with matrix_precision(execution.precision), current_device(execution.device):
         while state.pending:
             try:
-                finished, rest = _train_chunk(state, train, val, execution, keeper, Watch(watch, state, train))
-                state = state.finish(finished, rest)
+                state = _train_chunk(state, train, val, execution, keeper, Watch(watch, state, train))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -662,7 +575,9 @@ def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
     """Refuse scans that no run can be trained on."""
     check_scans_like(train, "train")
     check_scans_like(val, "val")
-    check_batch_size(len(train.lengths), config.batch_size)
+    count, size = len(train.lengths), config.batch_size
+    if count < size:  # partial batches are dropped
+        raise UserError(f"{count} training scans do not fill one batch of {size}; use a smaller batch size")
     if train.width != val.width:
         raise UserError(f"training scans have {train.width} features, validation scans {val.width}; encode both alike")
     if "modes" in config.term_options:
@@ -685,8 +600,8 @@ def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
 
 
 def _train_chunk(
-    state: SweepState, train: ScanSet, val: ScanSet, execution: Execution, keeper: Keeper, watch: Watch
-) -> tuple[Finished, Chunk | None]:
+    state: SweepState, train: ScanSet, val: ScanSet, execution: Execution, keeper: StateFile, watch: Watch
+) -> SweepState:
     """Train the present chunk to its end, or until so many are out of patience that the rest goes on alone."""
     chunk = state.pending[0]
     configs = [state.configs[number] for number in chunk.members]
@@ -716,7 +631,7 @@ def _train_chunk(
         share = LEAVING_SHARE["compiled" if engine.compiled else "plain"]
         if all(over) or (sum(over) >= share * len(over) and config.epochs - epoch >= WORTH_LEAVING):
             break
-        if keeper.is_due() and epoch < config.epochs:
+        if keeper.due() and epoch < config.epochs:
             clock.settle()
             keeper.save(state.after(epoch, collect(engine, selection, history, generator)))
             clock.mark(None)
@@ -726,19 +641,5 @@ def _train_chunk(
     reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
     staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]
     ending = [place for place in range(len(over)) if place not in staying]
-    finished = _finish(reached.part(ending), selection.trained(epoch).cpu()[ending])
-    return finished, reached.part(staying) if staying else None
-
-
-def _finish(chunk: Chunk, trained: Tensor) -> Finished:
-    """The results of a chunk's members; epochs after the end of their patience do not count."""
-    history, numbers = chunk.training["history"], torch.arange(1, len(chunk.training["history"]) + 1)
-    return Finished(
-        members=chunk.members,
-        history=torch.where((numbers[:, None] <= trained)[:, :, None], history, math.nan),
-        best_epoch=chunk.training["best_epoch"],
-        trained=trained,
-        best_val=chunk.training["best_val"],
-        best_loss=chunk.training["best_loss"],
-        best={name.removeprefix("best."): t for name, t in chunk.training.items() if name.startswith("best.")},
-    )
+    trained = selection.trained(epoch).cpu()[ending]
+    return state.finish(reached.part(ending), trained, reached.part(staying) if staying else None)

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, choose_one_of, reason
 from normal_guidance.base.files import folder_atomically
 from normal_guidance.base.system import install_command
-from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, Run, Selected, find_folders, load_run, read_history
+from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, find_folders, load_run, read_history
+from normal_guidance.sweep.sweep import HISTORY
 
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
@@ -44,29 +45,20 @@ AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Training:
-    """One complete training.
-
-    Args:
-        name: such as ng/1001.
-        options: what was asked for.
-        metrics: final numbers; those that are not finite are left out.
-        curves: numbers by epoch, counted from 1.
-    """
+    """One complete training, called such as ng/1001, with what was asked for and what came of it."""
 
     name: str
     options: Mapping[str, Any]
     metrics: Mapping[str, float]
+    """Final numbers; those that are not finite are left out."""
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    """Numbers by epoch, counted from 1."""
 
     @property
     def identity(self) -> str:
         """The same for the same training, wherever and whenever it is written."""
-        content = [
-            self.name,
-            dict(self.options),
-            dict(self.metrics),
-            {name: list(c) for name, c in self.curves.items()},
-        ]
+        curves = {name: list(values) for name, values in self.curves.items()}
+        content = [self.name, dict(self.options), dict(self.metrics), curves]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
     def points(self, curve: str) -> list[tuple[int, float]]:
@@ -79,55 +71,44 @@ class Training:
 
 
 def track(trainings: Sequence[Training], to: str, out: Path) -> str:
-    """Write trainings that were not written before, and say where they are.
-
-    Args:
-        to: a name in `TRACKERS`.
-        out: the folder of the command's output.
-    """
+    """Write trainings that were not written before by one of `TRACKERS`, and say where they are."""
     check_tracker(to)
     return TRACKERS[to](trainings, out)
 
 
 def check_tracker(to: str) -> None:
     """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
-    if to not in TRACKERS:
-        raise UserError(f"--track {to!r} is unknown; choose one of {', '.join(TRACKERS)}")
+    choose_one_of("--track", to, TRACKERS)
     try:
         if to == "tensorboard":
             import tensorboard.summary.writer.event_file_writer  # noqa: F401
         else:
             import mlflow.tracking  # noqa: F401
     except ImportError as error:
-        _refuse(to, error)
+        raise UserError(
+            f"--track {to} needs the package {error.name}; install it: {install_command('track')}"
+        ) from error
     if to == "mlflow" and SERVER in os.environ:
         with _reached(os.environ[SERVER]) as client, _without_retries():
             client.get_experiment_by_name(_experiment())
 
 
-def _refuse(to: str, error: ImportError) -> NoReturn:
-    raise UserError(f"--track {to} needs the package {error.name}; install it: {install_command('track')}") from error
-
-
 def _to_tensorboard(trainings: Sequence[Training], out: Path) -> str:
-    for one in trainings:
-        folder = out / "tensorboard" / one.name / one.identity[:12]
-        if not folder.is_dir():
-            with folder_atomically(folder) as draft:
-                _write_events(one, draft)
-    return f"tensorboard --logdir {out / 'tensorboard'}"
-
-
-def _write_events(one: Training, folder: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(os.fspath(folder)) as writer:
-        for name in one.curves:
-            for epoch, value in one.points(name):
-                writer.add_scalar(name, value, epoch)
-        for name, value in one.finite_metrics.items():
-            writer.add_scalar(f"final/{name}", value, 0)
-        writer.add_text("options", "\n".join(f"    {name}: {value}" for name, value in one.options.items()))
+    for training in trainings:
+        folder = out / "tensorboard" / training.name / training.identity[:12]
+        if folder.is_dir():
+            continue
+        with folder_atomically(folder) as draft, SummaryWriter(os.fspath(draft)) as writer:
+            for name in training.curves:
+                for epoch, value in training.points(name):
+                    writer.add_scalar(name, value, epoch)
+            for name, value in training.finite_metrics.items():
+                writer.add_scalar(f"final/{name}", value, 0)
+            options = "\n".join(f"    {name}: {value}" for name, value in training.options.items())
+            writer.add_text("options", options)
+    return f"tensorboard --logdir {out / 'tensorboard'}"
 
 
 def _experiment() -> str:
@@ -143,10 +124,9 @@ def _reached(uri: str) -> Iterator[MlflowClient]:
     try:
         yield MlflowClient(tracking_uri=uri)
     except (MlflowException, OSError) as error:
-        reason = shorten(" ".join(str(error).split()), 300)
         raise UserError(
-            f"--track mlflow: {uri} cannot be written to ({reason}); start that server, or correct {SERVER}, or unset "
-            "it to write to the folder of the output"
+            f"--track mlflow: {uri} cannot be written to ({reason(error)}); start that server, or correct {SERVER}, or "
+            "unset it to write to the folder of the output"
         ) from error
 
 
@@ -178,18 +158,20 @@ def _write_runs(client: MlflowClient, trainings: Sequence[Training]) -> None:
     name = _experiment()
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if known is None else known.experiment_id
-    for one in trainings:
-        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{one.identity}'")
+    for training in trainings:
+        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{training.identity}'")
         if any(run.info.status == "FINISHED" for run in before):
             continue
         for run in before:  # killed while it was written
             client.delete_run(run.info.run_id)
-        run_id = client.create_run(experiment, run_name=one.name, tags={IDENTITY: one.identity}).info.run_id
-        values = [Metric(name, value, 0, 0) for name, value in one.finite_metrics.items()]
-        values += [Metric(name, value, 0, epoch) for name in one.curves for epoch, value in one.points(name)]
+        created = client.create_run(experiment, run_name=training.name, tags={IDENTITY: training.identity})
+        run_id = created.info.run_id
+        values = [Metric(name, value, 0, 0) for name, value in training.finite_metrics.items()]
+        for name in training.curves:
+            values += [Metric(name, value, 0, epoch) for epoch, value in training.points(name)]
         for first in range(0, len(values), AT_ONCE):
             client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
-        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in one.options.items()])
+        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in training.options.items()])
         client.set_terminated(run_id)
 
 
@@ -200,34 +182,25 @@ TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
 """Where trainings can be written."""
 
 
-# Complete runs as `tracking` writes them.
-
-
-CURVES = ("loss", "train_auroc", "val_auroc", "val_loss")
-
-
 def tracked_runs(folder: Path) -> list[Training]:
     """The winners of every complete run METHOD/SEED in a folder; all other configurations are in history.parquet."""
-    paths = ((f"{method}/{seed}", path) for method, seed, path in find_folders(folder))
-    return [one for name, path in paths if (path / REPORT).is_file() for one in _of_run(name, load_run(path))]
-
-
-def _of_run(name: str, run: Run) -> Iterator[Training]:
-    history = read_history(run.folder / HISTORY_TABLE).to_pandas()
-    for winner in run.winners:
-        own = history[history["config"] == winner.number].sort_values("epoch")
-        curves = {curve: own[curve].tolist() for curve in CURVES if curve in own}
-        yield Training(
-            f"{name}/{winner.group}" if winner.group else name, _options(run, winner), _metrics(winner), curves
-        )
-
-
-def _options(run: Run, winner: Selected) -> dict[str, object]:
-    asked = {f"asked/{name}": value for name, value in run.report.get("options", {}).items()}
-    return {**winner.config.as_json(), **asked}
-
-
-def _metrics(winner: Selected) -> dict[str, float]:
-    scores = {} if winner.test is None else asdict(winner.test)
-    tested = {f"test/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
-    return {"selected/epoch": float(winner.epoch), "selected/val_auroc": winner.val_auroc, **tested}
+    trainings = []
+    for method, seed, path in find_folders(folder):
+        if not (path / REPORT).is_file():
+            continue
+        run = load_run(path)
+        asked = {f"asked/{name}": value for name, value in run.report["options"].items()}
+        history = read_history(path / HISTORY_TABLE).to_pandas()
+        for winner in run.winners:
+            rows = history[history["config"] == winner.number].sort_values("epoch")
+            scores = {} if winner.test is None else asdict(winner.test)
+            tested = {f"test/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+            trainings.append(
+                Training(
+                    name="/".join(filter(None, (method, str(seed), winner.group))),
+                    options={**winner.config.as_json(), **asked},
+                    metrics={"selected/epoch": float(winner.epoch), "selected/val_auroc": winner.val_auroc, **tested},
+                    curves={curve: rows[curve].tolist() for curve in HISTORY},
+                )
+            )
+    return trainings

@@ -7,14 +7,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import localization
-from normal_guidance.scans.phantom.plan import (
-    ANATOMIES,
-    GAP,
-    MIN_SLICES,
-    LesionBlock,
-    ScanPlan,
-    plan,
-)
+from normal_guidance.scans.phantom.plan import ANATOMIES, GAP, MIN_SLICES, ScanPlan, plan
 
 # The paper's tables; chest and abdomen exchanged in the second and third, which are printed the wrong way round.
 BLOCKS = {"head": (8296, 569, 17), "chest": (1437, 497, 185, 65, 16, 7, 4), "abdomen": (304, 53, 7, 1)}
@@ -95,12 +88,6 @@ def test_only_the_blocks_depend_on_the_label(anatomy):
         assert not other.blocks
 
 
-def test_labels_say_nothing_about_lengths():
-    plans = plan("head", 4000, seed=4)
-    labels, lengths = np.array([one.label for one in plans]), np.array([one.slices for one in plans])
-    assert abs(np.corrcoef(labels, lengths)[0, 1]) < 0.05
-
-
 def test_patients_have_as_many_scans_as_the_real_ones():
     def per_patient(anatomy):
         plans = plan(anatomy, 1200, seed=0)
@@ -116,16 +103,6 @@ def test_scans_of_one_patient_share_its_injuries():
     injuries = {one.patient: dict(one.injuries) for one in plans}
     assert all(injuries[one.patient] == one.injuries for one in plans)
     assert {grade for found in injuries.values() for grade in found.values()} == {"low", "high"}
-
-
-def test_a_plan_is_the_same_for_the_same_seed():
-    assert plan("head", 20, seed=9) == plan("head", 20, seed=9)
-    assert plan("head", 20, seed=9) != plan("head", 20, seed=10)
-
-
-def test_labels_of_slices():
-    one = ScanPlan(0, 0, "head", 6, (LesionBlock(1, 2, "subdural"), LesionBlock(4, 6, "subdural")), seed=0)
-    assert one.slice_labels.tolist() == [0, 1, 0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(

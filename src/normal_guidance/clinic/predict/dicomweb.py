@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -59,22 +58,15 @@ class RemoteSeries(NamedTuple):
     """How many objects the server has; None if it does not say it."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """A server, and the study or series on it that a user means.
-
-    Args:
-        server: address of its DICOMweb root.
-        study: UID; empty for all.
-        series: UID; empty for all of the study.
-    """
+class WebPlace(NamedTuple):
+    """A server by its DICOMweb root, and the UIDs of the study or series on it that a user means; empty for all."""
 
     server: str
     study: str = ""
     series: str = ""
 
 
-def parse_place(url: str) -> Place:
+def parse_place(url: str) -> WebPlace:
     """Take an address apart: SERVER, SERVER/studies/UID or SERVER/studies/UID/series/UID."""
     parts = urlsplit(url)
     if not is_url(url) or not parts.hostname or parts.username or parts.password or parts.query or parts.fragment:
@@ -92,7 +84,7 @@ def parse_place(url: str) -> Place:
             )
     if word not in ("", "series") or (word and not series):
         raise UserError(f"{shorten(url)} has {shorten(rest)!r} after the study; give SERVER/studies/UID/series/UID")
-    return Place(server, study, series)
+    return WebPlace(server, study, series)
 
 
 def parse_server(url: str) -> DicomWeb:
@@ -131,31 +123,26 @@ class DicomWeb:
         """Find series, of a study, a modality, or of studies from a date (YYYYMMDD) on."""
         filters = {"SeriesInstanceUID": series, "Modality": modality, "StudyDate": f"{since}-" if since else ""}
         wanted = {name: value for name, value in filters.items() if value}
-        found: list[RemoteSeries] = []
+        rows: list[RemoteSeries] = []
         with self._answering("search for series"):
             while True:
+                fields = [_DESCRIPTION, _COUNT]
                 page = self._client.search_for_series(
-                    study or None,
-                    search_filters=wanted,
-                    fields=[_DESCRIPTION, _COUNT],
-                    limit=PAGE,
-                    offset=len(found),
+                    study or None, search_filters=wanted, fields=fields, limit=PAGE, offset=len(rows)
                 )
-                found += [_remote(one) for one in page]
+                rows += map(_remote, page)
                 if len(page) < PAGE:
-                    return found
+                    return rows
 
-    def fetch(self, one: RemoteSeries, folder: Path) -> int:
+    def fetch(self, series: RemoteSeries, folder: Path) -> int:
         """Write the objects of a series into an empty folder; returns how many there are."""
-        count = 0
-        with self._answering(f"fetch series {one.series_uid}"):
-            for dataset in self._client.iter_series(one.study_uid, one.series_uid, media_types=AS_STORED):
+        uid, wanted, count = series.series_uid, series.slices, 0
+        with self._answering(f"fetch series {uid}"):
+            for dataset in self._client.iter_series(series.study_uid, uid, media_types=AS_STORED):
                 count += 1
                 dataset.save_as(folder / f"{count:05d}.dcm", enforce_file_format=True)
-        if one.slices is not None and count < one.slices:
-            raise UserError(
-                f"{self.url} sent {count} of {one.slices} objects of series {one.series_uid}; try again later"
-            )
+        if wanted is not None and count < wanted:
+            raise UserError(f"{self.url} sent {count} of {wanted} objects of series {uid}; try again later")
         return count
 
     def store(self, files: Sequence[Path]) -> None:
@@ -165,7 +152,7 @@ class DicomWeb:
             answer = self._client.store_instances(datasets)
         failed = answer.get("FailedSOPSequence") or []
         if failed:
-            reasons = ", ".join(sorted({f"{int(one.get('FailureReason', 0)):04X}" for one in failed}))
+            reasons = ", ".join(sorted({f"{int(item.get('FailureReason', 0)):04X}" for item in failed}))
             raise UserError(f"{self.url} refused {len(failed)} of {len(files)} results with reason {reasons}")
 
     @contextmanager
@@ -184,23 +171,16 @@ class DicomWeb:
             raise UserError(f"{self.url} did not {what}: its answer is not DICOMweb; check the address") from error
 
 
-def _remote(found: dict[str, Any]) -> RemoteSeries:
-    study, series = _first(found, _STUDY), _first(found, _SERIES)
+def _remote(row: dict[str, Any]) -> RemoteSeries:
+    tags = (_STUDY, _SERIES, _MODALITY, _DESCRIPTION, _COUNT)
+    study, series, modality, description, count = (str((row.get(tag, {}).get("Value") or [""])[0]) for tag in tags)
     for uid in (study, series):
         if not UID.fullmatch(uid):
             raise ValueError(f"{shorten(uid)!r} is not a UID")
-    count = _first(found, _COUNT)
-    return RemoteSeries(
-        study, series, _first(found, _MODALITY), _first(found, _DESCRIPTION), int(count) if count else None
-    )
+    return RemoteSeries(study, series, modality, description, int(count) if count else None)
 
 
-def _first(found: dict[str, Any], tag: str) -> str:
-    values = found.get(tag, {}).get("Value") or [""]
-    return str(values[0])
-
-
-def fetch_all(place: Place, folder: Path, modalities: Iterable[str]) -> list[Path]:
+def fetch_all(place: WebPlace, folder: Path, modalities: Iterable[str]) -> list[Path]:
     """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left.
 
     A series whose folder is there was fetched before and is not fetched again.
@@ -208,14 +188,14 @@ def fetch_all(place: Place, folder: Path, modalities: Iterable[str]) -> list[Pat
     if not place.study:
         raise UserError(f"{place.server} names no study; give {place.server}/studies/UID")
     server, wanted = DicomWeb(place.server), set(modalities)
-    found = server.series(place.study, place.series)
-    if not found:
+    series = server.series(place.study, place.series)
+    if not series:
         raise UserError(f"{place.server} has no series {place.series or f'of study {place.study}'}; check the UIDs")
-    chosen = [one for one in found if place.series or not wanted or one.modality in wanted]
+    chosen = [one for one in series if place.series or not wanted or one.modality in wanted]
     if not chosen:
-        others = ", ".join(sorted({one.modality for one in found}))
+        others = ", ".join(sorted({one.modality for one in series}))
         raise UserError(
-            f"study {place.study} on {place.server} has {len(found)} series of {others}, none of "
+            f"study {place.study} on {place.server} has {len(series)} series of {others}, none of "
             f"{' or '.join(sorted(wanted))}"
         )
     folders = [folder / f"series-{one.series_uid}" for one in chosen]

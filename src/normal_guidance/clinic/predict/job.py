@@ -54,23 +54,20 @@ class Score(NamedTuple):
     log_attention: Float[Tensor, "heads slices"]
 
 
-class Finished(NamedTuple):
-    """A scan that an earlier start has predicted."""
+class DoneScan(NamedTuple):
+    """A scan that an earlier start has predicted: a score for each finding, its problems, and those of its results."""
 
     scores: tuple[Score, ...]
-    """One for each finding."""
     problems: tuple[Problem, ...]
-    """Those of the scan."""
     of_writing: tuple[Problem, ...]
-    """Those of its results."""
 
 
 def identity_of(bundle: Bundle, scans: Sequence[str], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What a start must have in common with an earlier one to go on from it; paths are not told, only compared."""
-    given = json.dumps([one if is_url(one) else str(Path(one).resolve()) for one in scans]).encode()
+    """What a start must have in common with an earlier one to go on from it; paths are hashed, never written."""
+    given = json.dumps([scan if is_url(scan) else str(Path(scan).resolve()) for scan in scans]).encode()
     return {
         "normal_guidance": __version__,
-        "model": [one.identity.fingerprint for one in bundle.each],
+        "model": [model.identity.fingerprint for model in bundle.each],
         "options": dict(options),
         "scans": hashlib.sha256(given).hexdigest(),
     }
@@ -96,11 +93,10 @@ def completed(out: Path, identity: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _refuse_another(out: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    found = difference(before, now)
-    if found:
+    if changes := difference(before, now):
         raise UserError(
-            f"{out} holds predictions of another model, of other scans or with other options: {found}; choose another "
-            "folder (-o), or delete it first"
+            f"{out} holds predictions of another model, of other scans or with other options: {changes}; choose "
+            "another folder (-o), or delete it first"
         )
 
 
@@ -117,8 +113,13 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
     with lock_folder(path):
         if (path / CONFIG).is_file():  # another process may have been here
             _refuse_another(out, read_json(path / CONFIG, "delete it and predict again"), identity)
+        elif (out / SUMMARY).is_file():  # begun and completed while this one read its scans; do not delete its results
+            shutil.rmtree(path)
+            raise UserError(
+                f"{out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or "
+                "choose another folder (-o)"
+            )
         else:
-            _refuse_completed_meanwhile(out, path)
             write_json(path / CONFIG, identity)
         make_folder(out)
         remove_left_drafts(out)
@@ -126,16 +127,6 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
         job.remove_unfinished()
         yield job
         shutil.rmtree(path)
-
-
-def _refuse_completed_meanwhile(out: Path, job: Path) -> None:
-    """Refuses results that another process began and completed while this one read its scans; they would be deleted."""
-    if (out / SUMMARY).is_file():
-        shutil.rmtree(job)
-        raise UserError(
-            f"{out} was written by another process meanwhile, and is complete; open {out / 'index.html'}, or choose "
-            "another folder (-o)"
-        )
 
 
 @dataclass(frozen=True)
@@ -148,7 +139,7 @@ class PredictionJob:
     def save(self, prediction: ScanPrediction, of_writing: Sequence[Problem]) -> None:
         """Records a scan whose results are written."""
         about = {
-            "logits": [one.logit for one in prediction.each],
+            "logits": [finding.logit for finding in prediction.each],
             "problems": [list(problem) for problem in prediction.problems],
             "of_writing": [list(problem) for problem in of_writing],
             "row": _fingerprint(prediction.row, prediction.root),
@@ -157,7 +148,7 @@ class PredictionJob:
         tensors = {str(place): one.log_attention.contiguous() for place, one in enumerate(prediction.each)}
         write_tensors(self._record(prediction.row.scan_id), tensors, about)
 
-    def finished(self, row: ScanRow, root: Path) -> Finished | None:
+    def finished(self, row: ScanRow, root: Path) -> DoneScan | None:
         """What is known of a scan; None if it must be predicted, and then nothing is left of earlier results."""
         results = self._results(row.scan_id)
         if self._record(row.scan_id).is_file():
@@ -165,9 +156,9 @@ class PredictionJob:
                 tensors, about = read_tensors(self._record(row.scan_id), "delete it")
                 if about["row"] == _fingerprint(row, root) and about["files"] == _checksums(results):
                     scores = tuple(Score(logit, tensors[str(place)]) for place, logit in enumerate(about["logits"]))
-                    told = (tuple(Problem(*one) for one in about[name]) for name in ("problems", "of_writing"))
-                    return Finished(scores, *told)
-            except (KeyError, TypeError, ValueError):  # damaged (a UserError is a ValueError), or of another version
+                    problems = (tuple(Problem(*line) for line in about[name]) for name in ("problems", "of_writing"))
+                    return DoneScan(scores, *problems)
+            except (KeyError, TypeError, ValueError):  # damaged; a UserError is a ValueError
                 pass
         shutil.rmtree(results, ignore_errors=True)
         return None

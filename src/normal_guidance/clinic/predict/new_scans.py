@@ -16,29 +16,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.scans.index.containers import (
-    CT,
-    LEADS_OUT,
-    NIFTI,
-    Mask,
-    is_nifti,
-    list_files,
-    list_members,
-)
+from normal_guidance.scans.index.containers import CT, LEADS_OUT, NIFTI, Mask, is_nifti, list_files, list_members
 from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow
 from normal_guidance.scans.index.problems import KINDS, Problem, Report, safe_name, same_name
-from normal_guidance.scans.index.source import (
-    Candidate,
-    Group,
-    list_below,
-    patient_of,
-    series_folders,
-)
+from normal_guidance.scans.index.source import Candidate, Group, list_below, patient_of, series_folders
 
 if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
     from normal_guidance.scans.index.geometry import Ordered
-
 
 NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})
 """Kinds of files that are not slices and that nobody misses: reports, scouts, screenshots."""
@@ -54,6 +39,9 @@ RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", 
 
 TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
 """What a user may give."""
+
+GO_ON = "refused; --force goes on"
+"""The action for a scan that the model was not made for."""
 
 COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"
 """What to do about links that lead out of a folder."""
@@ -121,13 +109,13 @@ def find_scans(
 
     root, places = _root_of(paths)
     problems: list[Problem] = []
-    source = _NewScans(root, places, problems.append)
     accepted = tuple(modalities) or CT
-    rows = list(
-        read_rows(source, problems, workers=workers, any_modality=any_modality, modalities=accepted, with_series=True)
+    source = _NewScans(root, places, problems.append, accepted)
+    rows = read_rows(
+        source, problems, workers=workers, any_modality=any_modality, modalities=accepted, with_series=True
     )
-    found = _Naming(source, rows, problems, accepted).found()
-    if not found.rows and all(one.reason.kind == "no_image" for one in found.unusable):
+    found = source.named(list(rows), problems)
+    if not found.rows and all(scan.reason.kind == "no_image" for scan in found.unusable):
         given = ", ".join(map(str, paths))
         why = found.unusable[0].reason.detail if len(paths) == 1 else "none of them holds an image"
         linked = any(problem.detail.endswith(LEADS_OUT) for problem in problems)
@@ -148,10 +136,10 @@ def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
         if not path.exists():
             raise UserError(f"{path} is not there; give {TAKES}")
     real = list(dict.fromkeys(Path(path).resolve() for path in paths))
-    for one in real:
-        inside = next((other for other in real if other != one and one.is_relative_to(other)), None)
-        if inside is not None:
-            raise UserError(f"{one} lies in {inside}, so its scans would be predicted twice; leave one of them out")
+    for path in real:
+        outer = next((other for other in real if other != path and path.is_relative_to(other)), None)
+        if outer is not None:
+            raise UserError(f"{path} lies in {outer}, so its scans would be predicted twice; leave one of them out")
     if len(real) == 1 and real[0].is_dir():
         return real[0], ["."]
     root = Path(os.path.commonpath([path.parent for path in real]))
@@ -170,7 +158,7 @@ class _Leaf:
     """UIDs of the series that are scans."""
 
 
-class _Series(NamedTuple):
+class _LeafSeries(NamedTuple):
     """A scan, or what should be one: a series of a leaf. The UID is empty where no header gives it."""
 
     leaf: _Leaf
@@ -180,25 +168,26 @@ class _Series(NamedTuple):
 class _NewScans:
     """Scans without a table; satisfies `ScanSource`.
 
-    Scans get their names when all headers are read (`_Naming`).  Until then a scan has a number for an id, which
-    `series_of` resolves.
+    A scan has a number for an id, which `series_of` resolves, until all headers are read: then `named` gives names.
     """
 
     findings: tuple[Finding, ...] = ()
     expected_files: int | None = None
     expected_groups: int | None = None
 
-    def __init__(self, root: Path, places: Sequence[str], report: Report) -> None:
-        self.root, self.places, self.report = root, places, report
+    def __init__(self, root: Path, places: Sequence[str], report: Report, modalities: Sequence[str]) -> None:
+        self.root, self.places, self.report, self.modalities = root, places, report, modalities
         self.leaf_of: dict[str, _Leaf] = {}  # by its first file
-        self.ids: dict[_Series, str] = {}
-        self.series_of: dict[str, _Series] = {}
+        self.ids: dict[_LeafSeries, str] = {}
+        self.series_of: dict[str, _LeafSeries] = {}
         self.first_file: dict[str, str] = {}
+        self.taken = set(map(same_name, RESERVED))
+        self.names: dict[_LeafSeries, str] = {}
+        self.unlisted: dict[str, _Leaf] = {}
 
     def groups(self) -> Iterator[Group]:
         for place in self.places:
-            files = list(self._files(place))
-            for leaf in _leaves(self.root, place, files):
+            for leaf in _leaves(self.root, place, list(self._files(place))):
                 self.leaf_of[leaf.files[0]] = leaf
                 yield Group("", leaf.files)
 
@@ -212,28 +201,24 @@ class _NewScans:
         return iter([place])
 
     def scan_of(self, group: Group, series_uid: str) -> str:
-        series = _Series(self.leaf_of[group.files[0]], series_uid)
+        series = _LeafSeries(self.leaf_of[group.files[0]], series_uid)
         scan_id = self.ids.setdefault(series, str(len(self.ids)))
         self.series_of[scan_id] = series
         return scan_id
 
     def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
-        leaf = self.leaf_of[group.files[0]]
         series: dict[str, list[Header]] = defaultdict(list)
         for header in headers:
             series[header.series_uid].append(header)
         for uid, members in series.items():
-            scan_id = self.scan_of(group, uid)
-            leaf.series.append(uid)
-            self._report_same_uid(scan_id, uid, members[0].file)
+            scan_id, file = self.scan_of(group, uid), members[0].file
+            self.leaf_of[group.files[0]].series.append(uid)
+            other = self.first_file.setdefault(uid, file) if uid else file
+            if other != file:
+                detail = f"a series with the same UID begins with {other}"
+                action = "both kept; if they are parts of one scan, put its files into one folder"
+                self.report(Problem(scan_id, file, "double_scan", detail, action))
             yield Candidate(scan_id, patient_of(scan_id, members, self.report), members)
-
-    def _report_same_uid(self, scan_id: str, uid: str, file: str) -> None:
-        other = self.first_file.setdefault(uid, file) if uid else file
-        if other != file:
-            detail = f"a series with the same UID begins with {other}"
-            action = "both kept; if they are parts of one scan, put its files into one folder"
-            self.report(Problem(scan_id, file, "double_scan", detail, action))
 
     def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         return Labels(UNKNOWN, None)
@@ -241,76 +226,55 @@ class _NewScans:
     def finish(self) -> None:
         """Without labels, no image can be missing."""
 
-
-def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
-    volumes = [file for file in files if is_nifti(file)]
-    for folder, members in series_folders(file for file in files if not is_nifti(file)):
-        single = len(files) == 1 and files[0] == place
-        name = PurePosixPath(place).stem if single else folder.as_posix()
-        yield _Leaf(place, root.name if name == "." else name, members)
-    for file in volumes:
-        suffix = next(ending for ending in sorted(NIFTI, key=len, reverse=True) if file.lower().endswith(ending))
-        yield _Leaf(place, file[: -len(suffix)].replace(".zip!", "/"), [file])
-
-
-class _Naming:
-    """Names the scans and sorts the problems by scan."""
-
-    def __init__(
-        self, source: _NewScans, rows: Sequence[ScanRow], problems: Sequence[Problem], modalities: Sequence[str]
-    ) -> None:
-        self.source, self.rows, self.problems, self.modalities = source, rows, problems, modalities
-        self.taken = set(map(same_name, RESERVED))
-        self.names: dict[_Series, str] = {}
-        self.unlisted: dict[str, _Leaf] = {}
-
-    def found(self) -> FoundScans:
-        rows = tuple(self._named_row(row) for row in self.rows)
+    def named(self, rows: Sequence[ScanRow], problems: Sequence[Problem]) -> FoundScans:
+        """The scans with their names, and the problems sorted by scan."""
+        scans = []
+        for row in rows:
+            name = self._name(self.series_of[row.scan_id])
+            scans.append(replace(row, scan_id=name, patient_id=row.patient_id or name))
         of_scan: dict[str, list[Problem]] = defaultdict(list)
-        lost: dict[_Series, list[Problem]] = defaultdict(list)
-        for problem in self.problems:
+        lost: dict[_LeafSeries, list[Problem]] = defaultdict(list)
+        for problem in problems:
             scan = self._scan_of(problem)
             if (problem.kind in NO_SCAN and not _should_be_slice(problem)) or scan is None:
                 of_scan[""].append(problem._replace(scan_id=""))
-            elif scan in self.names and self.source.series_of[problem.scan_id] == scan:
+            elif scan in self.names and self.series_of[problem.scan_id] == scan:
                 of_scan[self.names[scan]].append(problem._replace(scan_id=self.names[scan]))
             else:
                 lost[scan].append(problem)
-        incomplete = {scan: problems for scan, problems in lost.items() if scan in self.names}
-        unusable = [self._unusable(scan, problems) for scan, problems in lost.items() if scan not in incomplete]
+        incomplete = {scan: of for scan, of in lost.items() if scan in self.names}
+        unusable = [self._unusable(scan, of) for scan, of in lost.items() if scan not in incomplete]
+        full = {scan.leaf.place for scan in self.names}
+        empty = [self._empty(place, problems) for place in self.places if place not in full]
         return FoundScans(
-            root=self.source.root,
-            rows=rows,
-            problems={name: tuple(problems) for name, problems in of_scan.items()},
-            incomplete={self.names[scan]: self._named(problems, scan) for scan, problems in incomplete.items()},
-            unusable=(*unusable, *self._empty_places()),
+            root=self.root,
+            rows=tuple(scans),
+            problems={name: tuple(of) for name, of in of_scan.items()},
+            incomplete={self.names[scan]: self._renamed(of, scan) for scan, of in incomplete.items()},
+            unusable=(*unusable, *empty),
         )
 
-    def _scan_of(self, problem: Problem) -> _Series | None:
+    def _scan_of(self, problem: Problem) -> _LeafSeries | None:
         """The scan that a problem is about; None if it is about none, or nobody knows.
 
         The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
         where no series is a scan.
         """
-        if not problem.scan_id:
-            return self._unlisted_archive(problem)
-        given = self.source.series_of[problem.scan_id]
-        if given.uid or not given.leaf.series:
-            return given
-        return _Series(given.leaf, given.leaf.series[0]) if len(given.leaf.series) == 1 else None
-
-    def _unlisted_archive(self, problem: Problem) -> _Series | None:
-        """An archive or folder that cannot be listed, unless some of its scans were found."""
+        if problem.scan_id:
+            given = self.series_of[problem.scan_id]
+            if given.uid or not given.leaf.series:
+                return given
+            return _LeafSeries(given.leaf, given.leaf.series[0]) if len(given.leaf.series) == 1 else None
+        # An archive or folder that cannot be listed, unless some of its scans were found.
         outer = problem.file.partition("!")[0]
-        found = any(file.startswith(f"{outer}!") for file in self.source.leaf_of)
-        if problem.kind != "unreadable" or found:
+        if problem.kind != "unreadable" or any(file.startswith(f"{outer}!") for file in self.leaf_of):
             return None
         if outer not in self.unlisted:
-            place = next((place for place in self.source.places if _is_below(outer, place)), outer)
+            place = next((place for place in self.places if _is_below(outer, place)), outer)
             self.unlisted[outer] = _Leaf(place, outer)
-        return _Series(self.unlisted[outer])
+        return _LeafSeries(self.unlisted[outer])
 
-    def _name(self, scan: _Series) -> str:
+    def _name(self, scan: _LeafSeries) -> str:
         if scan not in self.names:
             self.names[scan] = self._free(scan.leaf.name)
         return self.names[scan]
@@ -324,43 +288,43 @@ class _Naming:
         self.taken.add(same_name(name))
         return name
 
-    def _named_row(self, row: ScanRow) -> ScanRow:
-        name = self._name(self.source.series_of[row.scan_id])
-        return replace(row, scan_id=name, patient_id=row.patient_id or name)
-
-    def _named(self, problems: Sequence[Problem], scan: _Series) -> tuple[Problem, ...]:
+    def _renamed(self, problems: Sequence[Problem], scan: _LeafSeries) -> tuple[Problem, ...]:
         return tuple(problem._replace(scan_id=self.names[scan]) for problem in problems)
 
-    def _unusable(self, scan: _Series, problems: Sequence[Problem]) -> NotPredicted:
+    def _unusable(self, scan: _LeafSeries, problems: Sequence[Problem]) -> NotPredicted:
         """A leaf or series without a readable slice."""
         name, first = self._name(scan), problems[0]
         wrong = [problem for problem in problems if problem.kind == "wrong_modality"]
         if wrong:
             detail = f"{wrong[0].detail}, not {' or '.join(self.modalities)} ({len(wrong)} files)"
-            reason = Problem(name, "", "unsuitable", detail, "refused; --force goes on")
+            reason = Problem(name, "", "unsuitable", detail, GO_ON)
         else:
-            files = "its file" if len(problems) == 1 else f"none of its {len(problems)} files"
-            verb = "cannot be read" if len(problems) == 1 else "can be read"
-            reason = Problem(name, first.file, "failed", f"{files} {verb}: {first.detail}", "left out")
-        return NotPredicted(name, reason, self._named(problems, scan))
+            none = "its file cannot be read" if len(problems) == 1 else f"none of its {len(problems)} files can be read"
+            reason = Problem(name, first.file, "failed", f"{none}: {first.detail}", "left out")
+        return NotPredicted(name, reason, self._renamed(problems, scan))
 
-    def _empty_places(self) -> list[NotPredicted]:
-        """The given paths that hold nothing that is, or should be, a scan."""
-        full = {scan.leaf.place for scan in self.names}
-        return [self._empty(place) for place in self.source.places if place not in full]
-
-    def _empty(self, place: str) -> NotPredicted:
-        root = self.source.root
-        name = self._free(root.name if place == "." else place)
-        below = [one for one in self.problems if _is_below(one.file, place)]
-        if len(below) == 1:
-            detail = f"no scan in it: {below[0].file} is not a slice ({below[0].detail})"
-        elif below:
-            first = below[0]
-            detail = f"no scan in it: {len(below)} files are not slices, for instance {first.file}: {first.detail}"
-        else:
+    def _empty(self, place: str, problems: Sequence[Problem]) -> NotPredicted:
+        """A given path that holds nothing that is, or should be, a scan."""
+        name = self._free(self.root.name if place == "." else place)
+        below = [problem for problem in problems if _is_below(problem.file, place)]
+        if not below:
             detail = "no file in it"
+        elif len(below) == 1:
+            detail = f"no scan in it: {below[0].file} is not a slice ({below[0].detail})"
+        else:
+            instance = f"{below[0].file}: {below[0].detail}"
+            detail = f"no scan in it: {len(below)} files are not slices, for instance {instance}"
         return NotPredicted(name, Problem(name, "", "no_image", detail, "left out"))
+
+
+def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
+    for folder, members in series_folders(file for file in files if not is_nifti(file)):
+        single = len(files) == 1 and files[0] == place
+        name = PurePosixPath(place).stem if single else folder.as_posix()
+        yield _Leaf(place, root.name if name == "." else name, members)
+    for file in filter(is_nifti, files):
+        suffix = next(ending for ending in sorted(NIFTI, key=len, reverse=True) if file.lower().endswith(ending))
+        yield _Leaf(place, file[: -len(suffix)].replace(".zip!", "/"), [file])
 
 
 def _should_be_slice(problem: Problem) -> bool:
@@ -382,12 +346,12 @@ def _anonymous(found: FoundScans) -> FoundScans:
 
     Instance numbers stay, too: they say nothing about a patient.
     """
-    ids = [*(row.scan_id for row in found.rows), *(one.scan_id for one in found.unusable)]
+    ids = [scan.scan_id for scan in (*found.rows, *found.unusable)]
     width = max(3, len(str(len(ids))))
     number_of = {"": "", **{scan: f"scan-{number:0{width}d}" for number, scan in enumerate(ids, start=1)}}
 
     def plain(problems: Sequence[Problem]) -> tuple[Problem, ...]:
-        return tuple(anonymous_problem(one, number_of[one.scan_id]) for one in problems)
+        return tuple(anonymous_problem(problem, number_of[problem.scan_id]) for problem in problems)
 
     def row_of(row: ScanRow) -> ScanRow:
         number = number_of[row.scan_id]
@@ -399,7 +363,8 @@ def _anonymous(found: FoundScans) -> FoundScans:
         problems={number_of[scan]: plain(of) for scan, of in found.problems.items()},
         incomplete={number_of[scan]: plain(of) for scan, of in found.incomplete.items()},
         unusable=tuple(
-            NotPredicted(number_of[one.scan_id], plain([one.reason])[0], plain(one.problems)) for one in found.unusable
+            NotPredicted(number_of[scan.scan_id], plain([scan.reason])[0], plain(scan.problems))
+            for scan in found.unusable
         ),
     )
 

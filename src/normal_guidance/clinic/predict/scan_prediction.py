@@ -92,10 +92,8 @@ class ScanPrediction:
         """What was looked for."""
         if self.finding is not None:
             return str(self.finding)
-        dataset = self.model.dataset if self.model else None
-        return (
-            f"what the labels of {dataset or 'its training scans'} call positive; the model does not name its finding"
-        )
+        dataset = (self.model and self.model.dataset) or "its training scans"
+        return f"what the labels of {dataset} call positive; the model does not name its finding"
 
     @property
     def cautions(self) -> tuple[str, ...]:

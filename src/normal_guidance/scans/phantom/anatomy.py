@@ -1,4 +1,4 @@
-"""A head without contrast medium: neck and face, skull base, brain with ventricles and sulci, vertex."""
+"""A head, a chest and an abdomen, drawn slice by slice from ellipses."""
 
 from __future__ import annotations
 
@@ -24,17 +24,12 @@ from normal_guidance.scans.phantom.drawing import (
     ramp,
 )
 
-HEAD_WIDTH = 245.0
-"""Width of the picture in mm."""
-HEAD_DISTORTION = 3.0
-"""mm by which shapes are bent."""
-
 CSF, GREY, WHITE, BONE, DIPLOE, HEAD_FAT, HEAD_MUSCLE = 7.0, 37.0, 29.0, 1250.0, 650.0, -90.0, 50.0
 """HU."""
 
 
 class Outline(NamedTuple):
-    """The brain's ellipse in one slice: centre and half-axes in mm."""
+    """An organ's ellipse in one slice: centre and half-axes in mm."""
 
     x: float
     y: float
@@ -43,7 +38,10 @@ class Outline(NamedTuple):
 
 
 class Head:
-    """One patient's head; heights are shares of the scan, from the neck to above the vertex."""
+    """One patient's head without contrast medium; heights are shares of the scan, from the neck to above the vertex."""
+
+    WIDTH, DISTORTION, NOISE = 245.0, 3.0, (3.0, 6.5)
+    """Width of the picture and bending of shapes in mm, and the range of the noise's standard deviation in HU."""
 
     def __init__(self, random: np.random.Generator, size: int) -> None:
         self.age = float(random.uniform(0.0, 1.0))  # wider ventricles and sulci
@@ -145,7 +143,11 @@ class Head:
             side * (9.0 + 3 * body), -24.0 + 10 * body, 5.5 * wide * height, 18.0 * height, side * -0.3
         )
         back = canvas.cover(side * 21.0, 32.0 - 14 * body, 6.0 * wide * height, 20.0 * height, side * 0.35)
-        return _union(canvas, front, back)
+        share = np.zeros_like(canvas.image)
+        for horn in (front, back):
+            if horn is not None:
+                np.maximum(share[horn.box], horn.share, out=share[horn.box])
+        return Cover((slice(0, canvas.size), slice(0, canvas.size)), share)
 
     def _deep(self, canvas: Canvas, z: float) -> None:
         nuclei, wide = bump(z, 0.42, 0.6), self.ventricles
@@ -210,23 +212,6 @@ class Head:
             canvas.ellipse(side * 36.0, -46.0, 4.0 * jaw, 24.0 * jaw, 1100.0, side * -0.35)
 
 
-def _union(canvas: Canvas, one: Cover | None, other: Cover | None) -> Cover:
-    """Both covers in one, over the whole picture."""
-    share = np.zeros_like(canvas.image)
-    for cover in (one, other):
-        if cover is not None:
-            np.maximum(share[cover.box], cover.share, out=share[cover.box])
-    return Cover((slice(0, canvas.size), slice(0, canvas.size)), share)
-
-
-# A chest with contrast medium in the pulmonary arteries: liver dome, heart, hilum, aortic arch, apex and shoulders.
-
-
-CHEST_WIDTH = 385.0
-"""Width of the picture in mm."""
-CHEST_DISTORTION = 5.0
-"""mm by which shapes are bent."""
-
 HILUM = 0.54
 """Height at which the pulmonary arteries enter the lungs, as a share of the scan."""
 CENTRAL = 0.03
@@ -241,16 +226,13 @@ SMALL_VESSELS = 18
 """Small vessels of one lung."""
 
 
-class ChestSection(NamedTuple):
-    """A vessel cut by a slice: centre and radius in mm."""
-
-    x: float
-    y: float
-    radius: float
-
-
 class Chest:
-    """One patient's chest; heights are shares of the scan, from the upper abdomen to the base of the neck."""
+    """One patient's chest with contrast medium in the pulmonary arteries.
+
+    Heights are shares of the scan: liver dome, heart, hilum, aortic arch, apex and shoulders.
+    """
+
+    WIDTH, DISTORTION, NOISE = 385.0, 5.0, (12.0, 26.0)
 
     def __init__(self, random: np.random.Generator, size: int) -> None:
         self.fat = float(random.uniform(8.0, 22.0))
@@ -264,15 +246,15 @@ class Chest:
         self._reach = random.uniform(0.55, 0.9, (2, ARTERIES)).tolist()
         self._small = random.uniform(0.0, 1.0, (2, SMALL_VESSELS, 5)).tolist()
 
-    def lung(self, z: float, side: int) -> tuple[float, float, float, float]:
+    def lung(self, z: float, side: int) -> Outline:
         """Ellipse of the left (1) or right (-1) lung."""
         height = math.sqrt(max(0.0, 1 - (max(z - 0.35, 0.0) / (LUNGS[1] - 0.35)) ** 2.6))
         low = ramp(z, LUNGS[0], 0.16)
         a = 55.0 * (0.35 + 0.65 * height) * low if height > 0 else 0.0
-        return side * (71.0 - 18 * (1 - height)), 6.0 + 14 * (1 - height), a, 84.0 * height * low
+        return Outline(side * (71.0 - 18 * (1 - height)), 6.0 + 14 * (1 - height), a, 84.0 * height * low)
 
-    def artery(self, z: float, side: int, number: int) -> ChestSection:
-        """The artery that feeds one segment, from the hilum down or up to the end of the lung."""
+    def artery(self, z: float, side: int, number: int) -> tuple[float, float, float]:
+        """Centre and radius of the artery that feeds one segment, from the hilum down or up to the end of the lung."""
         up = z > HILUM
         way = (z - HILUM) / (LUNGS[1] - HILUM) if up else (HILUM - z) / (HILUM - LUNGS[0])
         way = min(max(way, 0.0), 1.0)
@@ -282,9 +264,7 @@ class Chest:
         end_x, end_y = 0.75 * a * math.cos(angle), 0.75 * b * math.sin(angle)
         hilum_x, hilum_y = side * 34.0, 8.0 + 5.0 * (number - 1.5)
         radius = (7.5 if number == 1 else 5.5) * (1 - 0.62 * way) * (0.85 if up else 1.0)
-        return ChestSection(
-            hilum_x + (x + side * end_x - hilum_x) * out, hilum_y + (y + end_y - hilum_y) * out, max(radius, 2.2)
-        )
+        return hilum_x + (x + side * end_x - hilum_x) * out, hilum_y + (y + end_y - hilum_y) * out, max(radius, 2.2)
 
     def draw(self, canvas: Canvas, z: float) -> None:
         draw_table(canvas)
@@ -386,20 +366,17 @@ class Chest:
         return canvas.cover(-12.0, -6.0, 28.0 * main, 6.0 * main, -0.2)
 
 
-# An abdomen with contrast medium in the portal venous phase: pelvis, bowel, kidneys, liver and spleen, lung bases.
-
-
-ABDOMEN_WIDTH = 385.0
-"""Width of the picture in mm."""
-ABDOMEN_DISTORTION = 5.0
-"""mm by which shapes are bent."""
-
 LOOPS = 26
 """Loops of small bowel."""
 
 
 class Abdomen:
-    """One patient's abdomen; heights are shares of the scan, from the hips to the lung bases."""
+    """One patient's abdomen with contrast medium in the portal venous phase.
+
+    Heights are shares of the scan: pelvis, bowel, kidneys, liver and spleen, lung bases.
+    """
+
+    WIDTH, DISTORTION, NOISE = 385.0, 5.0, (8.0, 17.0)
 
     def __init__(self, random: np.random.Generator, size: int) -> None:
         self.fat = float(random.uniform(10.0, 34.0))
@@ -412,11 +389,11 @@ class Abdomen:
         self._oral = float(random.uniform(0.0, 1.0))  # how much of the bowel holds contrast medium
         self._bladder = float(random.uniform(0.6, 1.2))
 
-    def cavity(self, z: float) -> tuple[float, float, float, float]:
+    def cavity(self, z: float) -> Outline:
         """Ellipse of the peritoneal cavity."""
         pelvis = 1 - ramp(z, 0.02, 0.3)
         a, b = A - self.fat - 15, B - 0.8 * self.fat - 10
-        return 0.0, -16.0 - 4 * pelvis, a * (1 - 0.42 * pelvis), (b - 16) * (1 - 0.12 * pelvis)
+        return Outline(0.0, -16.0 - 4 * pelvis, a * (1 - 0.42 * pelvis), (b - 16) * (1 - 0.12 * pelvis))
 
     def draw(self, canvas: Canvas, z: float) -> None:
         draw_table(canvas)

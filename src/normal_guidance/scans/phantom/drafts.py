@@ -9,42 +9,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from normal_guidance.scans.phantom import anatomy
-from normal_guidance.scans.phantom.anatomy import CENTRAL, HILUM
+from normal_guidance.scans.phantom.anatomy import CENTRAL, HILUM, Abdomen, Chest, Head
 from normal_guidance.scans.phantom.drawing import Canvas, Pose
 from normal_guidance.scans.phantom.lesions import (
     LESIONS,
     LOOK_ALIKE_KINDS,
     LOOK_ALIKES,
-    Painter,
     Shape,
+    draw_shape,
     paint_injuries,
 )
 from normal_guidance.scans.phantom.plan import ANATOMIES, ScanPlan
 
-# Draws the volume of a plan in HU, slice by slice: the patient's anatomy, look-alikes, lesions, noise.
-
-
 LOWEST, HIGHEST = -1000, 2047
 """Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
 
-
-class Part(NamedTuple):
-    """The drawing of a body part, with its size and noise."""
-
-    body: Any
-    width: float
-    distortion: float
-    noise: tuple[float, float]
-    """Range of the noise's standard deviation in HU."""
-
-
-PARTS: Mapping[str, Part] = {
-    "head": Part(anatomy.Head, anatomy.HEAD_WIDTH, anatomy.HEAD_DISTORTION, (3.0, 6.5)),
-    "chest": Part(anatomy.Chest, anatomy.CHEST_WIDTH, anatomy.CHEST_DISTORTION, (12.0, 26.0)),
-    "abdomen": Part(anatomy.Abdomen, anatomy.ABDOMEN_WIDTH, anatomy.ABDOMEN_DISTORTION, (8.0, 17.0)),
-}
-"""Body parts by name."""
+BODIES: Mapping[str, type[Head | Chest | Abdomen]] = {"head": Head, "chest": Chest, "abdomen": Abdomen}
+"""The drawings of the body parts of `ANATOMIES`."""
 
 
 class LookAlike(NamedTuple):
@@ -61,14 +42,17 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
 
     Labels and contrast change nothing but the lesions.
     """
-    part = PARTS[plan.anatomy]
-    body = part.body(plan.patient_stream("body"), size)
-    canvas = Canvas(size, part.width, _pose(plan), plan.patient_stream("distortion"), distortion=part.distortion)
+    body: Any = BODIES[plan.anatomy](plan.patient_stream("body"), size)
+    random = plan.patient_stream("distortion")
+    canvas = Canvas(size, body.WIDTH, _pose(plan), random, distortion=body.DISTORTION)
     scan, noise = plan.stream("scan"), plan.stream("noise")
-    shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*part.noise))
-    tear = Shape.draw(plan.patient_stream("tear"))
-    look_alikes = draw_look_alikes(plan)
-    lesions = [(block, Shape.draw(plan.stream(f"lesion {i}"))) for i, block in enumerate(plan.blocks)]
+    shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
+    tear = draw_shape(plan.patient_stream("tear"))
+    kinds = LOOK_ALIKE_KINDS[plan.anatomy]
+    painted = [(kinds[extra.kind], extra.start, extra.stop, extra.shape, 1.0) for extra in draw_look_alikes(plan)]
+    for i, block in enumerate(plan.blocks):
+        shape = draw_shape(plan.stream(f"lesion {i}"))
+        painted.append((LESIONS[block.kind], block.start, block.stop, shape, contrast))
     volume = np.empty((plan.slices, size, size), np.int16)
     for number in range(plan.slices):
         z = (number + 0.5) / plan.slices + shift
@@ -76,11 +60,9 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
         body.draw(canvas, z)
         if plan.injuries:
             paint_injuries(body, canvas, z, plan.injuries, tear)
-        for one in look_alikes:
-            painter = LOOK_ALIKE_KINDS[plan.anatomy][one.kind]
-            _paint(painter, body, canvas, z, number, (one.start, one.stop), one.shape, 1.0)
-        for block, shape in lesions:
-            _paint(LESIONS[block.kind], body, canvas, z, number, (block.start, block.stop), shape, contrast)
+        for painter, start, stop, shape, strength in painted:
+            if start <= number < stop:
+                painter(body, canvas, z, (2 * number + 1 - start - stop) / (stop - start), shape, strength)
         canvas.image += level * _grain(noise, size)
         volume[number] = np.rint(canvas.image).clip(LOWEST, HIGHEST)
     return volume
@@ -88,29 +70,14 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
 
 def draw_look_alikes(plan: ScanPlan) -> list[LookAlike]:
     """Draws the look-alikes of this scan, which do not depend on its label."""
-    random, found = plan.stream("look-alikes"), []
+    random, drawn = plan.stream("look-alikes"), []
     first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
     for _ in range(int(random.poisson(LOOK_ALIKES))):
         kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
         start = int(random.integers(first, last))
         length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
-        found.append(LookAlike(start, min(start + length, last), kind, Shape.draw(random)))
-    return found
-
-
-def _paint(
-    painter: Painter,
-    body: Any,
-    canvas: Canvas,
-    z: float,
-    number: int,
-    block: tuple[int, int],
-    shape: Shape,
-    contrast: float,
-) -> None:
-    start, stop = block
-    if start <= number < stop:
-        painter(body, canvas, z, (2 * number + 1 - start - stop) / (stop - start), shape, contrast)
+        drawn.append(LookAlike(start, min(start + length, last), kind, draw_shape(random)))
+    return drawn
 
 
 def _pose(plan: ScanPlan) -> Pose:
@@ -169,10 +136,10 @@ class Image:
     instance: int
     """InstanceNumber."""
     hu: np.ndarray
-    label: int
-    kinds: frozenset[str]
+    label: int = 0
+    kinds: frozenset[str] = frozenset()
     """Lesions of the slice."""
-    position: tuple[float, float, float] | None
+    position: tuple[float, float, float] | None = None
     """ImagePositionPatient."""
     orientation: tuple[float, ...] | None = AXIAL
     image_type: tuple[str, ...] = ORIGINAL
@@ -210,8 +177,11 @@ class Draft:
     tilt: float = 0.0
     multi_frame: bool = False
     compression: str = "none"
-    flags: dict[str, int] = field(default_factory=dict)
-    """Other values of the scan in the label tables."""
+    # Of its rows in the label tables.
+    double_rows: bool = False
+    rows_without_image: bool = False
+    indeterminate: bool = False
+    incomplete_organ: bool = False
 
     @property
     def label(self) -> int:
@@ -255,7 +225,7 @@ def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str
     date = f"{int(random.integers(2009, 2020))}{int(random.integers(1, 13)):02d}{int(random.integers(1, 29)):02d}"
     encoding = ENCODINGS[int(random.integers(len(ENCODINGS)))]
     spacing = ANATOMIES[plan.anatomy].extent / plan.slices
-    width, size = PARTS[plan.anatomy].width, volume.shape[1]
+    width, size = BODIES[plan.anatomy].WIDTH, volume.shape[1]
     corner, bottom = -width / 2 + width / size / 2, round(float(random.uniform(-900, 300)), 1)
     images = [
         Image(
@@ -268,6 +238,7 @@ def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str
         )
         for number in range(plan.slices)
     ]
+    scan_id = scan_id or series
     return Draft(plan, scan_id, patient_id, study, series, frame, date, images, width / size, spacing, encoding)
 
 

@@ -39,10 +39,7 @@ class Pose:
 
 
 class Field:
-    """A smooth random function of place with values of about -1 to 1, drawn on a coarse grid.
-
-    Between the grid's points it is interpolated by cubic B-splines, one axis after the other.
-    """
+    """A smooth random function of place, of about -1 to 1: cubic B-splines between the points of a coarse grid."""
 
     def __init__(self, random: np.random.Generator, *, size: int, cells: int, levels: int) -> None:
         self.values = random.uniform(-1.5, 1.5, (levels + 3, cells + 3, cells + 3)).astype(np.float32)
@@ -67,13 +64,7 @@ def _splines(places: np.ndarray, cells: int) -> np.ndarray:
 
 
 class Canvas:
-    """The picture of one slice, and the patient's coordinates of its pixels.
-
-    Args:
-        size: rows and columns.
-        width: mm of the whole picture.
-        distortion: mm by which shapes are bent.
-    """
+    """The picture of one slice, `width` mm wide, and its pixels' coordinates, bent by up to `distortion` mm."""
 
     def __init__(self, size: int, width: float, pose: Pose, random: np.random.Generator, *, distortion: float) -> None:
         self.size, self.pixel, self.pose, self.distortion = size, width / size, pose, distortion

@@ -9,26 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from normal_guidance.scans.phantom.anatomy import (
-    ARTERIES,
-    CENTRAL,
-    HILUM,
-    Abdomen,
-    Chest,
-    Head,
-)
-from normal_guidance.scans.phantom.drawing import (
-    Canvas,
-    Cover,
-    bump,
-    minus,
-    times,
-)
+from normal_guidance.scans.phantom.anatomy import ARTERIES, CENTRAL, HILUM, Abdomen, Chest, Head
+from normal_guidance.scans.phantom.drawing import Canvas, Cover, bump, minus, times
 
 BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""
@@ -37,15 +23,12 @@ LOOK_ALIKES = 2.0
 """Mean number of look-alikes in a scan."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1."""
+Shape = tuple[float, ...]
+"""The shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1."""
 
-    numbers: tuple[float, ...]
 
-    @classmethod
-    def draw(cls, random: np.random.Generator) -> Shape:
-        return cls(tuple(random.random(6).tolist()))
+def draw_shape(random: np.random.Generator) -> Shape:
+    return tuple(random.random(6).tolist())
 
 
 Painter = Callable[[Any, Canvas, float, float, Shape, float], None]
@@ -64,7 +47,7 @@ def _swell(u: float) -> float:
 
 
 def _intraparenchymal(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    turn, out, size, flat, tilt, _ = shape.numbers
+    turn, out, size, flat, tilt, _ = shape
     x, y, a, b = body.brain(z)
     angle, place = 6.28 * turn, 0.15 + 0.5 * out
     radius = min((8 + 12 * size) * _swell(u), 0.35 * a)
@@ -74,7 +57,7 @@ def _intraparenchymal(body: Head, canvas: Canvas, z: float, u: float, shape: Sha
 
 
 def _subdural(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    turn, _, size, *_ = shape.numbers
+    turn, _, size, *_ = shape
     x, y, a, b = body.brain(z)
     angle = math.pi * (turn > 0.5) + 0.9 * (turn % 0.5 - 0.25)
     thick = min((3.5 + 4.5 * size) * _swell(u), 0.3 * a)
@@ -83,7 +66,7 @@ def _subdural(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, cont
 
 
 def _epidural(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    turn, _, size, *_ = shape.numbers
+    turn, _, size, *_ = shape
     x, y, a, b = body.brain(z)
     angle = math.pi * (turn > 0.5) + 1.4 * (turn % 0.5 - 0.25)
     deep = min((8 + 7 * size) * _swell(u), 0.4 * a)
@@ -92,7 +75,7 @@ def _epidural(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, cont
 
 
 def _intraventricular(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    side = 1 if shape.numbers[0] > 0.5 else -1
+    side = 1 if shape[0] > 0.5 else -1
     level = canvas.cover(side * 20.0, 38.0, 40.0, 38.0 * _swell(u))  # blood settles at the back
     stain(canvas, times(body.ventricle(canvas, z, side), level), BLOOD, contrast)
     x, y, a, b = body.brain(z)
@@ -101,7 +84,7 @@ def _intraventricular(body: Head, canvas: Canvas, z: float, u: float, shape: Sha
 
 
 def _subarachnoid(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    turn, _, size, *_ = shape.numbers
+    turn, _, size, *_ = shape
     x, y, a, b = body.brain(z)
     radius = min((28 + 20 * size) * _swell(u), 0.8 * a)
     angle = 6.28 * turn
@@ -113,7 +96,7 @@ def _subarachnoid(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, 
 
 def _embolus(side: int) -> Painter:
     def paint(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-        first, second, size, off, turn, _ = shape.numbers
+        first, second, size, off, turn, _ = shape
         hosts = {int(ARTERIES * first), int(ARTERIES * second)}
         for number in hosts:
             x, y, radius = body.artery(z, side, number)
@@ -129,7 +112,7 @@ def _embolus(side: int) -> Painter:
 
 
 def _in_cavity(body: Abdomen, z: float, u: float, shape: Shape) -> tuple[float, float]:
-    turn, out, _, drift, *_ = shape.numbers
+    turn, out, _, drift, *_ = shape
     x, y, a, b = body.cavity(z)
     place = 0.2 + 0.55 * out
     angle = 6.28 * turn + 0.3 * (drift - 0.5) * u
@@ -138,7 +121,7 @@ def _in_cavity(body: Abdomen, z: float, u: float, shape: Shape) -> tuple[float, 
 
 def _extravasation(body: Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     x, y = _in_cavity(body, z, u, shape)
-    size, tilt = shape.numbers[2], shape.numbers[4]
+    size, tilt = shape[2], shape[4]
     radius = (5 + 7 * size) * _swell(u)
     around = canvas.cover(x, y, 2.2 * radius, 1.8 * radius, 3.1 * tilt, soft=5.0)
     stain(canvas, around, FLUID, 0.5 * contrast)
@@ -149,7 +132,7 @@ def _extravasation(body: Abdomen, canvas: Canvas, z: float, u: float, shape: Sha
 
 def _bowel(body: Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     x, y = _in_cavity(body, z, u, shape)
-    size, tilt = shape.numbers[2], shape.numbers[4]
+    size, tilt = shape[2], shape[4]
     radius = (11 + 9 * size) * _swell(u)
     haze = canvas.cover(x, y, 1.7 * radius, 1.3 * radius, 3.1 * tilt, soft=6.0)
     if haze is not None:
@@ -174,7 +157,7 @@ LESIONS: Mapping[str, Painter] = {
 
 
 def _calcification(body: Head | Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-    turn, out, size, *_ = shape.numbers
+    turn, out, size, *_ = shape
     x, y, a, b = body.brain(z) if isinstance(body, Head) else body.cavity(z)
     place = 0.1 + 0.6 * out
     at_x, at_y = x + a * place * math.cos(6.28 * turn), y + b * place * math.sin(6.28 * turn)
@@ -184,7 +167,7 @@ def _calcification(body: Head | Abdomen, canvas: Canvas, z: float, u: float, sha
 
 def _bone_edge(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """A slice that is partly bone: a bright band along the skull that is not a bleed."""
-    turn, _, size, *_ = shape.numbers
+    turn, _, size, *_ = shape
     x, y, a, b = body.brain(z)
     thick = (1.5 + 2 * size) * _swell(u)
     rest = canvas.cover(x - thick * math.cos(6.28 * turn), y - thick * math.sin(6.28 * turn), a, b)
@@ -193,7 +176,7 @@ def _bone_edge(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, con
 
 def _streak(body: Any, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """Movement or metal: bright and dark lines across the patient."""
-    turn, off, size, *_ = shape.numbers
+    turn, off, size, *_ = shape
     cos, sin = math.cos(3.14 * turn), math.sin(3.14 * turn)
     away = canvas.x * np.float32(sin) - canvas.y * np.float32(cos) - np.float32(60 * (off - 0.5))
     strength = (10 + 14 * size) * _swell(u) * (1.0 if isinstance(body, Head) else 2.5)
@@ -204,15 +187,15 @@ def _streak(body: Any, canvas: Canvas, z: float, u: float, shape: Shape, contras
 def _sinus(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """Dense blood in a vein at the back of the brain, which is normal."""
     x, y, _, b = body.brain(z)
-    canvas.ellipse(x, y + b - 4, 3.0 + 3 * shape.numbers[2], 3.5, 62.0)
+    canvas.ellipse(x, y + b - 4, 3.0 + 3 * shape[2], 3.5, 62.0)
 
 
 def _node(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """A lymph node beside an artery: as dense as a clot, but around the vessel and not in it."""
-    side, number = 1 if shape.numbers[0] > 0.5 else -1, int(ARTERIES * shape.numbers[1])
+    side, number = 1 if shape[0] > 0.5 else -1, int(ARTERIES * shape[1])
     x, y, radius = body.artery(z, side, number)
-    size = (2.5 + 3.5 * shape.numbers[2]) * _swell(u)
-    angle = 6.28 * shape.numbers[3]
+    size = (2.5 + 3.5 * shape[2]) * _swell(u)
+    angle = 6.28 * shape[3]
     away = radius + size
     canvas.ellipse(x + away * math.cos(angle), y + away * math.sin(angle), size, size, CLOT + 10)
 
@@ -227,18 +210,18 @@ def _mixing(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contr
 
 def _plug(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """Mucus in an airway, or a nodule."""
-    side = 1 if shape.numbers[0] > 0.5 else -1
+    side = 1 if shape[0] > 0.5 else -1
     x, y, a, b = body.lung(z, side)
-    angle, place, radius = 6.28 * shape.numbers[1], 0.3 + 0.4 * shape.numbers[3], (2 + 3 * shape.numbers[2]) * _swell(u)
+    angle, place, radius = 6.28 * shape[1], 0.3 + 0.4 * shape[3], (2 + 3 * shape[2]) * _swell(u)
     canvas.ellipse(x + a * place * math.cos(angle), y + b * place * math.sin(angle), radius, radius, 35.0)
 
 
 def _oral_contrast(body: Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
     """Swallowed contrast medium: as bright as a leak, but inside a loop of bowel."""
     x, y = _in_cavity(body, z, u, shape)
-    radius = (9 + 5 * shape.numbers[2]) * _swell(u)
-    canvas.ellipse(x, y, radius, 0.8 * radius, 75.0, 3.1 * shape.numbers[4])
-    canvas.ellipse(x, y, radius - 3, 0.8 * radius - 3, 210.0, 3.1 * shape.numbers[4])
+    radius = (9 + 5 * shape[2]) * _swell(u)
+    canvas.ellipse(x, y, radius, 0.8 * radius, 75.0, 3.1 * shape[4])
+    canvas.ellipse(x, y, radius - 3, 0.8 * radius - 3, 210.0, 3.1 * shape[4])
 
 
 LOOK_ALIKE_KINDS: Mapping[str, Mapping[str, Painter]] = {
@@ -253,9 +236,9 @@ def paint_injuries(body: Abdomen, canvas: Canvas, z: float, injuries: Mapping[st
     """Dark tears of solid organs: labels of the patient, not of slices."""
     for organ, grade in injuries.items():
         deep = 1.0 if grade == "high" else 0.5
-        angle = 3.1 * shape.numbers[0]
+        angle = 3.1 * shape[0]
         if organ == "kidney":
-            side = 1 if shape.numbers[1] > 0.5 else -1
+            side = 1 if shape[1] > 0.5 else -1
             tear = canvas.cover(side * 74.0, 44.0, 20.0 * deep * bump(z, 0.43, 0.57), 4.0, angle, soft=2.0)
             stain(canvas, times(body.kidney(canvas, z, side), tear), FLUID, 0.9)
         elif organ == "spleen":

@@ -8,17 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.drafts import (
-    LOCALIZER,
-    UNEXTENDED,
-    WRONG_INTERCEPT,
-    Draft,
-    Image,
-)
+from normal_guidance.scans.phantom.drafts import LOCALIZER, UNEXTENDED, WRONG_INTERCEPT, Draft, Image
 
 SHARE = 0.05
 """Share of the scans that an oddity changes."""
@@ -46,13 +41,15 @@ class Oddity:
     change: Change
 
 
-@dataclass(frozen=True, eq=False)
-class Note:
-    """The change that an oddity made to a scan."""
+def _setting(detail: str, **values: Any) -> Change:
+    """A change of the draft's own fields."""
 
-    oddity: str
-    detail: str
-    images: list[Image]
+    def change(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+        for name, value in values.items():
+            setattr(draft, name, value)
+        return detail, []
+
+    return change
 
 
 def _tilt(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -90,30 +87,29 @@ def _localizer(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
     size = volume.shape[1]
     rows = np.linspace(0, len(volume) - 1, size).round().astype(int)
     front = volume.astype(np.float32).mean(axis=1)[rows].astype(np.int16)  # seen from the front
-    first = draft.images[-1].position
-    return "localizer", [_add(draft, "localizer", front, LOCALIZER, first, (1.0, 0.0, 0.0, 0.0, 0.0, -1.0))]
+    image = Image(
+        uid=draft.new_uid("localizer"),
+        instance=draft.next_instance,
+        hu=front,
+        position=draft.images[-1].position,
+        orientation=(1.0, 0.0, 0.0, 0.0, 0.0, -1.0),
+        image_type=LOCALIZER,
+    )
+    draft.extras.append(image)
+    return "localizer", [image]
 
 
 def _secondary_capture(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    middle = draft.images[len(draft.images) // 2]
-    saved = _add(draft, "capture", middle.hu, ("DERIVED", "SECONDARY"), None, None)
-    draft.extras[-1] = replace(saved, capture=True)
-    return "secondary capture of a slice", [draft.extras[-1]]
-
-
-def _add(
-    draft: Draft,
-    name: str,
-    hu: np.ndarray,
-    image_type: tuple[str, ...],
-    position: tuple[float, float, float] | None,
-    orientation: tuple[float, ...] | None,
-) -> Image:
     image = Image(
-        draft.new_uid(name), draft.next_instance, hu, 0, frozenset(), position, orientation, image_type=image_type
+        uid=draft.new_uid("capture"),
+        instance=draft.next_instance,
+        hu=draft.images[len(draft.images) // 2].hu,
+        orientation=None,
+        image_type=("DERIVED", "SECONDARY"),
+        capture=True,
     )
     draft.extras.append(image)
-    return image
+    return "secondary capture of a slice", [image]
 
 
 def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -133,21 +129,6 @@ def _truncated(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
     return "file ends within its pixels; its header is whole", [draft.extras[-1]]
 
 
-def _wrong_intercept(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    draft.encoding = WRONG_INTERCEPT
-    return "12-bit two's complement that is said to be unsigned", []
-
-
-def _bits(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    draft.encoding = UNEXTENDED
-    return "signed, but the sign is not extended from BitsStored to BitsAllocated", []
-
-
-def _multi_frame(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    draft.multi_frame = True
-    return "all slices in one Legacy Converted Enhanced CT file", []
-
-
 def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     draft.change(position=None, orientation=None)
     return "no ImagePositionPatient, no ImageOrientationPatient", []
@@ -165,25 +146,9 @@ def _shuffled(draft: Draft, random: np.random.Generator) -> tuple[str, list[Imag
     return "InstanceNumber in no order", []
 
 
-def _double_rows(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    draft.flags["double_rows"] = 1
-    return "its last row is in the label table twice", []
-
-
-def _rows_without_image(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    draft.flags["rows_without_image"] = 1
-    return "one row of the label table has no image", []
-
-
-def _indeterminate(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """An exam without lesions that its readers called indeterminate."""
-    draft.flags["indeterminate"] = 1
-    return "called indeterminate", []
-
-
 def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     """The lower third of the scan is missing."""
-    draft.flags["incomplete_organ"] = 1
+    draft.incomplete_organ = True
     del draft.images[: len(draft.images) // 3]
     draft.images = [replace(image, instance=number) for number, image in enumerate(draft.images, start=1)]
     return "the lower third is missing", []
@@ -199,15 +164,35 @@ ODDITIES: Mapping[str, Oddity] = {
     "one_slice": Oddity("one slice only", EVERYWHERE, _one_slice),
     "unreadable": Oddity("a file that ends within its header", EVERYWHERE, _unreadable),
     "truncated": Oddity("a file that ends within its pixels", EVERYWHERE, _truncated),
-    "wrong_intercept": Oddity("12-bit data wrapped as in RSNA 2019", EVERYWHERE, _wrong_intercept),
-    "bits": Oddity("signs not extended, as in RSNA 2023", EVERYWHERE, _bits),
-    "multi_frame": Oddity("all slices in one file", ("folder",), _multi_frame),
+    "wrong_intercept": Oddity(
+        "12-bit data wrapped as in RSNA 2019",
+        EVERYWHERE,
+        _setting("12-bit two's complement that is said to be unsigned", encoding=WRONG_INTERCEPT),
+    ),
+    "bits": Oddity(
+        "signs not extended, as in RSNA 2023",
+        EVERYWHERE,
+        _setting("signed, but the sign is not extended from BitsStored to BitsAllocated", encoding=UNEXTENDED),
+    ),
+    "multi_frame": Oddity(
+        "all slices in one file",
+        ("folder",),
+        _setting("all slices in one Legacy Converted Enhanced CT file", multi_frame=True),
+    ),
     "no_position": Oddity("InstanceNumber only, no position", EVERYWHERE, _no_position),
     "reversed": Oddity("InstanceNumber against the position", EVERYWHERE, _reversed),
     "shuffled": Oddity("InstanceNumber in no order", EVERYWHERE, _shuffled),
-    "double_rows": Oddity("a label twice", KAGGLE, _double_rows),
-    "rows_without_image": Oddity("a label without image", KAGGLE, _rows_without_image),
-    "indeterminate": Oddity("an exam called indeterminate", ("rsna-pe",), _indeterminate),
+    "double_rows": Oddity(
+        "a label twice", KAGGLE, _setting("its last row is in the label table twice", double_rows=True)
+    ),
+    "rows_without_image": Oddity(
+        "a label without image",
+        KAGGLE,
+        _setting("one row of the label table has no image", rows_without_image=True),
+    ),
+    "indeterminate": Oddity(
+        "an exam called indeterminate", ("rsna-pe",), _setting("called indeterminate", indeterminate=True)
+    ),
     "incomplete_organ": Oddity("a series without a part of the organ", ("rsna-at",), _incomplete_organ),
 }
 """Oddities by name."""
@@ -220,7 +205,7 @@ def check_oddities(names: Sequence[str], layout: str) -> None:
     """Refuses names that are unknown or that this layout cannot have."""
     for name in names:
         if name not in ODDITIES:
-            known = ", ".join(key for key, one in ODDITIES.items() if layout in one.layouts)
+            known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)
             raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
         if layout not in ODDITIES[name].layouts:
             raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")

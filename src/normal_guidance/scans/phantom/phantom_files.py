@@ -1,11 +1,15 @@
-"""Writes a whole phantom dataset, and phantom.json with the truth about it."""
+"""Draws a whole phantom dataset and writes it as real DICOM, with label tables and phantom.json, the truth about it.
+
+Slices are CT Image Storage and, for the oddities, secondary captures and multi-frame CT.
+Reference: DICOM PS3.3, A.3 (CT Image IOD), A.8.1 (Secondary Capture), A.70 (Legacy Converted Enhanced CT).
+"""
 
 from __future__ import annotations
 
 import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -13,26 +17,12 @@ from typing import Any
 import numpy as np
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import (
-    folder_atomically,
-    read_json,
-    write_atomically,
-    write_json,
-)
+from normal_guidance.base.errors import UserError, choose_one_of
+from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.base.system import install_command
 from normal_guidance.scans.phantom.drafts import Draft, Image, checksum, make_draft, render
-from normal_guidance.scans.phantom.oddities import (
-    ODDITIES,
-    Note,
-    assign_oddities,
-    check_oddities,
-)
+from normal_guidance.scans.phantom.oddities import ODDITIES, assign_oddities, check_oddities
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
-
-# Writes drafts as real DICOM: CT Image Storage and, for the oddities, secondary captures and multi-frame CT.
-# Reference: DICOM PS3.3, A.3 (CT Image IOD), A.8.1 (Secondary Capture), A.70 (Legacy Converted Enhanced CT).
-
 
 try:
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -60,8 +50,6 @@ COMPRESSIONS = {
 }
 """Transfer syntaxes by name; all are lossless."""
 
-BODY_PARTS = {"head": "HEAD", "chest": "CHEST", "abdomen": "ABDOMEN"}
-
 MAKER = "PHANTOM"
 """Manufacturer; the patient's name begins with it, too."""
 
@@ -79,7 +67,10 @@ def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
         path = root / names[image.uid]
         _write(path, _single(draft, image), "none" if image.capture else draft.compression)
         if image.cut is not None:
-            _truncate(path, image.cut)
+            content = path.read_bytes()
+            pixels = content.rindex(b"\xe0\x7f\x10\x00")
+            begin, end = (0, pixels) if image.cut == "header" else (pixels, len(content))
+            path.write_bytes(content[: int(begin + CUTS[image.cut] * (end - begin))])
 
 
 def _write(path: Path, dataset: Dataset, compression: str) -> None:
@@ -101,11 +92,8 @@ def _compress_file(path: Path, compression: str) -> None:
     reader = gdcm.ImageReader()
     reader.SetFileName(str(path))
     change = gdcm.ImageChangeTransferSyntax()
-    syntax = {
-        "jpeg-lossless": gdcm.TransferSyntax.JPEGLosslessProcess14_1,
-        "jpeg-ls": gdcm.TransferSyntax.JPEGLSLossless,
-    }
-    change.SetTransferSyntax(gdcm.TransferSyntax(syntax[compression]))
+    syntax = "JPEGLosslessProcess14_1" if compression == "jpeg-lossless" else "JPEGLSLossless"
+    change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
     if not reader.Read():
         raise RuntimeError(f"gdcm cannot read {path}")
     change.SetInput(reader.GetImage())
@@ -117,13 +105,6 @@ def _compress_file(path: Path, compression: str) -> None:
     writer.SetImage(change.GetOutput())
     if not writer.Write():
         raise RuntimeError(f"gdcm cannot write {path}")
-
-
-def _truncate(path: Path, cut: str) -> None:
-    content = path.read_bytes()
-    pixels = content.rindex(b"\xe0\x7f\x10\x00")
-    end = CUTS[cut] * pixels if cut == "header" else pixels + CUTS[cut] * (len(content) - pixels)
-    path.write_bytes(content[: int(end)])
 
 
 def _single(draft: Draft, image: Image) -> Dataset:
@@ -139,7 +120,10 @@ def _single(draft: Draft, image: Image) -> Dataset:
         dataset.SeriesDescription = "PHANTOM screen save"
         _set_pixels(dataset, (image.hu.clip(-160, 240) + 160).astype(np.int32) * 255 // 400, 8, False)
         return dataset
-    _set_ct(dataset, draft)
+    dataset.KVP = "120"
+    dataset.AcquisitionNumber = 1
+    dataset.GantryDetectorTilt = _number(draft.tilt)
+    dataset.WindowCenter, dataset.WindowWidth = "40", "400"
     if image.position is not None and image.orientation is not None:
         dataset.ImagePositionPatient = [_number(value) for value in image.position]
         dataset.ImageOrientationPatient = [_number(value) for value in image.orientation]
@@ -153,12 +137,7 @@ def _single(draft: Draft, image: Image) -> Dataset:
 
 def _common(draft: Draft, sop_class: UID, uid: str) -> Dataset:
     """Patient, study, series, frame of reference and equipment: the same in all files of a scan."""
-    dataset = Dataset()
-    dataset.file_meta = FileMetaDataset()
-    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    dataset.file_meta.MediaStorageSOPClassUID = sop_class
-    dataset.file_meta.MediaStorageSOPInstanceUID = UID(uid)
-    part = BODY_PARTS[draft.plan.anatomy]
+    part = draft.plan.anatomy.upper()
     values: dict[str, Any] = {
         "SpecificCharacterSet": "ISO_IR 192",
         "SOPClassUID": sop_class,
@@ -190,16 +169,12 @@ def _common(draft: Draft, sop_class: UID, uid: str) -> Dataset:
         "QualityControlImage": "YES",
         "BurnedInAnnotation": "NO",
     }
-    for name, value in values.items():
-        setattr(dataset, name, value)
+    dataset = _item(**values)
+    dataset.file_meta = FileMetaDataset()
+    dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
+    dataset.file_meta.MediaStorageSOPClassUID = sop_class
+    dataset.file_meta.MediaStorageSOPInstanceUID = UID(uid)
     return dataset
-
-
-def _set_ct(dataset: Dataset, draft: Draft) -> None:
-    dataset.KVP = "120"
-    dataset.AcquisitionNumber = 1
-    dataset.GantryDetectorTilt = _number(draft.tilt)
-    dataset.WindowCenter, dataset.WindowWidth = "40", "400"
 
 
 def _set_pixels(dataset: Dataset, values: np.ndarray, bits: int, signed: bool) -> None:
@@ -283,37 +258,8 @@ Row = Sequence[Any]
 ICH_TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
 """Rows of a slice in stage_2_train.csv, in its order."""
 
-PE_COLUMNS = (
-    "StudyInstanceUID",
-    "SeriesInstanceUID",
-    "SOPInstanceUID",
-    "pe_present_on_image",
-    "negative_exam_for_pe",
-    "qa_motion",
-    "qa_contrast",
-    "flow_artifact",
-    "rv_lv_ratio_gte_1",
-    "rv_lv_ratio_lt_1",
-    "leftsided_pe",
-    "chronic_pe",
-    "true_filling_defect_not_pe",
-    "rightsided_pe",
-    "acute_and_chronic_pe",
-    "central_pe",
-    "indeterminate",
-)
-"""Columns of train.csv."""
-
-AT_PATIENT_COLUMNS = (
-    "patient_id",
-    "bowel_healthy",
-    "bowel_injury",
-    "extravasation_healthy",
-    "extravasation_injury",
-    *(f"{organ}_{grade}" for organ in ("kidney", "liver", "spleen") for grade in ("healthy", "low", "high")),
-    "any_injury",
-)
-"""Columns of train_2024.csv."""
+SOLID = ("kidney", "liver", "spleen")
+GRADES = ("healthy", "low", "high")
 
 
 @dataclass(frozen=True)
@@ -324,13 +270,12 @@ class FolderLayout:
     """The body part; None: any."""
     ids: Callable[[ScanPlan], tuple[str, str]]
     """scan_id and patient_id; an empty scan_id stands for the SeriesInstanceUID."""
-    place: Callable[[Draft, Image], str]
-    """Path of a file."""
+    path: Callable[[Draft, Image], str]
     tables: Callable[[Sequence[Draft], int], Mapping[str, str]]
     """Label tables by path, as text; the number is the seed."""
 
 
-def _csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
+def _csv(columns: Iterable[str], rows: Iterable[Row]) -> str:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(columns)
@@ -341,15 +286,13 @@ def _csv(columns: Sequence[str], rows: Iterable[Row]) -> str:
 def _labelled(draft: Draft) -> list[Image]:
     """The images with rows in a label table; one of them may have no file."""
     images = draft.files
-    if draft.flags.get("rows_without_image"):
-        ghost = Image(draft.new_uid("ghost"), draft.next_instance, images[0].hu, 0, frozenset(), None)
-        images = [*images, ghost]
-    return images
+    ghost = Image(draft.new_uid("ghost"), draft.next_instance, images[0].hu)
+    return [*images, ghost] if draft.rows_without_image else images
 
 
-def _doubled(draft: Draft, rows: list[Row], count: int = 1) -> list[Row]:
-    """The rows; the last `count` of them occur twice if the scan has the oddity of double rows."""
-    return rows + rows[-count:] if draft.flags.get("double_rows") else rows
+def _doubled(draft: Draft, rows: Sequence[Row]) -> list[Row]:
+    """The rows; the last one occurs twice if the scan has the oddity of double rows."""
+    return [*rows, *(rows[-1:] if draft.double_rows else ())]
 
 
 def _folder_number(plan: ScanPlan, name: str, owner: int, low: int = 10_000, high: int = 66_000) -> int:
@@ -363,23 +306,14 @@ def _order(seed: int, name: str, count: int) -> list[int]:
     return [int(number) for number in stream(seed, name).permutation(count)]
 
 
-def _ich_ids(plan: ScanPlan) -> tuple[str, str]:
-    return "", f"ID_{plan.patient_stream('patient id').bytes(4).hex()}"
-
-
 def _ich_name(image: Image) -> str:
     return f"ID_{image.key[-9:]}"
-
-
-def _ich_place(draft: Draft, image: Image) -> str:
-    return f"stage_2_train/{_ich_name(image)}.dcm"
 
 
 def _ich_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     images: list[list[Row]] = []
     for draft in drafts:
-        of_scan: list[Row] = [(draft, image) for image in _labelled(draft)]
-        for _, image in _doubled(draft, of_scan):
+        for (image,) in _doubled(draft, [(image,) for image in _labelled(draft)]):
             shown = {*image.kinds, "any"} if image.label else set()
             images.append([(f"{_ich_name(image)}_{kind}", int(kind in shown)) for kind in ICH_TYPES])
     order = stream(seed, "rows").permutation(len(images)).tolist()
@@ -390,35 +324,25 @@ def _pe_key(plan: ScanPlan, name: str) -> str:
     return plan.stream(name).bytes(6).hex()
 
 
-def _pe_ids(plan: ScanPlan) -> tuple[str, str]:
-    return _pe_key(plan, "series key"), ""
-
-
-def _pe_place(draft: Draft, image: Image) -> str:
-    return f"train/{_pe_key(draft.plan, 'study key')}/{draft.scan_id}/{image.key}.dcm"
-
-
 def _pe_exam(draft: Draft) -> dict[str, int]:
     """The labels of the whole exam, which repeat in all rows."""
     random = draft.plan.stream("exam")
-    chances = ("qa_motion", "qa_contrast", "flow_artifact", "true_filling_defect_not_pe", "chronic_pe", "wide")
-    drawn = dict(zip(chances, (random.random(6) < (0.02, 0.02, 0.3, 0.02, 0.15, 0.45)).tolist(), strict=True))
+    motion, opaque, flow, defect, chronic, wide = (random.random(6) < (0.02, 0.02, 0.3, 0.02, 0.15, 0.45)).tolist()
     positive, kinds = bool(draft.label), frozenset[str]().union(*(image.kinds for image in draft.images))
-    indeterminate = bool(draft.flags.get("indeterminate"))
     exam = {
-        "negative_exam_for_pe": not positive and not indeterminate,
-        "qa_motion": drawn["qa_motion"],
-        "qa_contrast": drawn["qa_contrast"],
-        "flow_artifact": drawn["flow_artifact"],
-        "rv_lv_ratio_gte_1": positive and drawn["wide"],
-        "rv_lv_ratio_lt_1": positive and not drawn["wide"],
+        "negative_exam_for_pe": not positive and not draft.indeterminate,
+        "qa_motion": motion,
+        "qa_contrast": opaque,
+        "flow_artifact": flow,
+        "rv_lv_ratio_gte_1": positive and wide,
+        "rv_lv_ratio_lt_1": positive and not wide,
         "leftsided_pe": "left" in kinds,
-        "chronic_pe": positive and drawn["chronic_pe"],
-        "true_filling_defect_not_pe": drawn["true_filling_defect_not_pe"],
+        "chronic_pe": positive and chronic,
+        "true_filling_defect_not_pe": defect,
         "rightsided_pe": "right" in kinds,
         "acute_and_chronic_pe": False,
         "central_pe": "central" in kinds,
-        "indeterminate": indeterminate,
+        "indeterminate": draft.indeterminate,
     }
     return {name: int(value) for name, value in exam.items()}
 
@@ -426,10 +350,11 @@ def _pe_exam(draft: Draft) -> dict[str, int]:
 def _pe_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     rows: list[Row] = []
     for draft in drafts:
-        study, exam = _pe_key(draft.plan, "study key"), tuple(_pe_exam(draft).values())
-        of_scan = [(study, draft.scan_id, image.key, image.label, *exam) for image in _labelled(draft)]
-        rows += _doubled(draft, [*of_scan])
-    return {"train.csv": _csv(PE_COLUMNS, rows)}
+        study, exam = _pe_key(draft.plan, "study key"), _pe_exam(draft)
+        of_scan = [(study, draft.scan_id, image.key, image.label, *exam.values()) for image in _labelled(draft)]
+        rows += _doubled(draft, of_scan)
+    columns = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "pe_present_on_image", *exam)
+    return {"train.csv": _csv(columns, rows)}
 
 
 def _at_series(plan: ScanPlan) -> int:
@@ -441,39 +366,35 @@ def _at_ids(plan: ScanPlan) -> tuple[str, str]:
     return f"{patient}_{_at_series(plan)}", patient
 
 
-def _at_place(draft: Draft, image: Image) -> str:
-    return f"train_images/{draft.patient_id}/{_at_series(draft.plan)}/{image.instance}.dcm"
-
-
 def _at_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     images: list[Row] = []
     series: list[Row] = []
-    patients: dict[str, list[Draft]] = {}
+    of_patient: dict[str, list[Draft]] = {}
     for draft in drafts:
-        patients.setdefault(draft.patient_id, []).append(draft)
         number, patient = _at_series(draft.plan), draft.patient_id
+        of_patient.setdefault(patient, []).append(draft)
         injured = [(image, kind) for image in draft.files for kind in sorted(image.kinds) if image.label]
         rows: list[Row] = [(patient, number, image.instance, kind) for image, kind in injured]
-        if draft.flags.get("rows_without_image"):
+        if draft.rows_without_image:
             rows.append((patient, number, draft.next_instance, injured[0][1]))
         images += _doubled(draft, rows)
         aorta = round(float(draft.plan.stream("aorta").uniform(90, 330)), 1)
-        series.append((patient, number, aorta, draft.flags.get("incomplete_organ", 0)))
+        series.append((patient, number, aorta, int(draft.incomplete_organ)))
+    patients: list[Row] = []
+    for patient, scans in of_patient.items():
+        kinds = {kind for draft in scans for image in draft.images for kind in image.kinds}
+        injuries = scans[0].plan.injuries
+        bowel, leak = int("Bowel" in kinds), int("Active_Extravasation" in kinds)
+        grades = [int(injuries.get(organ, "healthy") == grade) for organ in SOLID for grade in GRADES]
+        any_injury = int(bool(bowel or leak or injuries.keys() & ORGANS.keys()))
+        patients.append((patient, 1 - bowel, bowel, 1 - leak, leak, *grades, any_injury))
+    columns = ("patient_id", "bowel_healthy", "bowel_injury", "extravasation_healthy", "extravasation_injury")
+    organs = (f"{organ}_{grade}" for organ in SOLID for grade in GRADES)
     return {
         "image_level_labels_2024.csv": _csv(("patient_id", "series_id", "instance_number", "injury_name"), images),
         "train_series_meta.csv": _csv(("patient_id", "series_id", "aortic_hu", "incomplete_organ"), series),
-        "train_2024.csv": _csv(AT_PATIENT_COLUMNS, (_at_patient(name, scans) for name, scans in patients.items())),
+        "train_2024.csv": _csv((*columns, *organs, "any_injury"), patients),
     }
-
-
-def _at_patient(name: str, scans: Sequence[Draft]) -> list[Any]:
-    kinds = {kind for draft in scans for image in draft.images for kind in image.kinds}
-    injuries = scans[0].plan.injuries
-    bowel, leak = int("Bowel" in kinds), int("Active_Extravasation" in kinds)
-    row: list[Any] = [name, 1 - bowel, bowel, 1 - leak, leak]
-    for organ in ("kidney", "liver", "spleen"):
-        row += [int(injuries.get(organ, "healthy") == grade) for grade in ("healthy", "low", "high")]
-    return [*row, int(bool(bowel or leak or injuries.keys() & ORGANS.keys()))]
 
 
 def _folder_ids(plan: ScanPlan) -> tuple[str, str]:
@@ -482,29 +403,39 @@ def _folder_ids(plan: ScanPlan) -> tuple[str, str]:
     return f"scan-{of_seed}{plan.number:04d}", f"PHANTOM-{of_seed}{plan.patient:04d}"
 
 
-def _folder_place(draft: Draft, image: Image) -> str:
-    return f"scans/{draft.scan_id}/{image.instance:04d}.dcm"
-
-
 def _folder_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
-    rows = [
-        (
-            draft.scan_id,
-            draft.patient_id,
-            f"scans/{draft.scan_id}",
-            draft.label,
-            " ".join(str(image.label) for image in draft.images),
-        )
-        for draft in drafts
-    ]
+    rows = []
+    for draft in drafts:
+        slices = " ".join(str(image.label) for image in draft.images)
+        rows.append((draft.scan_id, draft.patient_id, f"scans/{draft.scan_id}", draft.label, slices))
     return {"labels.csv": _csv(("scan_id", "patient_id", "path", "label", "slice_labels"), rows)}
 
 
 LAYOUTS: Mapping[str, FolderLayout] = {
-    "rsna-ich": FolderLayout("head", _ich_ids, _ich_place, _ich_tables),
-    "rsna-pe": FolderLayout("chest", _pe_ids, _pe_place, _pe_tables),
-    "rsna-at": FolderLayout("abdomen", _at_ids, _at_place, _at_tables),
-    "folder": FolderLayout(None, _folder_ids, _folder_place, _folder_tables),
+    "rsna-ich": FolderLayout(
+        "head",
+        ids=lambda plan: ("", f"ID_{plan.patient_stream('patient id').bytes(4).hex()}"),
+        path=lambda draft, image: f"stage_2_train/{_ich_name(image)}.dcm",
+        tables=_ich_tables,
+    ),
+    "rsna-pe": FolderLayout(
+        "chest",
+        ids=lambda plan: (_pe_key(plan, "series key"), ""),
+        path=lambda draft, image: f"train/{_pe_key(draft.plan, 'study key')}/{draft.scan_id}/{image.key}.dcm",
+        tables=_pe_tables,
+    ),
+    "rsna-at": FolderLayout(
+        "abdomen",
+        ids=_at_ids,
+        path=lambda draft, image: f"train_images/{draft.patient_id}/{_at_series(draft.plan)}/{image.instance}.dcm",
+        tables=_at_tables,
+    ),
+    "folder": FolderLayout(
+        None,
+        ids=_folder_ids,
+        path=lambda draft, image: f"scans/{draft.scan_id}/{image.instance:04d}.dcm",
+        tables=_folder_tables,
+    ),
 }
 """Layouts by name."""
 
@@ -565,21 +496,33 @@ def write_phantom(
             "compression": compression,
         },
     }
-    before = _complete(Path(out), about)
-    if before is not None:
-        return before
+    if (Path(out) / TRUTH).is_file():
+        truth = read_json(Path(out) / TRUTH, "delete the folder, and draw it again")
+        if {name: truth.get(name) for name in about} == about:
+            return truth  # drawn with the same arguments before
     plans = plan(part, scans, seed, positive=positive, slices=slices)
-    labels = [one.label for one in plans]
-    assigned = assign_oddities(oddities, labels, stream(seed, "oddities"), layout)
-    truths, drafts = [], []
+    assigned = assign_oddities(oddities, [scan.label for scan in plans], stream(seed, "oddities"), layout)
+    truths, drafts, in_turn = [], [], list(COMPRESSIONS)
     with folder_atomically(out) as folder:
-        for one in plans:
-            draft = _draft(one, chosen, size, contrast, compression)
-            note = _change(draft, assigned.get(one.number))
-            names = _names(draft, chosen)
+        for scan in plans:
+            draft = make_draft(scan, render(scan, size, contrast=contrast), *chosen.ids(scan))
+            draft.compression = in_turn[scan.number % len(in_turn)] if compression == MIXED else compression
+            oddity, detail, odd = assigned.get(scan.number), "", list[Image]()
+            if oddity is not None:
+                detail, odd = ODDITIES[oddity].change(draft, scan.stream("oddity"))
+            if oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
+                draft.compression = "none"  # an encoder would hide what is wrong with the pixels
+            names = {image.uid: chosen.path(draft, image) for image in draft.files}
+            if draft.multi_frame:
+                names.update(dict.fromkeys([image.uid for image in draft.images], names[draft.images[0].uid]))
             write_draft(folder, draft, names)  # not synced: thousands of files that can be drawn again
-            truths.append(_truth(draft, names, note))
-            drafts.append(_without_pixels(draft))
+            odd_files = [names[image.uid] for image in odd]
+            truths.append({**_truth(draft, names), "oddity": oddity, "detail": detail, "odd_files": odd_files})
+            # The label tables do not need the pixels; those of a dataset would fill the memory.
+            nothing = draft.images[0].hu[:0]
+            draft.change(hu=nothing)
+            draft.extras = [replace(image, hu=nothing) for image in draft.extras]
+            drafts.append(draft)
         for name, text in chosen.tables(drafts, seed).items():
             write_atomically(folder / name, text.encode())
         truth = {**about, "scans": truths}
@@ -587,59 +530,22 @@ def write_phantom(
     return truth
 
 
-def _complete(out: Path, about: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The truth of a dataset that was drawn with the same arguments before; None where there is none."""
-    if not (out / TRUTH).is_file():
-        return None
-    truth = read_json(out / TRUTH, "delete the folder, and draw it again")
-    return truth if {name: truth.get(name) for name in about} == about else None
-
-
 def _check(
     layout: str, size: int, contrast: float, anatomy: str | None, oddities: Sequence[str], compression: str
 ) -> FolderLayout:
-    if layout not in LAYOUTS:
-        raise UserError(f"layout {layout!r} is unknown; choose one of {', '.join(LAYOUTS)}")
+    choose_one_of("layout", layout, LAYOUTS)
     if anatomy is not None and LAYOUTS[layout].anatomy not in (None, anatomy):
         raise UserError(f"anatomy {anatomy!r}: scans of {layout} are of the {LAYOUTS[layout].anatomy}; use folder")
     if not MIN_SIZE <= size <= MAX_SIZE:
         raise UserError(f"size is {size}; give rows and columns of a slice, from {MIN_SIZE} to {MAX_SIZE}")
     if not 0 <= contrast <= 5:
         raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
-    if compression not in (*COMPRESSIONS, MIXED):
-        raise UserError(f"compression {compression!r} is unknown; choose one of {', '.join((*COMPRESSIONS, MIXED))}")
+    choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
     check_oddities(oddities, layout)
     return LAYOUTS[layout]
 
 
-def _draft(one: ScanPlan, layout: FolderLayout, size: int, contrast: float, compression: str) -> Draft:
-    scan_id, patient_id = layout.ids(one)
-    draft = make_draft(one, render(one, size, contrast=contrast), scan_id, patient_id)
-    draft.scan_id = scan_id or draft.series_uid
-    names = list(COMPRESSIONS)
-    draft.compression = names[one.number % len(names)] if compression == MIXED else compression
-    return draft
-
-
-def _change(draft: Draft, oddity: str | None) -> Note | None:
-    if oddity is None:
-        return None
-    detail, images = ODDITIES[oddity].change(draft, draft.plan.stream("oddity"))
-    if oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
-        draft.compression = "none"  # an encoder would hide what is wrong with the pixels
-    return Note(oddity, detail, images)
-
-
-def _names(draft: Draft, layout: FolderLayout) -> dict[str, str]:
-    """The paths of files by uid; the slices of a multi-frame scan share one."""
-    names = {image.uid: layout.place(draft, image) for image in draft.files}
-    if draft.multi_frame:
-        first = names[draft.images[0].uid]
-        names.update({image.uid: first for image in draft.images})
-    return names
-
-
-def _truth(draft: Draft, names: dict[str, str], note: Note | None) -> dict[str, Any]:
+def _truth(draft: Draft, names: Mapping[str, str]) -> dict[str, Any]:
     """The truth about a scan: its slices in order, from the feet to the head, with their labels and HU."""
     return {
         "scan_id": draft.scan_id,
@@ -655,15 +561,4 @@ def _truth(draft: Draft, names: dict[str, str], note: Note | None) -> dict[str, 
         "transfer_syntax": str(COMPRESSIONS[draft.compression]),
         "lesions": [[block.start, block.stop, block.kind] for block in draft.plan.blocks],
         "injuries": dict(draft.plan.injuries),
-        "oddity": None if note is None else note.oddity,
-        "detail": "" if note is None else note.detail,
-        "odd_files": [] if note is None else [names[image.uid] for image in note.images],
     }
-
-
-def _without_pixels(draft: Draft) -> Draft:
-    """The draft without its pixels, which the label tables do not need: those of a dataset would fill the memory."""
-    nothing = draft.images[0].hu[:0]
-    draft.change(hu=nothing)
-    draft.extras = [type(image)(**{**vars(image), "hu": nothing}) for image in draft.extras]
-    return draft

@@ -157,9 +157,7 @@ def plan(
 ) -> list[ScanPlan]:
     """Draws the scans of a dataset, in the order of their patients.
 
-    Args:
-        positive: share of positive scans, met to the nearest whole number; the real dataset's by default.
-        slices: median number of slices, `Anatomy.slices` by default.
+    `positive` is the share of positive scans, met to the nearest whole number, and `slices` their median number.
     """
     if anatomy not in ANATOMIES:
         raise UserError(f"anatomy {anatomy!r} is unknown; choose one of {', '.join(ANATOMIES)}")
@@ -212,7 +210,7 @@ def _draw_blocks(kind: Anatomy, slices: int, random: np.random.Generator) -> tup
     kinds = random.choice(list(kind.kinds), len(lengths), p=list(kind.kinds.values())).tolist()
     drawn = zip(starts, lengths, kinds, strict=True)
     return tuple(
-        sorted((LesionBlock(start, start + size, name) for start, size, name in drawn), key=lambda one: one.start)
+        sorted((LesionBlock(start, start + size, name) for start, size, name in drawn), key=lambda block: block.start)
     )
 
 

@@ -1,4 +1,4 @@
-"""Simulations: intervals cover the truth, and equal methods are seldom called different.
+"""Simulations: intervals cover the truth, equal methods are seldom called different, and promises are kept.
 
 `benchmarks/simulate_statistics.py` makes the experiments, and is the larger run.
 """
@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from normal_guidance.statistics.conformal import calibrate_intervals
 from normal_guidance.statistics.differences import differences, measure
 from normal_guidance.statistics.split_results import METRICS
 
@@ -69,3 +70,26 @@ def test_the_benchmark_ends_with_one_json_line():
     assert len(table) == 1 + len(METRICS)
     assert {"cpu", "torch", "python", "commit", "date"} <= report["machine"].keys()
     assert report["options"]["experiments"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [f"{kind}-{n}" for kind in ("good", "useless", "point", "ties") for n in (30, 100)])
+def test_promised_intervals_hold_new_scans(simulation, unchecked, name):
+    row = simulation.simulate_intervals(name, experiments=1000)
+    assert row.met, row
+    assert 0.88 <= row.covered <= 0.92
+
+
+def test_promised_intervals_hold_new_scans_in_a_few_experiments(simulation, unchecked):
+    row = simulation.simulate_intervals("good-30", experiments=150)
+    assert abs(row.covered - 28 / 31) <= 3 * row.spread / math.sqrt(150)
+
+
+def test_better_attention_gives_shorter_intervals(simulation, unchecked):
+    good, useless = (simulation.simulate_intervals(name, experiments=50) for name in ("good-100", "useless-100"))
+    assert good.length < 0.7 * useless.length
+
+
+def test_the_simulation_can_tell_promises_that_are_not_kept(simulation, unchecked, monkeypatch):
+    monkeypatch.setattr(simulation, "calibrate_intervals", partial(calibrate_intervals, coverage=0.8))
+    assert not simulation.simulate_intervals("good-100", experiments=100).met

@@ -9,12 +9,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.fit.fit_committee import (
-    CommitteeFit,
-    Plan,
-    fit_committee,
-    make_plan,
-)
+from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_committee, make_plan
 from normal_guidance.study.drawn import shifted_mean
 
 
@@ -26,77 +21,45 @@ def changed(scans: Bags, features: Callable[[torch.Tensor], torch.Tensor]) -> Ba
     return Bags(features(scans.features), scans.lengths, scans.labels, scans.slice_labels)
 
 
-def planted() -> Bags:
-    return shifted_mean(120, 1, features=12, shift=1.5)
-
-
-def all_easy() -> Bags:
-    return shifted_mean(60, 2, features=12, shift=9.0)
-
-
-def no_signal() -> Bags:
-    return shifted_mean(60, 3, features=12, shift=0.0)
-
-
-def twelve_scans() -> Bags:
-    return shifted_mean(12, 4, features=12, shift=3.0)
+def drawn(n: int, seed: int, shift: float = 2.0, **options: int) -> Bags:
+    return shifted_mean(n, seed, features=12, shift=shift, **options)
 
 
 def three_positives() -> Bags:
-    scans = shifted_mean(400, 5, features=12, shift=3.0)
+    scans = drawn(400, 5, 3.0)
     few = torch.cat([(scans.labels == 1).nonzero()[:3, 0], (scans.labels == 0).nonzero()[:40, 0]])
     return Bags.pack([scans[int(number)] for number in few])
 
 
 def one_slice_scans() -> Bags:
-    generator = torch.Generator().manual_seed(6)
-    labels = torch.arange(60) % 2
+    generator, labels = torch.Generator().manual_seed(6), torch.arange(60) % 2
     rows = torch.randn(60, 12, generator=generator)
     rows[:, 0] += 2.0 * labels
     return Bags(rows, torch.ones(60, dtype=torch.int64), labels, labels)
 
 
-def constant_features() -> Bags:
-    return changed(shifted_mean(40, 7, features=12, shift=2.0), lambda rows: torch.ones_like(rows))
-
-
-def huge_and_tiny_features() -> Bags:
-    return changed(planted(), lambda rows: rows * torch.logspace(-20, 18, 12))
-
-
-def one_long_scan() -> Bags:
-    short, long = (
-        shifted_mean(60, 8, features=12, shift=2.0),
-        shifted_mean(4, 9, features=12, shift=2.0, min_slices=900, max_slices=900),
-    )
-    return Bags.pack([*(short[number] for number in range(60)), *(long[number] for number in range(4))])
-
-
 def the_same_scan_again() -> Bags:
-    scans = shifted_mean(10, 10, features=12, shift=2.0)
+    scans = drawn(10, 10)
     return Bags.pack([replace(scans[number % 10], scan_id=None, patient_id=None) for number in range(60)])
 
 
-SETS = {
-    make.__name__: make
-    for make in (
-        planted,
-        all_easy,
-        no_signal,
-        twelve_scans,
-        three_positives,
-        one_slice_scans,
-        constant_features,
-        huge_and_tiny_features,
-        one_long_scan,
-        the_same_scan_again,
-    )
+SETS: dict[str, Callable[[], Bags]] = {
+    "planted": lambda: drawn(120, 1, 1.5),
+    "all_easy": lambda: drawn(60, 2, 9.0),
+    "no_signal": lambda: drawn(60, 3, 0.0),
+    "twelve_scans": lambda: drawn(12, 4, 3.0),
+    "three_positives": three_positives,
+    "one_slice_scans": one_slice_scans,
+    "constant_features": lambda: changed(drawn(40, 7), torch.ones_like),
+    "huge_and_tiny_features": lambda: changed(drawn(120, 1, 1.5), lambda rows: rows * torch.logspace(-20, 18, 12)),
+    "one_long_scan": lambda: Bags.pack([*drawn(60, 8), *drawn(4, 9, min_slices=900, max_slices=900)]),
+    "the_same_scan_again": the_same_scan_again,
 }
 
 
 def fitted(scans: Bags) -> CommitteeFit:
     plan = make_plan(scans.labels.tolist(), names(scans))
-    return fit_committee(scans, names(scans), Plan(min(3, plan.folds), repeats=1))
+    return fit_committee(scans, names(scans), FoldPlan(min(3, plan.folds), repeats=1))
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -125,7 +88,7 @@ def test_one_slice_scans_are_told_apart() -> None:
 
 
 def test_features_that_say_nothing_give_the_prior_and_the_frequency() -> None:
-    scans = constant_features()
+    scans = SETS["constant_features"]()
     found = fitted(scans)
     assert found.committee.sharpness.max() == 0.0
     expected = torch.logit(scans.labels.double().mean())
@@ -133,9 +96,9 @@ def test_features_that_say_nothing_give_the_prior_and_the_frequency() -> None:
 
 
 def test_one_patient_with_most_scans_stays_in_one_fold() -> None:
-    scans = planted()
+    scans = SETS["planted"]()
     patients = ["A" if number < 80 else str(number) for number in range(len(scans))]
-    found = fit_committee(scans, patients, Plan(3))
+    found = fit_committee(scans, patients, FoldPlan(3))
     assert len(found.folds[0, :80].unique()) == 1
     assert auroc(found.logits[:80], scans.labels[:80]) > 0.95
     assert auroc(found.logits[80:], scans.labels[80:]) > 0.9

@@ -1,0 +1,136 @@
+"""Configurations and executions: what cannot be, what is the same, what differs from the paper, what a folder keeps."""
+
+import json
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep.config import Config, Execution, departures, grid, paper_config, sensitivity_grid
+from normal_guidance.sweep.sweep import sweep
+
+ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class_weights": True}
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (
+            {"method": "abml"},
+            r"method 'abml' cannot be trained \(did you mean 'abmil'\?\); choose one of max, mean, abm",
+        ),
+        ({"method": "centered_gaussian"}, "'centered_gaussian' cannot be trained"),
+        ({"method": "slice_reference"}, "receptive_field is None; give slice_reference the mean length"),
+        *[({"method": "slice_reference", "receptive_field": width}, f"is {width}; give") for width in (0, 2.5, True)],
+        ({"receptive_field": 12}, "receptive_field is 12, but method 'ng' has none"),
+        ({"lr": -0.1}, "lr is -0.1; it must be at least 0"),
+        ({"lr": True}, "lr is True; give a number"),
+        *[({"lr": number}, "lr is ") for number in (math.inf, math.nan, 10**400)],
+        ({"guidance_weight": -1.0}, r"lambda\) is -1"),
+        ({"divergence": "kl"}, "divergence 'kl' is unknown"),
+        ({"momentum": -3.0}, "momentum is -3.0; it must be from 0.0 to 1.0"),
+        ({"clip_norm": 0.0}, "clip_norm is 0.0"),
+        *[({"seed": seed}, f"seed is {seed}") for seed in (1.5, 10**20, -1)],
+        *[({"patience": epochs}, f"patience is {epochs}") for epochs in (True, 0)],
+        *[({"epochs": epochs}, f"epochs is {epochs}; it must be") for epochs in (0, 1.5, 2.0)],
+        ({"epochs": 10**400}, "epochs is 1000"),
+        ({"modes": 0}, "modes is 0; it must be at least 1"),
+        ({"modes": 1.5}, "modes is 1.5; it must be a whole number"),
+        ({"warmup": -1}, "warmup is -1; it must be at least 0"),
+        ({"negatives": "flat"}, "negatives 'flat' is unknown; choose one of own, uniform, none"),
+        ({"optimizer": "adam"}, "optimizer 'adam' is unknown; choose one of sgd, adamw"),
+        ({"optimizer": "adamw", "momentum": 1.0}, "momentum is 1.0; of adamw it is beta_1, which must be below 1"),
+        ({"schedule": "linear"}, "schedule 'linear' is unknown; choose one of constant, cosine"),
+        ({"class_weights": "balanced"}, "class_weights 'balanced' is unknown; choose one of False, True"),
+        ({"weight_decay": -0.1}, "weight_decay is -0.1; it must be at least 0.0, and finite"),
+    ],
+)
+def test_configurations_that_cannot_be(wrong: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Config(**({"method": "ng"} | wrong))
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"precision": "bf16"}, "precision bf16 is for CUDA; on cpu use float32"),
+        ({"precision": "tf32"}, "precision tf32 is for CUDA"),
+        ({"precision": "fp8"}, "precision 'fp8' is unknown; choose one of float64"),
+        ({"engine": "steam"}, "engine 'steam' is unknown; choose one of packed, recorded, compiled, None"),
+        ({"device": "quantum"}, "device 'quantum' is unknown; give cpu"),
+        ({"chunk": 0}, "chunk is 0"),
+    ],
+)
+def test_executions_that_cannot_be(options: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Execution(**options)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: [], "no configuration"),
+        (lambda: [Config("ng"), Config("abmil")], "differ in method"),
+        (lambda: [Config("ng"), Config("ng", epochs=7)], "differ in epochs"),
+        (lambda: [Config("ng"), Config("ng", modes=2)], "differ in modes"),
+        (lambda: [Config("slice_reference", receptive_field=width) for width in (3, 4)], r"receptive_field \(3, 4\)"),
+        *[
+            (lambda name=name: [Config("ng"), Config("ng", **{name: ADAMW[name]})], f"differ in {name}")
+            for name in ADAMW
+        ],
+    ],
+)
+def test_what_cannot_be_trained_together(make: Callable[[], list[Config]], message: str) -> None:
+    scans = shifted_mean(20, seed=1, features=4)
+    with pytest.raises(UserError, match=message):
+        sweep(make(), scans, scans)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_equal_numbers_make_the_same_configuration() -> None:
+    made = Config("ng", lr=np.float64(0.1), seed=np.int64(1), batch_size=np.int64(8), patience=np.int64(3))
+    assert made == Config("ng", lr=0.1, seed=1, batch_size=8, patience=3)
+    json.dumps(made.as_json())
+    assert repr(Config("ng", lr=1)) == repr(Config("ng", lr=1.0))
+
+
+def test_the_papers_grids() -> None:
+    configs = grid(Config("ng"))
+    assert len({(config.lr, config.l1) for config in configs}) == len(configs) == 32
+    assert len({(c.divergence, c.guidance_weight) for c in sensitivity_grid(Config("ng"))}) == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "departing"),
+    [
+        ({"lr": 0.1, "l1": 1.0, "seed": 7}, {}),
+        ({"epochs": 10, "train_above_val": False}, {"epochs": 10, "train_above_val": False}),
+        ({"method": "slice_reference", "receptive_field": 12}, {}),
+        ({"modes": 2, "negatives": "none", "warmup": 5}, {"modes": 2, "negatives": "none", "warmup": 5}),
+        (ADAMW, ADAMW),
+    ],
+)
+def test_departures_name_what_is_not_the_papers(changes: dict[str, object], departing: dict[str, object]) -> None:
+    config = paper_config(**({"method": "ng"} | changes))
+    assert departures(config) == departing
+    assert Config(**config.as_json()) == config
+
+
+def test_folders_hold_options_only_where_they_are_set() -> None:
+    always = {"method", "lr", "l1", "guidance_weight", "divergence", "renormalize", "epochs", "batch_size", "momentum"}
+    always |= {"clip_norm", "patience", "train_above_val", "seed"}
+    assert set(Config("ng").as_json()) == always
+    assert set(Config("ng", **ADAMW).as_json()) == always | ADAMW.keys()
+
+
+def test_lambda_rises_in_equal_steps_and_stays_and_idle_guides_go() -> None:
+    config = Config("ng", guidance_weight=2.0, warmup=4)
+    assert [config.regularizer(epoch).weight for epoch in (1, 2, 4, 5, 100)] == [0.5, 1.0, 2.0, 2.0, 2.0]
+    assert config.regularizer().weight == Config("ng", guidance_weight=2.0).regularizer(1).weight == 2.0
+    assert Config("abmil", modes=2, warmup=3).without_idle_guides() == Config("abmil")
+    assert Config("ng", modes=2).without_idle_guides().modes == 2
