@@ -187,7 +187,7 @@ def test_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
 def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
     evil = Problem("a", "<script>.dcm", "gap", "5 mm & more", "kept")
     strip = draw_strip(one, WINDOW, tmp_path / "strip.png")
-    page = scan_page(replace(one, problems=(evil,)), bundle, strip)
+    page = scan_page(replace(one, problems=(evil,)), bundle, [strip])
     check_page(page)
     assert "<script>" not in page
     assert "&lt;script&gt;.dcm" in page
@@ -196,8 +196,8 @@ def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
     assert "not a medical device" in page
     assert "say nothing" not in page
     even = replace(one, log_attention=torch.zeros_like(one.log_attention))
-    assert "the key slices below say nothing" in scan_page(even, bundle, None)
-    assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, None)
+    assert "the key slices below say nothing" in scan_page(even, bundle, [None])
+    assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, [None])
 
 
 def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
@@ -311,7 +311,7 @@ def test_every_result_says_what_was_sought_where_and_by_which_model(one, bundle,
     for words in (f"Looked for: {seen.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
         assert words in heading
         assert words in page
-    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, None)
+    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, [None])
 
 
 def test_the_strip_fits_its_heading(one):
@@ -334,7 +334,7 @@ def test_the_strip_fits_its_heading(one):
 )
 def test_key_slices_of_a_negative_scan_point_at_no_finding(one, bundle, threshold, words):
     called = replace(one, threshold=threshold)
-    assert words in scan_page(called, bundle, None)
+    assert words in scan_page(called, bundle, [None])
     assert strip_of(called).subfigs[0].get_suptitle() == words
 
 
@@ -347,7 +347,7 @@ def test_key_slices_have_the_same_number_everywhere(one, bundle):
         ["key slice 3", "slice 6 (image 6)"],
         ["key slice 1", "slice 8 (image 8)"],
     ]
-    page = scan_page(several, bundle, None)
+    page = scan_page(several, bundle, [None])
     rows = [f"<td>key slice {rank} of 3</td><td>{slice_}</td>" for rank, slice_ in ((1, 8), (2, 3), (3, 6))]
     assert [row in page for row in rows] == [True] * 3
 
