@@ -23,7 +23,6 @@ from normal_guidance.clinic import (
     predict,
     write_predictions,
 )
-from normal_guidance.clinic.results import result_folder
 from normal_guidance.clinic.results.result_folder import outcome_json, prediction_json, write_scan
 from normal_guidance.clinic.results.scan_pages import index_page, scan_page
 from normal_guidance.clinic.results.strip import draw_strip, plot_strip
@@ -42,9 +41,7 @@ pytestmark = pytest.mark.usefixtures("tiny_encoder")
 @pytest.fixture
 def scans(trained, tmp_path) -> Path:
     """Two scans that can be predicted, one that is refused, one that fails, and a file that is not an image."""
-    copy = {"a": 0, "b": 1, "mr": 2}
-    for name, number in copy.items():
-        tags = {"Modality": "MR"} if name == "mr" else {}
+    for number, (name, tags) in enumerate({"a": {}, "b": {}, "mr": {"Modality": "MR"}}.items()):
         copy_series(trained.manifest[number], trained.manifest.root, tmp_path / "in" / name, **tags)
     (tmp_path / "in" / "torn").mkdir()
     (tmp_path / "in" / "torn" / "1.dcm").write_bytes((tmp_path / "in" / "a" / "0000.dcm").read_bytes()[:700])
@@ -68,11 +65,6 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-# ----------------------------------------------------------------------------------------------------
-# The folder
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_everything_is_there(scans, bundle, tmp_path):
     content = []
     written = write(scans, bundle, tmp_path / "out", watch=content.append)
@@ -89,6 +81,7 @@ def test_everything_is_there(scans, bundle, tmp_path):
     assert "Modality is MR" in summary[2]["reason"]
     about = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
     assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
+    assert about["anonymous"] is False
     assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
     kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
     assert {"unsuitable", "failed"} <= kinds
@@ -100,12 +93,8 @@ def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     folder = write_scan(one, bundle, tmp_path / "out").folder
     content = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
     assert (content["format"], content["scan_id"], content["patient_id"]) == (1, "a", one.row.patient_id)
-    assert (content["logit"], content["probability"], content["threshold"]) == (
-        one.logit,
-        one.probability,
-        one.threshold,
-    )
-    assert content["positive"] is one.is_positive
+    numbers = (one.logit, one.probability, one.threshold, one.is_positive)
+    assert tuple(content[name] for name in ("logit", "probability", "threshold", "positive")) == numbers
     assert content["attention"] == one.attention.tolist()
     assert [line["slice"] for line in content["key_slices"]] == [place + 1 for place in one.key_slices]
     words = "is the shortest with 50 % of the attention and promises nothing"
@@ -166,7 +155,7 @@ def test_tables_serve_the_viewer(scans, bundle, tmp_path):
         assert len(hu) == row["slices"]
 
 
-def test_nothing_predicted_is_still_told(scans, bundle, tmp_path):
+def test_nothing_predicted_is_still_reported(scans, bundle, tmp_path):
     write(scans / "mr", bundle, tmp_path / "out")
     assert not (tmp_path / "out" / "manifest.parquet").exists()
     assert pq.read_table(tmp_path / "out" / "predictions.parquet").num_rows == 0
@@ -177,11 +166,6 @@ def test_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
     row = replace(one.row, patient_id="=HYPERLINK(1)")
     write_predictions([replace(one, row=row)], bundle, tmp_path / "out")
     assert lines(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
-
-
-# ----------------------------------------------------------------------------------------------------
-# Pages and pictures
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
@@ -223,6 +207,8 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
         rank = one.key_slices.index(place) + 1
         assert panel.get_title().startswith(f"key slice {rank}\nslice {place + 1} (image ")
         assert [text.get_text() for text in panel.texts] == ["R", "L", "A", "P"]
+    unknown = strip_of(replace(one, row=replace(one.row, orientation=None))).subfigs[0].axes
+    assert [text.get_text() for panel in unknown for text in panel.texts] == []
     curves = {line.get_label(): line.get_ydata() for line in bottom.axes[0].lines}
     np.testing.assert_allclose(curves["attention"], one.attention)
     mean = (one.attention * torch.arange(len(one.row))).sum()
@@ -244,10 +230,9 @@ def test_the_strip_holds_its_labels(one, tmp_path):
 def test_the_strip_on_disk_is_a_picture(one, tmp_path):
     picture = imread(draw_strip(one, WINDOW, tmp_path / "strip.png"))
     assert picture.shape[1] == 1350
-    grey = picture[60:250, :, 0]
-    assert grey.std() > 0.1
-    blank = replace(one, key_slices=one.key_slices[:1])
-    assert imread(draw_strip(blank, None, tmp_path / "one.png")).shape[1] == 1350
+    assert picture[60:250, :, 0].std() > 0.1
+    single = replace(one, key_slices=one.key_slices[:1])
+    assert imread(draw_strip(single, None, tmp_path / "one.png")).shape[1] == 1350
 
 
 FORCED = Problem("a", "", "unsuitable", "it has 2 slices; the model takes 10 or more", "predicted because of --force")
@@ -352,23 +337,6 @@ def test_key_slices_have_the_same_number_everywhere(one, bundle):
     assert [row in page for row in rows] == [True] * 3
 
 
-def test_the_strip_has_no_letters_where_the_orientation_is_unknown(one):
-    panels = strip_of(replace(one, row=replace(one.row, orientation=None))).subfigs[0].axes
-    assert [text.get_text() for panel in panels for text in panel.texts] == []
-
-
-# ----------------------------------------------------------------------------------------------------
-# Without patients; DICOM
-# ----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("anonymize", [False, True])
-def test_the_summary_says_whether_it_is_anonymous(scans, bundle, tmp_path, anonymize):
-    write(scans, bundle, tmp_path / "out", anonymize=anonymize)
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["anonymous"] is anonymize
-    assert (tmp_path / "out" / "manifest.parquet").exists() is not anonymize
-
-
 def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     renamed = scans.rename(tmp_path / "ZEBEDEE^JOHN")
     header = dcmread(renamed / "a" / "0000.dcm")
@@ -376,6 +344,7 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
     assert [one.outcome.scan_id for one in written[:2]] == ["scan-003", "scan-004"]
     assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
+    assert json.loads((tmp_path / "anonymous" / "summary.json").read_text())["anonymous"] is True
     held = {file: file.read_bytes() for file in (tmp_path / "anonymous").rglob("*") if file.is_file()}
     printed = json.dumps([outcome_json(one, bundle, anonymize=True)["problems"] for one in written])
     for secret in secrets:
@@ -463,4 +432,3 @@ def test_heads_have_their_columns(one, bundle, tmp_path):
     first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
     assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
     assert len(prediction_json(two, bundle)["head_attention"]) == 2
-    assert result_folder.FORMAT == 1
