@@ -87,6 +87,7 @@ def ended(tmp_path_factory) -> Callable[[str], Path]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_tutorials_run(name, ended):
     """From top to bottom in one folder, with the outputs that the page shows, and its picture."""
@@ -117,7 +118,7 @@ def test_documents_run(path, tmp_path):
     run_page(path, tmp_path, choose=lambda block: not block.given)
 
 
-@pytest.mark.slow(but="docs/howto/predict.md")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if any(block.given for block in blocks_of(path, *PYTHON, *SHELL))], ids=name_of
 )

@@ -93,11 +93,13 @@ def dead_links(pages: dict[Path, Page]) -> list[str]:
     return dead
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere(pages):
     assert len(pages) > 50
     assert dead_links({path: page for path, page in pages.items() if path.name != "404.html"}) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site, pages):
     found = [
         f"{path.name}: {address}" for path, page in pages.items() for address in page.loaded if is_outside(address)
@@ -111,6 +113,7 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
     assert found == []
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation(site, pages):
     shown = {
         (site / urlsplit(link).path).resolve() for link in pages[site / "index.html"].links if not is_outside(link)
@@ -118,6 +121,7 @@ def test_every_page_is_in_the_navigation(site, pages):
     assert {path.name for path in pages.keys() - shown} == {"404.html"}
 
 
+@pytest.mark.slow
 def test_lists_and_tables_became_lists_and_tables(site):
     """Python-Markdown is stricter than GitHub; what it does not take for a list or a table it prints as it stands."""
     left = re.compile(r"<p>[^<]*\n(?:- |\* |1\. |\|)|<p>\|")
@@ -134,6 +138,7 @@ def small_project(folder: Path, pages: dict[str, str]) -> Path:
     return folder / "mkdocs.yml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -286,6 +291,7 @@ def check_numbers(page) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_the_figure_agrees_with_the_package(site, browser):
     page, problems = open_page(browser, site / "concepts" / "guidance.html")
     seen = [check_numbers(page)]
@@ -320,6 +326,7 @@ def test_the_figure_agrees_with_the_package(site, browser):
     assert problems == []
 
 
+@pytest.mark.slow
 def test_search_works_from_a_disk(site, browser):
     page, problems = open_page(browser, site / "reference" / "guidance.html")
     page.click(".md-search__input")
@@ -328,6 +335,7 @@ def test_search_works_from_a_disk(site, browser):
     assert problems == []
 
 
+@pytest.mark.slow
 def test_pages_fit_a_phone(site, browser):
     page, _ = open_page(browser, site / "index.html")
     page.set_viewport_size({"width": 390, "height": 844})

@@ -10,7 +10,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -32,6 +32,7 @@ from normal_guidance.sweep.batches import (
     prefetch,
     slice_labels_of,
 )
+from normal_guidance.sweep.config import Precision
 from normal_guidance.sweep.stack import (
     Parameters,
     Stack,
@@ -39,8 +40,6 @@ from normal_guidance.sweep.stack import (
     descend,
     initial_momenta,
 )
-
-Precision = Literal["float64", "float32", "tf32", "bf16"]
 
 EVALUATION_BATCH = 256
 """Scans predicted together: four training batches, since no gradients are kept."""
