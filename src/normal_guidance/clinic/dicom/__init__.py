@@ -5,10 +5,7 @@ out    key objects, a structured report and a picture (objects.py)
 first  writer.py
 """
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 
-try:
+with importing("dicom", "DICOM results need highdicom"):
     import highdicom  # noqa: F401
-except ImportError as error:
-    raise UserError(f"DICOM results need highdicom; {install_command('dicom')}") from error

@@ -37,7 +37,7 @@ from torch import Tensor
 from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UnreadableError, UserError
 from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_atomically, write_json
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJob
 from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import Outcome
@@ -252,10 +252,8 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
 
 
 def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool, place: int) -> list[Problem]:
-    try:
+    with importing("dicom", "DICOM results need highdicom"):
         from normal_guidance.clinic.dicom.writer import write_dicom
-    except ImportError as error:
-        raise UserError(f"DICOM results need {error.name}; {install_command('dicom')}") from error
     problems: list[Problem] = []
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)

@@ -22,6 +22,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json, read_json_as
 from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import (
     CEILING,
@@ -38,10 +39,7 @@ from normal_guidance.statistics import localization as by_attention
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
-SUMMARY, BUNDLE = "summary.json", "bundle.json"
-"""Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""
-
-PREDICTION, SLICES = "prediction.json", "slices.csv"
+BUNDLE, SLICES = "bundle.json", "slices.csv"
 
 AGAIN = "delete the folder and predict again"
 

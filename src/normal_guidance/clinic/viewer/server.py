@@ -37,11 +37,11 @@ from types import FrameType
 from typing import Any
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError
 from normal_guidance.clinic.viewer.images import CACHE_BYTES, SliceImages, UnreadableSliceError
 
-try:
+with importing("viewer", "the viewer needs fastapi and uvicorn"):
     import uvicorn
     from fastapi import FastAPI, Request, Response
     from fastapi.concurrency import run_in_threadpool
@@ -49,8 +49,6 @@ try:
     from fastapi.responses import JSONResponse
     from starlette.exceptions import HTTPException
     from uvicorn.protocols.http.h11_impl import H11Protocol
-except ImportError as error:
-    raise UserError(f"the viewer needs fastapi and uvicorn; {install_command('viewer')}") from error
 
 LOOPBACK = "127.0.0.1"
 
