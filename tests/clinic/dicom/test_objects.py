@@ -37,6 +37,7 @@ from small_dicom import (
     errors_of,
     everything,
     groups_of,
+    make_strip,
     needs_dciodvfy,
     needs_dsrdump,
     of_images,
@@ -339,10 +340,16 @@ def uids_of(files: dict[str, Path]) -> list[str]:
     return [uid for one in read for uid in (one.SOPInstanceUID, one.SeriesInstanceUID)]
 
 
-def test_another_number_of_threads_gives_the_same_uids(scans, strip, tmp_path):
+@pytest.fixture(scope="module")
+def first(scans, tmp_path_factory) -> dict[str, Path]:
+    """The results of one prediction, to compare the UIDs of others with."""
+    folder = tmp_path_factory.mktemp("first")
+    return write(*scans["single"], make_strip(folder), folder / "out", model=MODEL)
+
+
+def test_another_number_of_threads_gives_the_same_uids(scans, first, strip, tmp_path):
     """Probability and attention differ in their last bits, and so does the picture; the archive keeps one series."""
     row, root = scans["single"]
-    first = uids_of(write(row, root, strip, tmp_path / "one", model=MODEL))
     one = predicted(row, root, model=MODEL)
     near = replace(
         one,
@@ -353,9 +360,9 @@ def test_another_number_of_threads_gives_the_same_uids(scans, strip, tmp_path):
     assert not torch.equal(near.attention, one.attention)
     Image.new("RGB", (30, 20), "red").save(strip)
     again = {path.name: path for path in write_dicom(near, strip, tmp_path / "two")}
-    assert uids_of(again) == first
+    assert uids_of(again) == uids_of(first)
     ids = [group.tracking_uid for group in groups_of(again[SR])[0]]
-    assert ids == [group.tracking_uid for group in groups_of(tmp_path / "one" / SR)[0]]
+    assert ids == [group.tracking_uid for group in groups_of(first[SR])[0]]
 
 
 @pytest.mark.parametrize(
@@ -372,18 +379,16 @@ def test_another_number_of_threads_gives_the_same_uids(scans, strip, tmp_path):
     ],
     ids=lambda changes: "-".join(changes),
 )
-def test_results_that_say_something_else_have_other_uids(scans, strip, tmp_path, changes):
-    first = uids_of(write(*scans["single"], strip, tmp_path / "one", model=MODEL))
-    other = uids_of(write(*scans["single"], strip, tmp_path / "other", **{"model": MODEL, **changes}))
-    assert not set(other) & set(first)
-    assert len({*first, *other}) == 12
+def test_results_that_say_something_else_have_other_uids(scans, first, strip, tmp_path, changes):
+    other = write(*scans["single"], strip, tmp_path / "other", **{"model": MODEL, **changes})
+    assert len({*uids_of(first), *uids_of(other)}) == 12
 
 
-def test_a_late_slice_gives_other_uids(scans, strip, tmp_path):
+def test_a_late_slice_gives_other_uids(scans, results, strip, tmp_path):
     row, root = scans["single"]
     early = replace(row, files=row.files[:-1], frames=row.frames[:-1], positions=row.positions[:-1])
-    first = uids_of(write(early, root, strip, tmp_path / "early"))
-    assert not set(first) & set(uids_of(write(row, root, strip, tmp_path / "whole")))
+    early_uids = uids_of(write(early, root, strip, tmp_path / "early"))
+    assert not set(early_uids) & set(uids_of(results["single"]))
 
 
 def series_of(row: ScanRow, root: Path, strip: Path, out: Path, **changes) -> list[tuple[int, str]]:

@@ -365,7 +365,7 @@ def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bu
     for number, name in enumerate(("one", "two")):
         copy(name, scan=number)
     options = PredictOptions(workers=1)
-    separately = {name: next(predict(tmp_path / name, bundle, options=options)).logit for name in ("one", "two")}
+    separately = {name: run(tmp_path / name, bundle)[name].logit for name in ("one", "two")}
     with predicting.Predictor(bundle, options=options) as predictor:
         pools = []
         for name, logit in separately.items():
