@@ -99,8 +99,7 @@ class Gallery:
     ) -> None:
         self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
         self.model = model or KnownModel()
-        self.summary = read_summary(folder)
-        """Of new scans; None for studies and runs."""
+        self.summary = read_summary(folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
         self._scans: list[KnownScan] = []
         self._number_of: dict[str, int] = {}
