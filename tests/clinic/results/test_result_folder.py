@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import sys
 from dataclasses import replace
 from html import escape
@@ -17,13 +18,8 @@ from pydicom import dcmread
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.cli.clinic import describe
-from normal_guidance.clinic import (
-    PredictOptions,
-    ScanPrediction,
-    predict,
-    write_predictions,
-)
-from normal_guidance.clinic.results.result_folder import outcome_json, prediction_json, write_scan
+from normal_guidance.clinic import PredictOptions, ScanPrediction, load_bundle, predict, write_predictions
+from normal_guidance.clinic.results.result_folder import Written, outcome_json, prediction_json, write_scan
 from normal_guidance.clinic.results.scan_pages import index_page, scan_page
 from normal_guidance.clinic.results.strip import draw_strip, plot_strip
 from normal_guidance.scans.index.manifest import Finding, read_manifest
@@ -33,31 +29,39 @@ from normal_guidance.show.figure_style import DPI, save
 from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.sweep.predictions import PREDICTIONS
 from pages import check_page
-from small_bundle import PATIENT, WINDOW, copy_series
+from small_bundle import PATIENT, WINDOW, copy_series, tiny
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 
-@pytest.fixture
-def scans(trained, tmp_path) -> Path:
+@pytest.fixture(scope="module")
+def scans(trained, tmp_path_factory) -> Path:
     """Two scans that can be predicted, one that is refused, one that fails, and a file that is not an image."""
+    folder = tmp_path_factory.mktemp("in")
     for number, (name, tags) in enumerate({"a": {}, "b": {}, "mr": {"Modality": "MR"}}.items()):
-        copy_series(trained.manifest[number], trained.manifest.root, tmp_path / "in" / name, **tags)
-    (tmp_path / "in" / "torn").mkdir()
-    (tmp_path / "in" / "torn" / "1.dcm").write_bytes((tmp_path / "in" / "a" / "0000.dcm").read_bytes()[:700])
-    (tmp_path / "in" / "notes.txt").write_text("no image")
-    return tmp_path / "in"
+        copy_series(trained.manifest[number], trained.manifest.root, folder / name, **tags)
+    (folder / "torn").mkdir()
+    (folder / "torn" / "1.dcm").write_bytes((folder / "a" / "0000.dcm").read_bytes()[:700])
+    (folder / "notes.txt").write_text("no image")
+    return folder
 
 
 def write(scans: Path, bundle, out: Path, **options):
     anonymize = options.get("anonymize", False)
-    outcomes = predict(scans, bundle, options=PredictOptions(workers=0, anonymize=anonymize))
+    outcomes = predict(scans, bundle, encoder=tiny(), options=PredictOptions(workers=0, anonymize=anonymize))
     return write_predictions(outcomes, bundle, out, **options)
 
 
-@pytest.fixture
-def one(scans, bundle) -> ScanPrediction:
-    return next(iter(predict(scans / "a", bundle, options=PredictOptions(workers=0))))
+@pytest.fixture(scope="module")
+def one(scans, trained) -> ScanPrediction:
+    return next(iter(predict(scans / "a", trained.run, encoder=tiny(), options=PredictOptions(workers=0))))
+
+
+@pytest.fixture(scope="module")
+def written(scans, trained, tmp_path_factory) -> tuple[Path, list[Written], list[Written]]:
+    """The folder of all results, what was written, and what was reported while it was."""
+    folder, reported = tmp_path_factory.mktemp("results") / "out", []
+    return folder, write(scans, load_bundle(trained.run), folder, watch=reported.append), reported
 
 
 def lines(path: Path) -> list[dict[str, str]]:
@@ -65,28 +69,27 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def test_everything_is_there(scans, bundle, tmp_path):
-    content = []
-    written = write(scans, bundle, tmp_path / "out", watch=content.append)
-    assert content == written
-    names = {str(file.relative_to(tmp_path / "out")) for file in (tmp_path / "out").rglob("*") if file.is_file()}
+def test_everything_is_there(scans, bundle, written):
+    out, results, reported = written
+    assert reported == results
+    names = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
     of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
     of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
     assert names == of_all | {f"{scan}/{name}" for scan in ("a", "b") for name in of_scan}
-    summary = lines(tmp_path / "out" / "summary.csv")
+    summary = lines(out / "summary.csv")
     assert [line["state"] for line in summary] == ["predicted", "predicted", "refused", "failed"]
     assert [line["scan_id"] for line in summary[2:]] == ["mr", "torn"]
     probabilities = [float(line["probability"]) for line in summary[:2]]
     assert probabilities == sorted(probabilities, reverse=True)
     assert "Modality is MR" in summary[2]["reason"]
-    about = json.loads((tmp_path / "out" / "summary.json").read_text(), parse_constant=pytest.fail)
+    about = json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)
     assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
     assert about["anonymous"] is False
     assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
-    kinds = {problem.kind for problem in read_problems(tmp_path / "out" / "problems.csv")}
+    kinds = {problem.kind for problem in read_problems(out / "problems.csv")}
     assert {"unsuitable", "failed"} <= kinds
     with pytest.raises(UserError, match="exists and is not empty"):
-        write(scans, bundle, tmp_path / "out")
+        write(scans, bundle, out)
 
 
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
@@ -139,12 +142,12 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
     assert curve.axes[0].get_title() == sentence
 
 
-def test_tables_serve_the_viewer(scans, bundle, tmp_path):
-    written = write(scans, bundle, tmp_path / "out")
-    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
-    table = pq.read_table(tmp_path / "out" / "predictions.parquet")
+def test_tables_serve_the_viewer(written):
+    out, results, _ = written
+    predictions = [one.outcome for one in results if isinstance(one.outcome, ScanPrediction)]
+    table = pq.read_table(out / "predictions.parquet")
     assert table.schema.equals(PREDICTIONS)
-    manifest = read_manifest(tmp_path / "out")
+    manifest = read_manifest(out)
     assert manifest.scan_ids == table["scan_id"].to_pylist() == [one.row.scan_id for one in predictions]
     for number, one in enumerate(predictions):
         row = table.slice(number, 1).to_pylist()[0]
@@ -184,9 +187,8 @@ def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
     assert "no threshold was chosen" in scan_page(replace(one, threshold=None), bundle, [None])
 
 
-def test_the_list_leads_to_the_scans(scans, bundle, tmp_path):
-    write(scans, bundle, tmp_path / "out")
-    page = (tmp_path / "out" / "index.html").read_text()
+def test_the_list_leads_to_the_scans(written, bundle):
+    page = (written[0] / "index.html").read_text()
     for scan in ("a", "b"):
         assert f"<a href='{scan}/report.html'><bdi>{scan}</bdi></a>" in page
     check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
@@ -338,7 +340,7 @@ def test_key_slices_have_the_same_number_everywhere(one, bundle):
 
 
 def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
-    renamed = scans.rename(tmp_path / "ZEBEDEE^JOHN")
+    renamed = Path(shutil.copytree(scans, tmp_path / "ZEBEDEE^JOHN"))
     header = dcmread(renamed / "a" / "0000.dcm")
     secrets = ["ZEBEDEE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
     written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
@@ -358,6 +360,7 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     assert len(open_eyed) == len(written)
 
 
+@pytest.mark.slow(but="True")
 @pytest.mark.parametrize("dicom", [False, True])
 def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle, tmp_path, dicom):
     row, root = trained.manifest[0], trained.manifest.root
@@ -418,9 +421,7 @@ def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
 
 
 def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
-    for file in set(one.row.files):
-        (one.root / file).unlink()
-    written = write_scan(one, bundle, tmp_path / "out", dicom=True)
+    written = write_scan(replace(one, root=tmp_path), bundle, tmp_path / "out", dicom=True)
     assert not written.complete
     assert written.problems[0].action == "no picture, no DICOM results"
     check_page((written.folder / "report.html").read_text())
