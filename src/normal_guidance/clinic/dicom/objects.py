@@ -120,15 +120,10 @@ KINDS = {
 }
 """The results by the names of their files."""
 
-# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).
-# Names, dates, numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that
-# is drawn when the program starts and never stored:
-# - Results of one run agree with each other: slices of one series stay in one series, scans of one study in one study,
-#   scans of one patient with one patient.
-# - The original cannot be found from the result, not even by trying all likely UIDs, and two runs cannot be matched.
-# - A reference to a slice leads to no object in any archive.  It still distinguishes slices and connects the three
-#   results; the structured report lists the slices in their order, so that its n-th slice is the n-th of the scan.
-
+# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).  Names, dates,
+# numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that is drawn when
+# the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
+# a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
 
 METHOD = f"normal-guidance {__version__}, basic profile"
 """DeidentificationMethod of the results."""
@@ -251,10 +246,7 @@ class Result:
 
     @property
     def series_number(self) -> int:
-        """No two source series of a study, findings or kinds share one.
-
-        Two source series with one number would; a study has at most one series of a number unless it was merged.
-        """
+        """No two source series of a study (unless it was merged), findings or kinds share one."""
         number = self.source.series.number
         if number is None or not 0 <= number < LARGEST:
             digest = sha256(self.source.slices[0].series_uid.encode()).digest()

@@ -38,12 +38,9 @@ def write_dicom(
     The same scan, model and options give the same UIDs; see `Result`.  Key objects that are there from an earlier call
     are deleted where the scan is negative now.
 
-    Args:
-        strip: a PNG file, which must not name the patient.
-        anonymize: leave out everything that identifies the patient, and use new UIDs; see `objects.anonymize`.
-        report: receives missing and wrong attributes as problems, which hold no value of a header; in anonymous results
-            also no names of files, which often name the patient.
-        place: the finding's place among those of the scan, from 0, for the numbers of the series.
+    The strip is a PNG file, which must not name the patient.  `report` receives missing and wrong attributes as
+    problems, which hold no value of a header, and with `anonymize` no names of files, which often name the patient.
+    `place` is the finding's among those of the scan, from 0.
 
     Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
     """

@@ -101,11 +101,7 @@ def refuse_open_token(url: str, token: str) -> None:
 
 
 class DicomWeb:
-    """A DICOMweb server.
-
-    Args:
-        url: address of its root, as https://pacs/dicom-web.
-    """
+    """A DICOMweb server by the address of its root, such as https://pacs/dicom-web."""
 
     def __init__(self, url: str) -> None:
         self.url, token = url, os.environ.get(TOKEN, "")

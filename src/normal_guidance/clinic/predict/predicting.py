@@ -123,13 +123,7 @@ def predict_found(
 
 
 class Predictor:
-    """A model with its encoder and its worker processes, which start with the first scan and stay until the end.
-
-    Args:
-        bundle: the model.
-        encoder: from `bundle.load_encoder`; loaded when it is needed if left out.
-        options: how scans are predicted.
-    """
+    """A model, its encoder (loaded when needed), and its workers, which start with the first scan and stay."""
 
     def __init__(self, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS) -> None:
         self.bundle, self.encoder, self.options = bundle, encoder, options
@@ -318,13 +312,7 @@ def is_features(path: Path) -> bool:
 def predict_features(
     paths: Source | Sequence[Source], bundle: Bundle, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
-    """Predict each scan of feature stores and files of features; labels are not read.
-
-    Args:
-        paths: stores, files of features, or folders of them; or scans in memory.
-        bundle: the model.
-        options: how scans are predicted; there is nothing to force, and no worker.
-    """
+    """Predict each scan of stores, files of features, folders of them, or in memory; labels are not read."""
     several = [paths] if isinstance(paths, Source) else list(paths)
     if bundle.encoder is not None:
         raise UserError(

@@ -84,15 +84,7 @@ def scan_page(
     *,
     anonymize: bool = False,
 ) -> str:
-    """Make report.html of a scan, which needs no other file.
-
-    Args:
-        prediction: the scan's prediction.
-        bundle: the model that made it.
-        strips: the picture of each finding.
-        problems: those of writing its results.
-        anonymize: leave out ids and paths.
-    """
+    """Make report.html of a scan, with the picture of each finding inside and the problems of writing its results."""
     caption = (
         "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The interval "
         "is shaded; the dashed line is the normal distribution with the attention's mean and variance."

@@ -53,13 +53,8 @@ def draw_strip(
 ) -> Path:
     """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
 
-    Args:
-        prediction: the scan's prediction.
-        window: values from black to white, those of the encoder's first channel; None: from the darkest to the
-            brightest.
-        path: file of the picture.
-        repair: whether known mistakes in the files are mended, as in decoding.
-        field: mm of each slice's middle whose percentiles the window means; None for the whole slice.
+    `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
+    `field` is the mm of each slice's middle that they are of (None: the whole slice).
     """
     places = sorted(prediction.key_slices)
     images = _images(prediction, places, window, repair, field)

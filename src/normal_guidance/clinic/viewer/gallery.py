@@ -81,14 +81,7 @@ class KnownModel(NamedTuple):
 
 
 class Gallery:
-    """The scans behind a folder's predictions.
-
-    Args:
-        folder: folder of a study, a run, or new scans.
-        splits: its predictions.
-        manifest: where the images and the slice labels are; None if unknown.
-        model: what is known of the model.
-    """
+    """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
     def __init__(
         self,
@@ -312,12 +305,10 @@ class Gallery:
 
 
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
-    """Read everything about the scans but the scans themselves.
+    """Read everything about the scans of a study, a run or new scans but the scans themselves.
 
-    Args:
-        folder: folder of a study, a run, or new scans.
-        index: folder of `nguide index`; new scans have their own.
-        store: the features' store, for the window that the encoder saw.
+    `index` is the folder of `nguide index`, where new scans have none of their own; the features' `store` records the
+    window that the encoder saw.
     """
     splits = find_splits(folder)
     place = index or (folder if (folder / MANIFEST).is_file() else None)

@@ -126,14 +126,7 @@ def _bytes(file: _File) -> int:
 
 
 class SliceImages:
-    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop.
-
-    Args:
-        row_of: returns a scan's row of the manifest.
-        root: folder of the scans.
-        limit: bytes of slices to keep.
-        workers: processes that decode.
-    """
+    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop."""
 
     def __init__(
         self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES, workers: int = WORKERS

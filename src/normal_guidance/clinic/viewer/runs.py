@@ -264,13 +264,9 @@ def curve(
     probability: float | None,
     spacing: float | None = None,
 ) -> dict[str, Any]:
-    """Describe one method's attention for the page.
+    """Describe one method's attention for the page: the heads' mean, or the slice reference's probabilities.
 
-    Args:
-        attention: the heads' mean, or the slice reference's probabilities, which need not sum to one.
-        heads: log-attention of each head.
-        probability: the scan's probability.
-        spacing: mm from slice to slice.
+    The latter need not sum to one; `heads` is log-attention, `spacing` in mm.
     """
     return {
         "probability": number(probability),

@@ -119,10 +119,7 @@ class Access:
 class Guard:
     """An ASGI application in front of another, which passes on only requests that obey the rules.
 
-    Args:
-        app: the application behind it.
-        access: the secret of this start.
-        open_paths: the files of the page, which hold no data and need no token.
+    `open_paths` are the files of the page, which hold no data and need no token.
     """
 
     def __init__(self, app: App, access: Access, open_paths: Collection[str] = ()) -> None:
