@@ -24,16 +24,6 @@ if TYPE_CHECKING:
     from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
     from normal_guidance.fit.fitting import FittedModel
 
-_NAMES = {
-    "clinic.predict.new_scans": ("NotPredicted", "find_scans"),
-    "clinic.predict.predicting": ("PredictOptions", "fit", "predict", "predict_features", "predict_found"),
-    "clinic.predict.scan_prediction": ("ScanPrediction",),
-    "clinic.results.result_folder": ("prediction_json", "write_predictions", "write_scan"),
-    "fit.bundle": ("Bundle", "bundle_run", "load_bundle", "write_bundle"),
-    "fit.fitting": ("FittedModel",),
-}
-_HOME = {name: module for module, names in _NAMES.items() for name in names}
-
 __all__ = [
     "Bundle",
     "FittedModel",
@@ -53,4 +43,5 @@ __all__ = [
     "write_scan",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+
+__getattr__, __dir__ = lazy_names(__name__, __all__)

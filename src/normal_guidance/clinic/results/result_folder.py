@@ -28,11 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UnreadableError, UserError
@@ -49,7 +48,7 @@ from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.index.manifest import write_manifest
 from normal_guidance.scans.index.problems import Problem, folder_name, read_problems, summarize, write_problems
-from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
+from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
 FORMAT = 1
@@ -480,17 +479,10 @@ def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> d
     return {**shared, "problems": [problem._asdict() for problem in problems_of(scan)]}
 
 
-class _Scans(NamedTuple):
-    scan_ids: list[str]
-    patient_ids: list[str]
-    labels: Tensor
-    lengths: Tensor
-
-
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
     """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
     ids = [prediction.row.scan_id for prediction in predictions]
-    scans = _Scans(
+    scans = ScanRows(
         scan_ids=ids,
         patient_ids=ids if anonymize else [prediction.row.patient_id for prediction in predictions],
         labels=torch.full((len(ids),), UNKNOWN),
