@@ -173,14 +173,13 @@ MODEL = ModelIdentity("8d969eef6ecad3c2" * 4, "ng", "0.1.0", "rsna-ich", 320, "2
 
 
 @needs_dciodvfy
-def test_results_say_what_was_looked_for_where_and_by_which_model(scans, strip, tmp_path):
+def test_results_say_what_was_looked_for_where_and_by_which_model(first):
     """Also where the finding has no name."""
-    files = write(*scans["single"], strip, tmp_path / "out", model=MODEL)
     sought = "what the labels of rsna-ich call positive; the model does not name its finding"
     trained = "model 8d969eef6eca (ng), trained on 320 scans of rsna-ich with normal-guidance 0.1.0 on 2026-11-18"
-    read = {name: pydicom.dcmread(path) for name, path in files.items()}
+    read = {name: pydicom.dcmread(path) for name, path in first.items()}
     for name, one in read.items():
-        assert errors_of(files[name]) == []
+        assert errors_of(first[name]) == []
         assert one.ManufacturerModelName == "normal-guidance ng 8d969eef6eca"
         assert list(one.SoftwareVersions) == [__version__, "model 8d969eef6eca"]
     (description,) = texts_of(read[KOS].ContentSequence, "113012")
@@ -189,7 +188,7 @@ def test_results_say_what_was_looked_for_where_and_by_which_model(scans, strip, 
         assert f"{trained}; fingerprint {MODEL.fingerprint}." in text
     assert read[STRIP].BodyPartExamined == "HEAD"
     assert texts_of(read[SR].ContentSequence, "sought") == [sought]
-    keys, scan, slices = groups_of(files[SR])
+    keys, scan, slices = groups_of(first[SR])
     for group in (*keys, scan, slices):  # TID 4019
         items = group[0].ContentSequence
         assert texts_of(items, "111001") == ["normal-guidance"]
