@@ -18,6 +18,7 @@ from normal_guidance.cli import app
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
+from normal_guidance.fit import fit_committee as committee_module
 from normal_guidance.fit.bundle import bundle_run, load_bundle
 from normal_guidance.fit.fit_committee import Plan
 from normal_guidance.fit.fit_page import PredictedScans, plot_scans
@@ -315,8 +316,8 @@ def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: Feat
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.ENOUGH", 1)
-    monkeypatch.setattr("normal_guidance.fit.fit_committee.FOLDS", 3)
+    monkeypatch.setattr(committee_module, "ENOUGH", 1)
+    monkeypatch.setattr(committee_module, "FOLDS", 3)
     run = CliRunner().invoke(app, ["fit", str(store.folder), "-o", str(tmp_path / "model")])
     assert run.exit_code == 0, run.output
     assert "60 scans of 60 patients" in run.output

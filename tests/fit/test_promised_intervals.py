@@ -7,6 +7,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
+from normal_guidance.fit import fit_committee as committee_module
 from normal_guidance.fit.fit_committee import Plan
 from normal_guidance.fit.measured import (
     Held,
@@ -98,7 +99,7 @@ def test_too_few_held_is_said(held: int, doubted: bool) -> None:
 def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pytest.MonkeyPatch) -> None:
     """Out-of-fold attention calibrates, the whole committee's is used: the promise is tested, not proved."""
     for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
-        monkeypatch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+        monkeypatch.setattr(committee_module, name, values)
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
         found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), Plan(folds=3))

@@ -15,8 +15,8 @@ from sklearn.model_selection import cross_val_score
 import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.fit import fit_committee as committee_module
 from normal_guidance.fit import measured
-from normal_guidance.fit import measured as measured_fit
 from normal_guidance.fit.fit_committee import Plan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.store import write_store
@@ -33,7 +33,7 @@ def few_settings() -> Iterator[None]:
     """The finder's habits do not depend on the number of settings, but the time does."""
     with pytest.MonkeyPatch.context() as patch:
         for name, values in (("REACHES", (0.0, 0.15)), ("RIDGES", (1.0,)), ("LASSOS", ())):
-            patch.setattr(f"normal_guidance.fit.fit_committee.{name}", values)
+            patch.setattr(committee_module, name, values)
         yield
 
 
@@ -260,7 +260,7 @@ def test_a_committee_without_lengths_says_what_is_missing(finder: SliceFinder, n
 
 
 def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, monkeypatch):
-    monkeypatch.setattr(measured_fit, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
+    monkeypatch.setattr(measured, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
     other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
     with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
         measured_fit.fit_and_measure(train, test=other)

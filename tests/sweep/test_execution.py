@@ -8,6 +8,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.engine import PackedEngine, SlottedEngine
@@ -136,6 +137,6 @@ def test_little_work_goes_to_the_packed_engine(scans: tuple[Bags, Bags], as_on_c
 def test_batches_too_large_for_32_bits_are_left_to_the_packed_engine(
     scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    as_on_cuda.setattr("normal_guidance.sweep.engine.MOST_NUMBERS", 1000)
+    as_on_cuda.setattr(engine_module, "MOST_NUMBERS", 1000)
     assert isinstance(choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), PackedEngine)
     assert "its kernels cannot count batches of" in caplog.records[0].getMessage()

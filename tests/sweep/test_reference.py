@@ -15,6 +15,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep.batches import draw_orders
 from normal_guidance.sweep.config import (
     Config,
@@ -171,7 +172,7 @@ def test_slices_are_ranked_some_configurations_at_a_time(
     train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = sweep(small_grid(), train, val, EXACT)
-    monkeypatch.setattr("normal_guidance.sweep.engine.MAX_CELLS", 1)
+    monkeypatch.setattr(engine_module, "MAX_CELLS", 1)
     assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
 
 
