@@ -21,7 +21,7 @@ from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.predictions import read_predictions
-from small_bundle import copy_series, make_run, tiny, train, use_tiny
+from small_bundle import copy_series, tiny, train, use_tiny
 
 SCANS, SLICES = 16, 6
 AFFINE = np.diag([-1.0, -1.0, 3.0, 1.0])
@@ -90,11 +90,10 @@ def test_a_new_scan_is_scaled_by_its_own_percentiles(run, tmp_path, monkeypatch)
     assert len(list((tmp_path / "out").glob("*/strip.png"))) == 2
 
 
-def test_a_model_of_mr_takes_mr_in_dicom_and_refuses_ct(run, tmp_path, monkeypatch):
+def test_a_model_of_mr_takes_mr_in_dicom_and_refuses_ct(run, trained, tmp_path, monkeypatch):
     use_tiny(monkeypatch)
     bundle = load_bundle(run)
-    phantoms = make_run(tmp_path / "ct", scans=16)
-    row, root = phantoms.manifest[0], phantoms.manifest.root
+    row, root = trained.manifest[0], trained.manifest.root
     copy_series(row, root, tmp_path / "new/ct", spacing=3.0)
     mr = {"Modality": "MR", "SOPClassUID": MRImageStorage, "SeriesInstanceUID": "1.2.3", "RescaleIntercept": 1024}
     copy_series(row, root, tmp_path / "new/mr", spacing=3.0, **mr)

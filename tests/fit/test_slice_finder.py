@@ -16,7 +16,7 @@ import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.fit import measured
-from normal_guidance.fit import measured as measured_fit
+X
 from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.store import write_store
@@ -208,7 +208,7 @@ def test_a_committee_without_lengths_says_what_is_missing(finder: SliceFinder, n
 
 
 def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, monkeypatch):
-    monkeypatch.setattr(measured_fit, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
+    monkeypatch.setattr(measured, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
     other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
     with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
         measured_fit.fit_and_measure(train, test=other)

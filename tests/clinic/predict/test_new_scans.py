@@ -15,17 +15,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.predict.new_scans import NOT_DICOM, find_scans
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.scans.phantom.phantom_files import write_phantom
-from small_bundle import PATIENT, copy_series
-
-
-@pytest.fixture
-def copy(trained, tmp_path):
-    """Copies a phantom's series to a folder below tmp_path."""
-
-    def make(name: str, scan: int = 0, **changes) -> list[Path]:
-        return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
-
-    return make
+from small_bundle import PATIENT
 
 
 def test_the_same_slices_as_nguide_index(trained):
@@ -113,27 +103,24 @@ def test_names_are_fit_for_folders_and_differ(copy, tmp_path):
     assert names == ["1-1", "a-b", "a-b-2", "summary.csv-2", "x" * 100]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Files and folders that are not scans
-# ----------------------------------------------------------------------------------------------------
-
-
-def test_nothing_to_predict_is_the_users_mistake(tmp_path):
-    with pytest.raises(UserError, match="there is no scan to predict"):
-        find_scans([])
-    with pytest.raises(UserError, match=r"nowhere is not there; give a DICOM folder, a .zip"):
-        find_scans([tmp_path / "nowhere"])
-    with pytest.raises(UserError, match="no file in it; give a DICOM folder"):
-        find_scans([tmp_path])
-    (tmp_path / "notes.txt").write_text("no image")
-    for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(UserError, match=r"no scan in it: notes.txt is not a slice \(not a DICOM file\); give"):
-            find_scans([path])
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError, match="none of them holds an image"):
-        find_scans([tmp_path / "empty", tmp_path / "notes.txt"])
-    with pytest.raises(UserError, match="would be predicted twice"):
-        find_scans([tmp_path, tmp_path / "notes.txt"])
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ([], "there is no scan to predict"),
+        (["nowhere"], "nowhere is not there; give a DICOM folder, a .zip"),
+        (["empty"], "no file in it; give a DICOM folder"),
+        (["notes"], r"no scan in it: notes.txt is not a slice \(not a DICOM file\); give"),
+        (["notes/notes.txt"], r"no scan in it: notes.txt is not a slice \(not a DICOM file\); give"),
+        (["empty", "notes/notes.txt"], "none of them holds an image"),
+        (["notes", "notes/notes.txt"], "would be predicted twice"),
+    ],
+)
+def test_nothing_to_predict_is_the_users_mistake(tmp_path, names, message):
+    for folder in ("empty", "notes"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "notes" / "notes.txt").write_text("no image")
+    with pytest.raises(UserError, match=message):
+        find_scans([tmp_path / name for name in names])
 
 
 def test_links_that_lead_out_of_the_folder_come_with_what_to_do(copy, tmp_path):
@@ -275,11 +262,6 @@ def test_objects_that_are_not_scans_are_neither_refused_nor_predicted(copy, tmp_
     shutil.rmtree(tmp_path / "study" / "ct")
     with pytest.raises(UserError, match=r"no scan in it: other/object.dcm is not a slice \(not a scan: "):
         find_scans([tmp_path / "study"], any_modality=any_modality)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Anonymous scans
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_anonymous_scans_are_numbers(copy, tmp_path):

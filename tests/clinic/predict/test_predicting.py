@@ -33,17 +33,9 @@ from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.localization import APART_MM, key_slices, smallest_interval
-from small_bundle import WINDOW, copy_series, read_or_die, tiny, train
+from small_bundle import WINDOW, read_or_die, tiny, train
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
-
-
-@pytest.fixture
-def copy(trained, tmp_path):
-    def make(name: str, scan: int = 0, **changes) -> list[Path]:
-        return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
-
-    return make
 
 
 def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
@@ -51,11 +43,6 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
     given = PredictOptions(**{"workers": 0, **options})
     outcomes = list(predict(paths, bundle, options=given))
     return {one.row.scan_id if isinstance(one, ScanPrediction) else one.scan_id: one for one in outcomes}
-
-
-# ----------------------------------------------------------------------------------------------------
-# The numbers
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -110,11 +97,6 @@ def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
             PredictOptions(**wrong)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Key slices
-# ----------------------------------------------------------------------------------------------------
-
-
 def weights(values: Sequence[float]) -> torch.Tensor:
     given = torch.tensor(values, dtype=torch.float64)
     return given / given.sum()
@@ -150,11 +132,6 @@ def test_a_bell_is_shown_over_its_width():
 
 def test_the_first_end_of_a_tie_is_no_key():
     assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What the model was not made for
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
@@ -222,11 +199,6 @@ def test_another_encoder_is_refused(copy, bundle, tmp_path):
         list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Damage
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_path):
     """Its header is whole, so that only decoding notices."""
     copy("two/good", SeriesInstanceUID="1.1")
@@ -258,11 +230,6 @@ def test_a_model_that_gives_no_number_is_told(copy, bundle, tmp_path):
     assert "not finite" in run(tmp_path / "one", bundle)["one"].reason.detail
 
 
-# ----------------------------------------------------------------------------------------------------
-# Long scans, and volumes written any way round
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
     copy("long", slices=2000)
@@ -275,14 +242,18 @@ def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
     assert len(one.key_slices) == 5
 
 
+def as_nifti(trained, row) -> nibabel.Nifti1Image:
+    """The scan as a volume; DICOM's left and posterior are NIfTI's -x and -y."""
+    hu, _ = read_volume(row, trained.manifest.root)
+    down, across = row.pixel_spacing
+    return nibabel.Nifti1Image(hu.transpose(2, 1, 0), np.diag([-across, -down, row.slice_spacing, 1.0]))
+
+
 @pytest.mark.parametrize("axes", ["RAS", "LPS", "PIR", "SLA", "IAL"])
 def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, tmp_path, axes):
     row = next(row for row in trained.manifest if len(row) >= 12)
-    hu, _ = read_volume(row, trained.manifest.root)
-    down, across = row.pixel_spacing
-    affine = np.diag([-across, -down, row.slice_spacing, 1.0])  # DICOM's left and posterior are NIfTI's -x and -y
-    image = nibabel.Nifti1Image(hu.transpose(2, 1, 0), affine)
-    turned = image.as_reoriented(ornt_transform(io_orientation(affine), axcodes2ornt(axes)))
+    image = as_nifti(trained, row)
+    turned = image.as_reoriented(ornt_transform(io_orientation(image.affine), axcodes2ornt(axes)))
     nibabel.save(turned, tmp_path / "odd.nii.gz")
     one = run(tmp_path / "odd.nii.gz", bundle)["odd"]
     features = trained.store.select([row.scan_id]).bags().features
@@ -291,10 +262,6 @@ def test_a_volume_is_read_the_same_whatever_way_it_was_written(trained, bundle, 
     assert one.instance_numbers == [None] * len(row)
     np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-5)
 
-
-# ----------------------------------------------------------------------------------------------------
-# A field
-# ----------------------------------------------------------------------------------------------------
 
 FIELD = 80.0
 
@@ -325,10 +292,8 @@ def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bun
     if kind == "dicom":
         copy("one")
     else:
-        hu, _ = read_volume(row, trained.manifest.root)
-        down, across = row.pixel_spacing
         new = tmp_path / "one.nii.gz"
-        nibabel.save(nibabel.Nifti1Image(hu.transpose(2, 1, 0), np.diag([-across, -down, row.slice_spacing, 1.0])), new)
+        nibabel.save(as_nifti(trained, row), new)
     one = run(new, field_bundle)["one"]
     features = field_trained.store.select([row.scan_id]).bags().features
     expected = field_bundle.model(features, torch.tensor([len(row)]))
@@ -368,11 +333,6 @@ def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
     assert first.logit == second.logit
 
 
-# ----------------------------------------------------------------------------------------------------
-# Several acquisitions in one series
-# ----------------------------------------------------------------------------------------------------
-
-
 def two_phases(copy, tmp_path: Path, first: int, second: int) -> None:
     """One series of two phases, whose instance numbers start again; the files of the second sort first."""
     copy("single", AcquisitionNumber=first)
@@ -405,7 +365,7 @@ def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bu
     for number, name in enumerate(("one", "two")):
         copy(name, scan=number)
     options = PredictOptions(workers=1)
-    separately = {name: next(predict(tmp_path / name, bundle, options=options)).logit for name in ("one", "two")}
+    separately = {name: run(tmp_path / name, bundle)[name].logit for name in ("one", "two")}
     with predicting.Predictor(bundle, options=options) as predictor:
         pools = []
         for name, logit in separately.items():

@@ -1,4 +1,7 @@
-"""The page in a real Chromium: what a reader does, and whether the screen shows what it should."""
+"""The page in a real Chromium: what a reader does, and whether the screen shows what it should.
+
+`test_a_walk_through_the_page` does everything once; slow tests look at each part closely.
+"""
 
 import io
 import json
@@ -72,9 +75,8 @@ def open_page(browser, server):
     for context in contexts:
         context.close()
     assert [url for base, url in asked if not url.startswith(f"{base}/")] == []
-    expected = re.compile(
-        r"Failed to load resource: .*( 401| 403| 422|CONNECTION_REFUSED)"
-    )  # tests that provoke them look at the page
+    # Tests that provoke these look at the page.
+    expected = re.compile(r"Failed to load resource: .*( 401| 403| 422|CONNECTION_REFUSED)")
     assert [text for text in complaints if not expected.match(text)] == []
 
 
@@ -125,11 +127,70 @@ def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: f
     return np.clip((volume[place] - low) / (high - low), 0, 1)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Logging in
-# ----------------------------------------------------------------------------------------------------
+def test_a_walk_through_the_page(open_page, gallery):
+    """Slices, windows, ruler, zoom, cine, curves, methods, heads, key slices and the list, each once."""
+    page = open_page()
+    scan, place = drawn(page)
+    methods, slices = gallery.scan(0, scan)["methods"], len(gallery.row(scan))
+    assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
+    page.locator(".stage").first.hover()
+    page.mouse.wheel(0, 100)
+    wait_for_place(page, place + 1)
+    page.keyboard.press("Home")
+    wait_for_place(page, 0)
+    page.click("#windows button:text-is('Lung')")
+    page.wait_for_selector(".panel[data-drawn$='/-1350:150']")
+    drag(page, 125, 0)
+    page.wait_for_function("!document.querySelector('.panel').dataset.drawn.endsWith('/-1350:150')")
+    page.keyboard.press("r")
+    drag(page, 90, 0)
+    assert page.locator(".ruler text").text_content().endswith(" mm")
+    page.keyboard.press("+")
+    page.wait_for_selector(".zoom:has-text('zoom')")
+    box = page.locator(".chart").first.bounding_box()
+    page.mouse.click(box["x"] + 46 + (box["width"] - 60) * 2.5 / slices, box["y"] + 40)
+    wait_for_place(page, 2)
+    page.select_option("#speed", "25")
+    page.locator(".stage").first.focus()
+    page.keyboard.press("End")
+    wait_for_place(page, slices - 1)
+    page.keyboard.press("Space")
+    wait_for_place(page, 1)  # past the end
+    page.keyboard.press("Home")  # the reader goes elsewhere, which stops it
+    assert page.locator("#play").get_attribute("aria-pressed") == "false"
+    page.wait_for_timeout(300)
+    assert drawn(page)[1] == 0
+
+    page.select_option("#method-b", "mhng")
+    page.wait_for_selector(".line.b .attention")
+    assert page.locator(".line .normal").count() == 2
+    assert page.locator(".chart .truth").count() > 0
+    page.click("#beside")
+    page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+    page.click("#linked")  # each at its own peak
+    for panel, name in enumerate(("ng", "mhng")):
+        wait_for_place(page, methods[name]["key_slices"][0], panel)
+    page.click("#over")
+    page.select_option("#method-a", "mhng")
+    page.locator(".stage").first.click()
+    page.keyboard.press("h")
+    page.wait_for_selector(".chart .head")
+    page.keyboard.press("End")
+    page.keyboard.press("k")
+    wait_for_place(page, methods["mhng"]["key_slices"][0])
+
+    page.click("th.score button")
+    page.select_option("#label", "1")
+    positive = {listed["number"] for listed in gallery.scans(0) if listed["label"] == 1}
+    rows = page.eval_on_selector_all("tbody tr", "all => all.map(row => row.dataset.number)")
+    assert set(map(int, rows)) == positive
+    page.click(f"tr[data-number='{rows[0]}']")
+    page.locator(".stage").first.click()
+    page.keyboard.press("n")
+    page.wait_for_selector(f".panel[data-drawn^='{rows[1]}/']")
 
 
+@pytest.mark.slow
 def test_the_token_is_asked_for_and_then_gone(open_page, server):
     page = open_page(url=f"{server.base}/")
     page.fill("#token", "not the token")
@@ -152,6 +213,7 @@ def test_the_printed_address_loses_its_token_and_a_new_one_is_taken_in_the_same_
     page.wait_for_selector("body.ready")
 
 
+@pytest.mark.slow
 def test_other_servers_on_this_machine_never_receive_the_secret(open_page, server):
     """Cookies would go to every port of the host."""
     received = []
@@ -183,11 +245,6 @@ def test_other_servers_on_this_machine_never_receive_the_secret(open_page, serve
     assert not [one for one in received if server.access.token in one or "Cookie" in one]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Slices
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_the_slice_is_drawn_as_the_file_has_it(open_page, gallery, manifest):
     page = open_page()
     scan, place = drawn(page)
@@ -199,6 +256,7 @@ def test_the_slice_is_drawn_as_the_file_has_it(open_page, gallery, manifest):
         assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
 
 
+@pytest.mark.slow
 def test_wheel_and_keys_go_through_the_slices(open_page, gallery):
     page = open_page()
     scan, place = drawn(page)
@@ -291,6 +349,7 @@ def drag(page, x: float, y: float) -> None:
     page.mouse.up()
 
 
+@pytest.mark.slow
 def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
     page = open_page()
     assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
@@ -307,6 +366,7 @@ def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
     assert not changed(screen(page), before)
 
 
+@pytest.mark.slow
 def test_zoom_and_move_keep_what_lies_under_the_pointer(open_page):
     page = open_page()
     before = screen(page)
@@ -333,7 +393,7 @@ def test_zoom_and_move_keep_what_lies_under_the_pointer(open_page):
     assert window_on_screen(page) == (0, 80)  # moving left the window alone
 
 
-@pytest.mark.slow(but="mm")
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["mm", "pixels"])
 def test_the_ruler_measures_millimetres_or_pixels(open_page, study, manifest, tmp_path, unit):
     rows = [replace(row, pixel_spacing=row.pixel_spacing if unit == "mm" else None) for row in manifest]
@@ -354,27 +414,6 @@ def test_the_ruler_measures_millimetres_or_pixels(open_page, study, manifest, tm
         page.keyboard.press("ArrowUp")
         page.keyboard.press("Delete")
         assert page.locator(".ruler text").count() == 0
-
-
-def test_cine_plays_round_and_round_until_the_reader_goes_elsewhere(open_page, gallery):
-    page = open_page()
-    last = len(gallery.row(drawn(page)[0])) - 1
-    page.select_option("#speed", "25")
-    page.locator(".stage").first.focus()
-    page.keyboard.press("End")
-    wait_for_place(page, last)
-    page.keyboard.press("Space")
-    wait_for_place(page, 1)  # past the end
-    page.keyboard.press("Home")
-    assert page.locator("#play").get_attribute("aria-pressed") == "false"
-    wait_for_place(page, 0)
-    page.wait_for_timeout(300)
-    assert drawn(page)[1] == 0
-
-
-# ----------------------------------------------------------------------------------------------------
-# Curves and methods
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -441,11 +480,6 @@ def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
         assert page.locator(".overlay .attention").inner_text().endswith(told)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The list
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_list_sorts_filters_and_searches(open_page, gallery):
     page = open_page()
@@ -490,11 +524,7 @@ def test_the_list_sorts_filters_and_searches(open_page, gallery):
     page.wait_for_selector(f".panel[data-drawn^='{following}/']")
 
 
-# ----------------------------------------------------------------------------------------------------
-# What is missing, and what is hostile
-# ----------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.slow
 def test_without_an_index_there_are_curves_and_the_command(open_page, study):
     with Served(open_gallery(study)) as served:
         page = open_page(served)
@@ -539,11 +569,6 @@ def test_a_server_that_is_gone_is_told(open_page, gallery):
         page = open_page(served)
     page.click("tbody tr:nth-child(3)")
     assert page.wait_for_selector("#error:has-text('nguide view still running')").is_visible()
-
-
-# ----------------------------------------------------------------------------------------------------
-# What nguide predict says of a scan
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -625,11 +650,6 @@ def test_it_fits_a_phone(open_page, predicted):
     page.wait_for_selector(".panel[data-drawn^='0/7/']")
     assert page.locator("aside").is_hidden()
     assert page.locator("#warnings").is_visible()
-
-
-# ----------------------------------------------------------------------------------------------------
-# Looks
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

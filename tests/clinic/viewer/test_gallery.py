@@ -8,15 +8,11 @@ import pytest
 import torch
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.viewer.gallery import NotHereError, letters, open_gallery
+from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError, open_gallery
 from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
 from normal_guidance.scans.features.windows import WINDOWS, Percentiles
 from normal_guidance.scans.index.manifest import write_manifest
 from small_viewer import bell, rows_of, write_predictions
-
-# ----------------------------------------------------------------------------------------------------
-# A study
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
@@ -101,17 +97,20 @@ def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
         assert (scan["methods"]["centered_gaussian"] is None) == (scan["part"] == "val")
 
 
-def test_numbers_that_are_none_of_ours_are_refused(gallery):
-    for call in (
-        lambda: gallery.scans(2),
-        lambda: gallery.scans(-1),
-        lambda: gallery.scan(0, len(gallery)),
-        lambda: gallery.scan(0, -1),
-        lambda: gallery.row(-1),
-        lambda: gallery.row(10**9),
-    ):
-        with pytest.raises(NotHereError, match="reload the page"):
-            call()
+@pytest.mark.parametrize(
+    "request_",
+    [
+        lambda gallery: gallery.scans(2),
+        lambda gallery: gallery.scans(-1),
+        lambda gallery: gallery.scan(0, len(gallery)),
+        lambda gallery: gallery.scan(0, -1),
+        lambda gallery: gallery.row(-1),
+        lambda gallery: gallery.row(10**9),
+    ],
+)
+def test_numbers_that_are_not_ours_are_refused(gallery, request_):
+    with pytest.raises(NotHereError, match="reload the page"):
+        request_(gallery)
 
 
 def test_both_supervised_references_are_one_method(manifest, tmp_path):
@@ -125,11 +124,6 @@ def test_both_supervised_references_are_one_method(manifest, tmp_path):
     assert scores[:2] == [None, None]  # the scan reference leaves scans out
     assert scores[2:] == pytest.approx([row["probability"] for row in scans])
     assert len(gallery.scan(0, 0)["methods"]["ceiling"]["attention"]) == slices[0]["slices"]
-
-
-# ----------------------------------------------------------------------------------------------------
-# A run, and new scans
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_is_named_by_its_report_and_has_a_method_for_each_winner(manifest, tmp_path):
@@ -170,11 +164,6 @@ def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
     assert "encoder" not in {window["name"] for window in gallery.about()["windows"]["CT"]}
 
 
-# ----------------------------------------------------------------------------------------------------
-# What nguide predict says of a scan
-# ----------------------------------------------------------------------------------------------------
-
-
 def write_result(folder, scan_id: str, **changes) -> None:
     """A prediction.json as `nguide predict` writes it, and its slices.csv."""
     about = {
@@ -191,30 +180,37 @@ def write_result(folder, scan_id: str, **changes) -> None:
     (folder / "summary.json").write_text(json.dumps({"model": {}}))
 
 
+@pytest.fixture
+def view(manifest, tmp_path):
+    """The gallery of one predicted scan; `changes` are those of its prediction.json."""
+
+    def make(*groups: str, **changes) -> Gallery:
+        row = rows_of(manifest)[0]
+        write_predictions(tmp_path, [row | {"group": group} for group in groups or [""]])
+        write_result(tmp_path, row["scan_id"], **changes)
+        return open_gallery(tmp_path)
+
+    return make
+
+
 def problem(kind: str, action: str, detail: str = "its value") -> dict[str, str]:
     return {"scan_id": "A", "file": "", "kind": kind, "detail": detail, "action": action}
 
 
-def test_call_key_slices_interval_and_series_are_those_of_predict(manifest, tmp_path):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row])
-    write_result(tmp_path, row["scan_id"])
-    gallery = open_gallery(tmp_path)
+def test_call_key_slices_interval_and_series_are_those_of_predict(view):
+    gallery = view()
     scan = gallery.scan(0, 0)
-    (found,) = scan["methods"].values()
-    assert found["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
-    assert found["interval"] == {"first": 1, "last": 4, "meaning": "contains it"}
-    assert (found["threshold"], found["positive"]) == (0.25, True)
+    (shown,) = scan["methods"].values()
+    assert shown["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
+    assert shown["interval"] == {"first": 1, "last": 4, "meaning": "contains it"}
+    assert (shown["threshold"], shown["positive"]) == (0.25, True)
     assert (scan["series"], scan["instance_numbers"]) == ("HEAD 5 mm", [7, None, 5])
     assert gallery.scans(0)[0]["positive"] == [True]
 
 
-def test_findings_are_chosen_by_name_and_have_results_of_their_own(manifest, tmp_path):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row | {"group": "any"}, row | {"group": "subdural"}])
+def test_findings_are_chosen_by_name_and_have_results_of_their_own(view):
     own = {"name": "subdural", "key_slices": [{"slice": 9}], "interval": None, "threshold": 0.5, "positive": False}
-    write_result(tmp_path, row["scan_id"], findings=[own | {"name": "any", "positive": True}, own])
-    gallery = open_gallery(tmp_path)
+    gallery = view("any", "subdural", findings=[own | {"name": "any", "positive": True}, own])
     about = gallery.about()
     assert about["choice"] == "Finding"
     assert [method["title"] for method in about["splits"][0]["methods"]] == ["any", "subdural"]
@@ -222,10 +218,8 @@ def test_findings_are_chosen_by_name_and_have_results_of_their_own(manifest, tmp
     assert gallery.scan(0, 0)["methods"]["subdural"]["key_slices"] == [8]
 
 
-def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, tmp_path):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row])
-    found = [
+def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(view):
+    odd = [
         problem("duplicate", "left out", "same position as 2.dcm"),
         problem("duplicate", "left out", "same position as 3.dcm"),
         problem("tilt", "kept"),
@@ -234,27 +228,24 @@ def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(manifest, 
         problem("gap", "kept", "10 mm, usually 5 mm: 1 missing"),
         problem("unsuitable", "predicted because of --force", "its modality is MR"),
     ]
-    write_result(tmp_path, row["scan_id"], problems=found)
-    gallery = open_gallery(tmp_path)
+    gallery = view(problems=odd)
     assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated"]
-    texts = [warning["text"] for warning in gallery.scan(0, 0)["warnings"]]
-    assert texts[:4] == [
+    warnings = gallery.scan(0, 0)["warnings"]
+    assert [warning["text"] for warning in warnings[:4]] == [
         "Forced: its modality is MR.",
         "Slices are missing: the step between two neighbours is larger than the usual one.",
         "Slices of different size or pixel spacing in one series: left out.",
         "Two slices at the same position: 2 times, left out.",
     ]
-    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"]][4:] == ["note", "note"]
+    assert [warning["flag"] for warning in warnings[4:]] == ["note", "note"]
 
 
-def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(manifest, tmp_path):
-    row, told = rows_of(manifest)[0], "This model was not shown to tell scans apart."
-    write_predictions(tmp_path, [row])
-    gap = problem("gap", "kept", "10 mm, usually 5 mm: 1 missing")
+def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(view):
+    unproven = "This model was not shown to tell scans apart."
     of_scan = "Slices are missing: the step between two neighbours is larger than the usual one."
-    write_result(tmp_path, row["scan_id"], problems=[gap], cautions=[of_scan, told])
-    gallery = open_gallery(tmp_path)
-    assert [warning["text"] for warning in gallery.scan(0, 0)["warnings"]] == [of_scan, told]
+    gap = problem("gap", "kept", "10 mm, usually 5 mm: 1 missing")
+    gallery = view(problems=[gap], cautions=[of_scan, unproven])
+    assert [warning["text"] for warning in gallery.scan(0, 0)["warnings"]] == [of_scan, unproven]
     assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
 
 
@@ -281,25 +272,15 @@ def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
 @pytest.mark.parametrize(
     "changes", [{"key_slices": [{"slice": "x"}]}, {"threshold": "high"}, {"problems": [{"kind": 3}]}, {"source": []}]
 )
-def test_a_damaged_result_is_told(manifest, tmp_path, changes):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row])
-    write_result(tmp_path, row["scan_id"], **changes)
+def test_a_damaged_result_is_told(view, changes):
     with pytest.raises(UserError, match=r"prediction\.json is damaged"):
-        open_gallery(tmp_path).scan(0, 0)
+        view(**changes).scan(0, 0)
 
 
-def test_slices_that_the_scan_does_not_have_are_not_shown(manifest, tmp_path):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row])
-    write_result(tmp_path, row["scan_id"], key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
-    (found,) = open_gallery(tmp_path).scan(0, 0)["methods"].values()
-    assert (found["key_slices"], found["interval"]) == ([0], None)
-
-
-# ----------------------------------------------------------------------------------------------------
-# What is missing is named
-# ----------------------------------------------------------------------------------------------------
+def test_slices_that_the_scan_does_not_have_are_not_shown(view):
+    gallery = view(key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
+    (shown,) = gallery.scan(0, 0)["methods"].values()
+    assert (shown["key_slices"], shown["interval"]) == ([0], None)
 
 
 def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
@@ -361,11 +342,6 @@ def test_damaged_attention_is_told_and_not_drawn(manifest, tmp_path, attention):
         open_gallery(tmp_path).scan(0, 0)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Curves
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_the_fitted_normal_has_the_curves_mean_and_variance():
     attention = torch.from_numpy(0.3 * bell(200, 70, 9) + 0.7 * bell(200, 110, 14))
     fitted = fitted_normal(attention).double().numpy()
@@ -391,19 +367,6 @@ def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():
     assert key_slices(torch.tensor([0.5, 0.5])) == []
     assert key_slices(torch.tensor([0.5, 0.496])) == []
     assert key_slices(torch.zeros(4)) == []
-
-
-def test_edges_are_named_by_the_patient():
-    assert letters((1.0, 0.0, 0.0, 0.0, 1.0, 0.0)) == {"left": "R", "right": "L", "top": "A", "bottom": "P"}
-    prone = (-1.0, 0.0, 0.0, 0.0, -1.0, 0.0)
-    assert letters(prone) == {"left": "L", "right": "R", "top": "P", "bottom": "A"}
-    assert letters((0.0, 1.0, 0.0, 0.0, 0.0, -1.0)) == {
-        "left": "A",
-        "right": "P",
-        "top": "H",
-        "bottom": "F",
-    }  # sagittal
-    assert letters(None) is None
 
 
 def test_mr_has_windows_without_hounsfield_units(manifest, tmp_path):

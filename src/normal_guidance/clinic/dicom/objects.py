@@ -1,28 +1,14 @@
-"""The structured report: a Comprehensive 3D SR by TID 1500 (DICOM PS3.16), for software to read.
+"""The three DICOM objects about a scan, each in a new series of the source's study: all headers are made by `Result`.
 
-    Image Library          every object of the scan, its frame of reference and body part
-    Imaging Measurements
-      'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
-                           whole slice as its region; none where the scan is negative by its threshold
-      'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last slice
-                           of the interval, each inferred from the whole slice; the attention within it; what was
-                           looked for; as comments, cautions and that there are no key slices
-    Attention of every slice
-      'slices'             TID 1501: the attention of every slice, inferred from that slice; in the order of the slices
-
-Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
-
-Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
-known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so the
-interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
-
-All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
+key objects          Key Object Selection (PS3.16, TID 2010): the slices to look at
+structured report    Comprehensive 3D SR (TID 1500), for software to read
+capture              the strip as a picture, because many archives show nothing else
 """
 
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from secrets import token_hex
@@ -74,7 +60,6 @@ from normal_guidance.scans.index.manifest import Finding
 
 # What DICOM knows of a BodyPartExamined (PS3.16, annex L): its code, and whether there is a left and a right one.
 
-
 OTHERS = {
     "ABDOMENPELVIS": codes.cid4031.AbdomenAndPelvis,
     "BRAIN": codes.SCT.Brain,
@@ -102,16 +87,8 @@ UNPAIRED = frozenset(
 )
 """Body parts of which images must not have a Laterality; all others must have one, which may be empty."""
 
-_REGIONS = {name.upper(): code for name, code in codes.cid4031.concepts.items()} | OTHERS
-
-
-def body_part_code(term: str) -> Code | None:
-    """The SNOMED CT code of a body part; None where pydicom's tables know none."""
-    return _REGIONS.get(term)
-
-
-# The series that results lie in: their numbers and descriptions, which tell results of two source series apart.
-
+BODY_PARTS = {name.upper(): code for name, code in codes.cid4031.concepts.items()} | OTHERS
+"""The SNOMED CT codes of body parts, as far as pydicom's tables know them."""
 
 FIRST_NUMBER = 9800
 """Series numbers end with this and more: scanners seldom use such large ones."""
@@ -129,7 +106,7 @@ LONGEST_DESCRIPTION = 64
 """Characters of a SeriesDescription."""
 
 
-class Kind(NamedTuple):
+class ObjectKind(NamedTuple):
     """A kind of result: its place among the results of a finding, and what its series is called."""
 
     place: int
@@ -137,55 +114,16 @@ class Kind(NamedTuple):
 
 
 KINDS = {
-    "key_objects.dcm": Kind(1, "AI key slices, research only"),
-    "structured_report.dcm": Kind(2, "AI report, research only"),
-    "strip.dcm": Kind(3, "AI picture, research only"),
+    "key_objects.dcm": ObjectKind(1, "AI key slices, research only"),
+    "structured_report.dcm": ObjectKind(2, "AI report, research only"),
+    "strip.dcm": ObjectKind(3, "AI picture, research only"),
 }
 """The results by the names of their files."""
 
-
-def series_number(source: SourceSeries, kind: Kind, finding: int = 0) -> int:
-    """The SeriesNumber of a result: no two source series of a study, findings or kinds share one.
-
-    Two source series with one number would; a study has at most one series of a number unless it was merged.
-
-    Args:
-        source: the scan.
-        kind: one of `KINDS`.
-        finding: the finding's place among those of the scan, from 0.
-    """
-    number = source.series.number
-    if number is None or not 0 <= number < LARGEST:
-        digest = sha256(source.slices[0].series_uid.encode()).digest()
-        number = LARGEST + int.from_bytes(digest[:8], "big") % LARGEST
-    return SOURCE_STEP * number + FIRST_NUMBER + FINDING_STEP * finding + kind.place
-
-
-def series_description(prediction: ScanPrediction, source: SourceSeries, kind: Kind) -> str:
-    """The finding, a warning where there are cautions, the kind, and which source series it is of.
-
-    Where there is no room, the source's description is cut first, then the finding's name.
-    """
-    series = source.series
-    warning = "CAUTION" if prediction.cautions else ""
-    of = "" if series.number is None else f", of {series.number}"
-    name = "" if prediction.finding is None else prediction.finding.name
-    room = LONGEST_DESCRIPTION - len(f"{warning}, : {kind.title}{of}")
-    first = ", ".join(filter(None, (name[:room], warning)))
-    text = f"{first}: {kind.title}{of}" if first else f"{kind.title}{of}"
-    between = " " if of else ", of "
-    return f"{text}{between}{series.description}"[:LONGEST_DESCRIPTION].rstrip(" ,") if series.description else text
-
-
-# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).
-# Names, dates, numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that
-# is drawn when the program starts and never stored:
-# - Results of one run agree with each other: slices of one series stay in one series, scans of one study in one study,
-#   scans of one patient with one patient.
-# - The original cannot be found from the result, not even by trying all likely UIDs, and two runs cannot be matched.
-# - A reference to a slice leads to no object in any archive.  It still distinguishes slices and connects the three
-#   results; the structured report lists the slices in their order, so that its n-th slice is the n-th of the scan.
-
+# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).  Names, dates,
+# numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that is drawn when
+# the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
+# a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
 
 METHOD = f"normal-guidance {__version__}, basic profile"
 """DeidentificationMethod of the results."""
@@ -198,13 +136,20 @@ _SECRET = token_hex(32)
 
 def anonymize(source: SourceSeries) -> SourceSeries:
     """Replace the scan's UIDs, and its patient by a pseudonym."""
+
+    def new_uid(uid: str) -> str:
+        return str(generate_uid(entropy_srcs=[_SECRET, uid]))
+
     patient = source.identity["PatientID"], source.identity.get("IssuerOfPatientID", "")
-    number = _hash(repr(patient) if patient[0] else source.study_uid)[:12].upper()
+    known = repr(patient) if patient[0] else source.study_uid
+    number = sha256(f"{_SECRET} {known}".encode()).hexdigest()[:12].upper()
     return replace(
         source,
-        study_uid=_new_uid(source.study_uid),
-        frame_of_reference=source.frame_of_reference and _new_uid(source.frame_of_reference),
-        slices=tuple(map(_moved, source.slices)),
+        study_uid=new_uid(source.study_uid),
+        frame_of_reference=source.frame_of_reference and new_uid(source.frame_of_reference),
+        slices=tuple(
+            replace(one, sop_uid=new_uid(one.sop_uid), series_uid=new_uid(one.series_uid)) for one in source.slices
+        ),
         identity={
             **dict.fromkeys(REQUIRED, ""),
             "PatientName": f"ANONYMOUS^{number}",
@@ -216,21 +161,6 @@ def anonymize(source: SourceSeries) -> SourceSeries:
         series=replace(source.series, description=""),
         anonymous=True,
     )
-
-
-def _moved(reference: Reference) -> Reference:
-    return replace(reference, sop_uid=_new_uid(reference.sop_uid), series_uid=_new_uid(reference.series_uid))
-
-
-def _new_uid(uid: str) -> str:
-    return str(generate_uid(entropy_srcs=[_SECRET, uid]))
-
-
-def _hash(value: str) -> str:
-    return sha256(f"{_SECRET} {value}".encode()).hexdigest()
-
-
-# The headers that all DICOM results of a scan share: UIDs, equipment, patient, and the program as their author.
 
 
 NAME = "normal-guidance"
@@ -263,49 +193,45 @@ class Result:
 
     prediction: ScanPrediction
     source: SourceSeries
-    kind: Kind
+    kind: ObjectKind
     finding: int = 0
     """The finding's place among those of the scan."""
 
     def uid(self, purpose: str) -> str:
         """The UID for a purpose, for example 'series' or 'instance'."""
-        one, source = self.prediction, self.source
+        prediction, source = self.prediction, self.source
+        model, finding = prediction.model, prediction.finding
         content = (
             (__version__, self.kind.place, purpose),
             (source.study_uid, source.slices, sorted(source.identity.items()), source.series),
-            (one.method, None if one.model is None else one.model.fingerprint),
-            None if one.finding is None else (one.finding.name, one.finding.code),
-            (one.threshold, one.share, one.coverage),  # of the model or the command, never computed from the scan
-            (one.is_positive, one.key_slices, one.interval, one.cautions),
+            (prediction.method, None if model is None else model.fingerprint),
+            None if finding is None else (finding.name, finding.code),
+            # of the model or the command, never computed from the scan
+            (prediction.threshold, prediction.share, prediction.coverage),
+            (prediction.is_positive, prediction.key_slices, prediction.interval, prediction.cautions),
         )
         return str(generate_uid(entropy_srcs=[repr(content)]))
 
     @property
     def text(self) -> str:
-        """Everything that a reader must know, in sentences: the warnings first."""
-        return " ".join((NOTICE, *self.cautions, *self.sentences))
+        """Everything that a reader must know, in sentences: warnings, what was looked for, the result, the model."""
+        prediction = self.prediction
+        part = self.source.series.body_part
+        where = f", body part {part}" if part else ""
+        call = f"Probability {prediction.probability:.4g}; no threshold was chosen."
+        if prediction.threshold is not None:
+            side = "positive" if prediction.is_positive else "NEGATIVE"
+            call = f"Probability {prediction.probability:.4g}, {side} by the threshold {prediction.threshold:.4g}."
+        model = f"method {prediction.method}"
+        if prediction.model is not None:
+            model = f"{prediction.model}; fingerprint {prediction.model.fingerprint}"
+        sentences = f"Looked for: {prediction.sought}{where}.", call, f"{NAME} {__version__}, {model}."
+        return " ".join((NOTICE, *self.cautions, *sentences))
 
     @property
     def cautions(self) -> tuple[str, ...]:
         """Each caution as a sentence that is understood alone."""
         return tuple(f"CAUTION: {caution}" for caution in self.prediction.cautions)
-
-    @property
-    def sentences(self) -> tuple[str, ...]:
-        """What was looked for and where, the result, and the model."""
-        one = self.prediction
-        where = f", body part {self.source.series.body_part}" if self.source.series.body_part else ""
-        model = f"method {one.method}" if one.model is None else f"{one.model}; fingerprint {one.model.fingerprint}"
-        return f"Looked for: {one.sought}{where}.", self.call, f"{NAME} {__version__}, {model}."
-
-    @property
-    def call(self) -> str:
-        """Probability, and the decision by the threshold."""
-        one = self.prediction
-        if one.threshold is None:
-            return f"Probability {one.probability:.4g}; no threshold was chosen."
-        side = "positive" if one.is_positive else "NEGATIVE"
-        return f"Probability {one.probability:.4g}, {side} by the threshold {one.threshold:.4g}."
 
     @property
     def shows_keys(self) -> bool:
@@ -315,22 +241,46 @@ class Result:
     @property
     def model_name(self) -> str:
         """The model in the room of a ManufacturerModelName."""
-        one = self.prediction
-        name = f"{NAME} {one.method}"
-        return name[:64] if one.model is None else f"{name[: 63 - len(one.model.short)]} {one.model.short}"
+        name, model = f"{NAME} {self.prediction.method}", self.prediction.model
+        return name[:64] if model is None else f"{name[: 63 - len(model.short)]} {model.short}"
+
+    @property
+    def series_number(self) -> int:
+        """No two source series of a study (unless it was merged), findings or kinds share one."""
+        number = self.source.series.number
+        if number is None or not 0 <= number < LARGEST:
+            digest = sha256(self.source.slices[0].series_uid.encode()).digest()
+            number = LARGEST + int.from_bytes(digest[:8], "big") % LARGEST
+        return SOURCE_STEP * number + FIRST_NUMBER + FINDING_STEP * self.finding + self.kind.place
+
+    @property
+    def series_description(self) -> str:
+        """The finding, a warning where there are cautions, the kind, and which source series it is of.
+
+        Where there is no room, the source's description is cut first, then the finding's name.
+        """
+        series, finding = self.source.series, self.prediction.finding
+        warning = "CAUTION" if self.prediction.cautions else ""
+        of = "" if series.number is None else f", of {series.number}"
+        room = LONGEST_DESCRIPTION - len(f"{warning}, : {self.kind.title}{of}")
+        first = ", ".join(filter(None, (finding.name[:room] if finding else "", warning)))
+        text = f"{first}: {self.kind.title}{of}" if first else f"{self.kind.title}{of}"
+        if not series.description:
+            return text
+        return f"{text}{' ' if of else ', of '}{series.description}"[:LONGEST_DESCRIPTION].rstrip(" ,")
 
     def arguments(self) -> dict[str, Any]:
         """Arguments that all highdicom objects need."""
         model = self.prediction.model
         return {
             "series_instance_uid": self.uid("series"),
-            "series_number": series_number(self.source, self.kind, self.finding),
+            "series_number": self.series_number,
             "sop_instance_uid": self.uid("instance"),
             "instance_number": 1,
             "manufacturer": NAME,
             "manufacturer_model_name": self.model_name,
             "software_versions": __version__ if model is None else (__version__, f"model {model.short}"),
-            "series_description": series_description(self.prediction, self.source, self.kind),
+            "series_description": self.series_description,
             "content_qualification": "RESEARCH",
             "specific_character_set": UNICODE,
             "transfer_syntax_uid": ExplicitVRLittleEndian,
@@ -351,16 +301,16 @@ class Result:
 
 def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
     """Make the referenced objects as highdicom needs them; `Result.finish` adds the patient."""
-    row, found = result.prediction.row, []
-    for one in references:
+    row, datasets = result.prediction.row, []
+    for reference in references:
         dataset = Dataset()
-        dataset.SOPClassUID, dataset.SOPInstanceUID = one.sop_class, one.sop_uid
-        dataset.StudyInstanceUID, dataset.SeriesInstanceUID = result.source.study_uid, one.series_uid
+        dataset.SOPClassUID, dataset.SOPInstanceUID = reference.sop_class, reference.sop_uid
+        dataset.StudyInstanceUID, dataset.SeriesInstanceUID = result.source.study_uid, reference.series_uid
         dataset.Modality, dataset.Rows, dataset.Columns = row.modality, row.rows, row.columns
         for name in REQUIRED:
             setattr(dataset, name, None)
-        found.append(dataset)
-    return found
+        datasets.append(dataset)
+    return datasets
 
 
 def observer(result: Result) -> ObserverContext:
@@ -387,6 +337,45 @@ def code_item(code: Any) -> Dataset:
     item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = code.value, code.scheme_designator, code.meaning
     return item
 
+
+def key_objects(result: Result) -> Dataset:
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
+
+    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
+    """
+    chosen = [result.source.slices[number] for number in result.prediction.key_slices]
+    objects = evidence(result, chosen)
+    content = KeyObjectSelection(
+        document_title=codes.DCM.OfInterest,
+        referenced_objects=objects,
+        observer_device_context=observer(result),
+        description=f"{result.text} Slices of the highest attention, the highest first.",
+    )
+    images = [item for item in content[0].ContentSequence if item.ValueType == "IMAGE"]
+    for image, reference in zip(images, chosen, strict=True):
+        if reference.frame is not None:  # highdicom refers to whole objects only
+            image.ReferencedSOPSequence[0].ReferencedFrameNumber = reference.frame
+    return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))
+
+
+# The structured report (TID 1500):
+#
+#     Image Library          every object of the scan, its frame of reference and body part
+#     Imaging Measurements
+#       'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
+#                            whole slice as its region; none where the scan is negative by its threshold
+#       'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last
+#                            slice of the interval, each inferred from the whole slice; the attention within it; what
+#                            was looked for; as comments, cautions and that there are no key slices
+#     Attention of every slice
+#       'slices'             TID 1501: the attention of every slice, inferred from that slice, in their order
+#
+# Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
+#
+# Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
+# known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so
+# the interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
+# All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
 
 SCHEME = "99NGUIDE"
 """Designator of our own codes; designators that begin with 99 are private."""
@@ -418,10 +407,10 @@ PROCEDURES = {
 """Modality and procedure by the headers' modality; the last entry is for all others."""
 
 
-Group = TypeVar("Group", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
+AnyGroup = TypeVar("AnyGroup", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
 
 
-class _Report(Comprehensive3DSR):
+class _PlainReport(Comprehensive3DSR):
     """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
     def copy_patient_and_study_information(self, dataset: Dataset) -> None:
@@ -430,14 +419,15 @@ class _Report(Comprehensive3DSR):
 
 def structured_report(result: Result) -> Dataset:
     """Report the scan's probability and the attention of every slice."""
-    objects = evidence(result, {one.sop_uid: one for one in result.source.slices}.values())
+    objects = evidence(result, {reference.sop_uid: reference for reference in result.source.slices}.values())
     keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
+    modality, procedure = PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
     report = MeasurementReport(
         observation_context=ObservationContext(observer_device_context=observer(result)),
-        procedure_reported=_procedure(result)[1],
+        procedure_reported=procedure,
         imaging_measurements=[*(_key_slice(result, *key) for key in keys), _scan(result)],
     )
-    document = _Report(
+    document = _PlainReport(
         objects,
         report[0],
         is_complete=True,
@@ -445,7 +435,7 @@ def structured_report(result: Result) -> Dataset:
         **result.arguments(),
     )
     # Parts with an item per slice are added last: highdicom would copy and search them, which takes half of the time.
-    document.ContentSequence.insert(len(document.ContentSequence) - 1, _library(result, objects))
+    document.ContentSequence.insert(len(document.ContentSequence) - 1, _library(result, objects, modality))
     document.ContentSequence.append(_slices(result))
     return result.finish(document)
 
@@ -461,20 +451,26 @@ def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsA
 
 
 def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
-    one = result.prediction
-    first, last = one.interval
-    inside = float(one.attention[first : last + 1].double().sum())
-    measurements = [_number(PROBABILITY, one.probability)]
+    prediction = result.prediction
+    first, last = prediction.interval
+    inside = float(prediction.attention[first : last + 1].double().sum())
+    measurements = [_number(PROBABILITY, prediction.probability)]
     evaluations = []
-    if one.threshold is not None:
-        measurements.append(_number(THRESHOLD, one.threshold))
-        evaluations.append(QualitativeEvaluation(CALL, codes.SCT.Positive if one.is_positive else codes.SCT.Negative))
+    if prediction.threshold is not None:
+        call = codes.SCT.Positive if prediction.is_positive else codes.SCT.Negative
+        measurements.append(_number(THRESHOLD, prediction.threshold))
+        evaluations.append(QualitativeEvaluation(CALL, call))
     measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
+    # The body part is named for the scan only: OHIF would write it on every key slice, by the code of 'finding site'.
+    site = BODY_PARTS.get(result.source.series.body_part)
     group = MeasurementsAndQualitativeEvaluations(
-        **_shared(result, "scan"), **_site(result), measurements=measurements, qualitative_evaluations=evaluations
+        **_shared(result, "scan"),
+        finding_sites=None if site is None else [FindingSite(site)],
+        measurements=measurements,
+        qualitative_evaluations=evaluations,
     )
     comments = [*result.cautions, *([] if result.shows_keys else [NO_KEYS])]  # OHIF writes them on the image
-    return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, one.sought)])
+    return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, prediction.sought)])
 
 
 def _slices(result: Result) -> ContainerContentItem:
@@ -489,22 +485,19 @@ def _slices(result: Result) -> ContainerContentItem:
 
 def _shared(result: Result, name: str) -> dict[str, Any]:
     """What every group says: its name, the finding and the algorithm."""
+    prediction, model = result.prediction, result.prediction.model
+    parameters = [NOTICE, f"method: {prediction.method}"]
+    if model is not None:
+        parameters += [f"model: {model.fingerprint}", str(model)]
+    parameters.append(f"the interval {prediction.meaning}")
     return {
         "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
-        "finding_type": _finding(result.prediction.finding),
-        "algorithm_id": AlgorithmIdentification(
-            NAME, __version__, parameters=list(_parameters(result)), manufacturer=NAME
-        ),
+        "finding_type": _finding(prediction.finding),
+        "algorithm_id": AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
     }
 
 
-def _site(result: Result) -> dict[str, Any]:
-    """The body part, for the scan: OHIF would write it on every key slice, by the code of 'finding site'."""
-    site = body_part_code(result.source.series.body_part)
-    return {} if site is None else {"finding_sites": [FindingSite(site)]}
-
-
-def _with_texts(group: Group, texts: Iterable[tuple[CodedConcept, str]]) -> Group:
+def _with_texts(group: AnyGroup, texts: Iterable[tuple[CodedConcept, str]]) -> AnyGroup:
     for name, text in texts:
         group[0].ContentSequence.append(TextContentItem(name, text, RelationshipTypeValues.CONTAINS))
     return group
@@ -534,70 +527,30 @@ def _finding(finding: Finding | None) -> CodedConcept | None:
     return CodedConcept(finding.code, "SCT", meaning)
 
 
-def _parameters(result: Result) -> Iterator[str]:
-    model = result.prediction.model
-    yield NOTICE
-    yield f"method: {result.prediction.method}"
-    if model is not None:
-        yield f"model: {model.fingerprint}"
-        yield str(model)
-    yield f"the interval {result.prediction.meaning}"
-
-
 def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
     images = [SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
     return Measurement(name, value, NO_UNITS, referenced_images=images)
 
 
-def _procedure(result: Result) -> tuple[Code, Code]:
-    return PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
-
-
-def _library(result: Result, objects: list[Dataset]) -> ContainerContentItem:
+def _library(result: Result, objects: list[Dataset], modality: Code) -> ContainerContentItem:
     """List all objects of the scan in one group, with the attributes that they share.
 
     highdicom's own library refuses images without spacing or position, and repeats both for every image.
     """
     context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
-    shared = ContentSequence([CodeContentItem(codes.DCM.Modality, _procedure(result)[0], context)])
-    region = body_part_code(result.source.series.body_part)
+    shared = ContentSequence([CodeContentItem(codes.DCM.Modality, modality, context)])
+    region = BODY_PARTS.get(result.source.series.body_part)
     if region is not None:
         shared.append(CodeContentItem(codes.DCM.TargetRegion, region, context))
     if result.source.frame_of_reference:
         shared.append(UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
-    for one in objects:
-        shared.append(ImageContentItem(SOURCE, one.SOPClassUID, one.SOPInstanceUID, None, None, contains))
+    for image in objects:
+        shared.append(ImageContentItem(SOURCE, image.SOPClassUID, image.SOPInstanceUID, None, None, contains))
     group = ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
     group.ContentSequence = shared
     library = ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
     library.ContentSequence = ContentSequence([group])
     return library
-
-
-# Key Object Selection: the list of slices to look at, for viewers to open (DICOM PS3.16, TID 2010).
-
-
-def key_objects(result: Result) -> Dataset:
-    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
-
-    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
-    """
-    chosen = [result.source.slices[number] for number in result.prediction.key_slices]
-    objects = evidence(result, chosen)
-    content = KeyObjectSelection(
-        document_title=codes.DCM.OfInterest,
-        referenced_objects=objects,
-        observer_device_context=observer(result),
-        description=f"{result.text} Slices of the highest attention, the highest first.",
-    )
-    images = [item for item in content[0].ContentSequence if item.ValueType == "IMAGE"]
-    for image, reference in zip(images, chosen, strict=True):
-        if reference.frame is not None:  # highdicom refers to whole objects only
-            image.ReferencedSOPSequence[0].ReferencedFrameNumber = reference.frame
-    return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))
-
-
-# The strip as a secondary capture: a picture, because many archives show nothing else.
 
 
 SHOWN = "Key slices and the attention of all slices."

@@ -6,7 +6,6 @@ Unicode text, so that nothing else of a header can reach a result by accident.  
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -19,13 +18,7 @@ from pydicom.valuerep import validate_value
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import locate
-from normal_guidance.scans.index.dicom_files import (
-    Dataset,
-    integer,
-    read_elements,
-    refusing,
-    text,
-)
+from normal_guidance.scans.index.dicom_files import Dataset, integer, read_elements, refusing, text
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, Report
 
@@ -120,25 +113,25 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
     headers = {file: _read_header(row.scan_id, root, file) for file in dict.fromkeys(row.files)}
     first_file, first = next(iter(headers.items()))
     identity, series, says_characters = _read_identity(row.scan_id, root, first_file)
-    _check_one(row.scan_id, headers, "PatientID", "patient")
-    _check_one(row.scan_id, headers, "StudyInstanceUID", "study")
-    _check_unique(row.scan_id, headers)
+    _refuse_two(row.scan_id, headers, "PatientID", "patient")
+    _refuse_two(row.scan_id, headers, "StudyInstanceUID", "study")
+    _refuse_same_uid(row.scan_id, headers)
 
-    def tell_of(detail: str, action: str) -> None:
+    def note(detail: str, action: str) -> None:
         report(Problem(row.scan_id, first_file, KIND, detail, action))
 
     for name in _UIDS:
-        if any(header.has_wrong(name) for header in headers.values()):
-            tell_of(f"{_named(name)} is not a valid UI", "repeated as it is; archives may refuse the results")
+        if any(header.values[name] and not _is_valid("UI", header.values[name]) for header in headers.values()):
+            note(f"{_named(name)} is not a valid UI", "repeated as it is; archives may refuse the results")
     if not says_characters and not "".join(identity.values()).isascii():
-        tell_of("letters beyond ASCII, but no (0008,0005) SpecificCharacterSet", "read as Latin-1")
+        note("letters beyond ASCII, but no (0008,0005) SpecificCharacterSet", "read as Latin-1")
     if not first.values["FrameOfReferenceUID"]:
-        tell_of(f"no {_named('FrameOfReferenceUID')}", "left out")
+        note(f"no {_named('FrameOfReferenceUID')}", "left out")
     return SourceSeries(
         study_uid=first.values["StudyInstanceUID"],
         frame_of_reference=first.values["FrameOfReferenceUID"],
         slices=tuple(headers[file].reference(frame) for file, frame in zip(row.files, row.frames, strict=True)),
-        identity=_checked(identity, tell_of),
+        identity=_checked(identity, note),
         burned_in=any(header.burned_in for header in headers.values()),
         lossy=any(header.lossy for header in headers.values()),
         series=series,
@@ -158,9 +151,6 @@ class _Header:
     def reference(self, frame: int) -> Reference:
         sop_class, sop_uid, _, series_uid = (self.values[name] for name in _UIDS[:4])
         return Reference(sop_class, sop_uid, series_uid, frame + 1 if self.frames > 1 else None)
-
-    def has_wrong(self, name: str) -> bool:
-        return bool(self.values[name]) and not _is_valid("UI", self.values[name])
 
 
 @contextmanager
@@ -202,18 +192,15 @@ def _read_identity(scan_id: str, root: Path, file: str) -> tuple[dict[str, str],
     with _reading(scan_id, file):
         dataset = read_elements(locate(root, file), map(_tag, (*names, *OF_SERIES))).dataset
         identity = {name: _decoded(dataset, name) for name in names if name in dataset}
-        return identity, _series(dataset), bool(dataset.get("SpecificCharacterSet"))
-
-
-def _series(dataset: Dataset) -> Series:
-    found = {name: _decoded(dataset, name) if name in dataset else "" for name in OF_SERIES[1:]}
-    body_part, laterality = found["BodyPartExamined"].upper(), found["Laterality"].upper()
-    return Series(
-        number=integer(dataset, _tag("SeriesNumber")),
-        description=" ".join(found["SeriesDescription"].replace("\ufffd", "?").replace("\\", " ").split()),
-        body_part=body_part if _is_valid("CS", body_part) and "\\" not in body_part else "",
-        laterality=laterality if laterality in ("R", "L") else "",
-    )
+        words = {name: _decoded(dataset, name) if name in dataset else "" for name in OF_SERIES[1:]}
+        body_part, laterality = words["BodyPartExamined"].upper(), words["Laterality"].upper()
+        series = Series(
+            number=integer(dataset, _tag("SeriesNumber")),
+            description=" ".join(words["SeriesDescription"].replace("\ufffd", "?").replace("\\", " ").split()),
+            body_part=body_part if _is_valid("CS", body_part) and "\\" not in body_part else "",
+            laterality=laterality if laterality in ("R", "L") else "",
+        )
+        return identity, series, bool(dataset.get("SpecificCharacterSet"))
 
 
 def _decoded(dataset: Dataset, name: str) -> str:
@@ -225,21 +212,21 @@ def _decoded(dataset: Dataset, name: str) -> str:
     return "\\".join("" if word is None else str(word) for word in words).strip(" \0")
 
 
-def _checked(found: Mapping[str, str], tell: Callable[[str, str], None]) -> dict[str, str]:
+def _checked(given: Mapping[str, str], note: Callable[[str, str], None]) -> dict[str, str]:
     """Check the attributes of `REQUIRED` and `OPTIONAL`; missing and invalid required ones become empty."""
-    missing = [name for name in REQUIRED if name not in found]
+    missing = [name for name in REQUIRED if name not in given]
     if missing:
-        tell(f"no {', '.join(map(_named, missing))}", "written empty")
+        note(f"no {', '.join(map(_named, missing))}", "written empty")
     identity = dict.fromkeys(REQUIRED, "")
-    for name, value in found.items():
+    for name, value in given.items():
         vr = dictionary_VR(name)
         value = value.upper() if vr == "CS" else value
         if "\ufffd" in value:
-            tell(f"{_named(name)} is not in the file's (0008,0005) SpecificCharacterSet", "unknown letters became ?")
+            note(f"{_named(name)} is not in the file's (0008,0005) SpecificCharacterSet", "unknown letters became ?")
             value = value.replace("\ufffd", "?")
         if value and not (value in CHECKED[name] if name in CHECKED else _is_valid(vr, value)):
             kept = vr in FREE_TEXT
-            tell(f"{_named(name)} is not a valid {vr}", "repeated as it is" if kept else "written empty")
+            note(f"{_named(name)} is not a valid {vr}", "repeated as it is" if kept else "written empty")
             value = value if kept else ""
         if value or name in REQUIRED:
             identity[name] = value
@@ -257,28 +244,28 @@ def _is_valid(vr: str, value: str) -> bool:
     return True
 
 
-def _check_one(scan_id: str, headers: Mapping[str, _Header], name: str, what: str) -> None:
+def _refuse_two(scan_id: str, headers: Mapping[str, _Header], name: str, what: str) -> None:
     """Refuse files that differ in an attribute: results of two patients or studies would be filed under the first."""
-    values: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for file, header in headers.items():
-        values.setdefault(header.values[name], file)
-    if len(values) > 1:
-        one, other = list(values.values())[:2]
+        file_of.setdefault(header.values[name], file)
+    files = list(file_of.values())
+    if len(files) > 1:
         raise UserError(
-            f"scan {scan_id!r}: {one} and {other} differ in {_named(name)}; DICOM results belong to one {what}, so "
-            "separate the files"
+            f"scan {scan_id!r}: {files[0]} and {files[1]} differ in {_named(name)}; DICOM results belong to one "
+            f"{what}, so separate the files"
         )
 
 
-def _check_unique(scan_id: str, headers: Mapping[str, _Header]) -> None:
-    count = Counter(header.values["SOPInstanceUID"] for header in headers.values())
-    uid, files = count.most_common(1)[0]
-    if files > 1:
-        one, other = [file for file, header in headers.items() if header.values["SOPInstanceUID"] == uid][:2]
-        raise UserError(
-            f"scan {scan_id!r}: {one} and {other} have the same {_named('SOPInstanceUID')}, so DICOM results "
-            "cannot say which slice they mean; give every slice its own"
-        )
+def _refuse_same_uid(scan_id: str, headers: Mapping[str, _Header]) -> None:
+    file_of: dict[str, str] = {}
+    for file, header in headers.items():
+        first = file_of.setdefault(header.values["SOPInstanceUID"], file)
+        if first != file:
+            raise UserError(
+                f"scan {scan_id!r}: {first} and {file} have the same {_named('SOPInstanceUID')}, so DICOM results "
+                "cannot say which slice they mean; give every slice its own"
+            )
 
 
 def _tag(name: str) -> int:

@@ -19,7 +19,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.clinic.dicom.objects import KINDS, Result, capture, key_objects, structured_report
 from normal_guidance.clinic.dicom.objects import anonymize as without_patient
-from normal_guidance.clinic.dicom.source_series import SourceSeries, read_source
+from normal_guidance.clinic.dicom.source_series import read_source
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.scans.index.problems import Problem, Report
 
@@ -38,54 +38,46 @@ def write_dicom(
     The same scan, model and options give the same UIDs; see `Result`.  Key objects that are there from an earlier call
     are deleted where the scan is negative now.
 
-    Args:
-        strip: a PNG file, which must not name the patient.
-        anonymize: leave out everything that identifies the patient, and use new UIDs; see `clinical.dicom.anonymize`.
-        report: receives missing and wrong attributes as problems, which hold no value of a header; in anonymous results
-            also no names of files, which often name the patient.
-        place: the finding's place among those of the scan, from 0, for the numbers of the series.
+    The strip is a PNG file, which must not name the patient.  `report` receives missing and wrong attributes as
+    problems, which hold no value of a header, and with `anonymize` no names of files, which often name the patient.
+    `place` is the finding's among those of the scan, from 0.
 
     Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
     """
 
-    def tell(problem: Problem) -> None:
+    def note(problem: Problem) -> None:
         if report is not None:
             report(problem._replace(file="") if anonymize else problem)
 
-    source = read_source(prediction.row, prediction.root, tell)
+    source = read_source(prediction.row, prediction.root, note)
+    if anonymize and source.burned_in:
+        raise UserError(
+            f"scan {prediction.row.scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and "
+            "the strip shows them; clean the pixels first, or leave out --anonymize"
+        )
     if anonymize:
-        source = _anonymous(source, prediction.row.scan_id)
+        source = without_patient(source)
     try:
         picture = strip.read_bytes()
     except OSError as error:
         raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
+    keys, report_of, image = (Result(prediction, source, kind, place) for kind in KINDS.values())
     with config.disable_value_validation():  # pydicom would warn of the source's values, which are reported above
-        results = _results(prediction, source, picture, strip.name, place)
-        files = {out / name: _encoded(dataset) for name, dataset in results.items()}
-    make_folder(out)
-    for name in KINDS.keys() - results.keys():
-        (out / name).unlink(missing_ok=True)
-    for path, content in files.items():
-        write_atomically(path, content)
-    return list(files)
-
-
-def _anonymous(source: SourceSeries, scan_id: str) -> SourceSeries:
-    if source.burned_in:
-        raise UserError(
-            f"scan {scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and the strip "
-            "shows them; clean the pixels first, or leave out --anonymize"
+        results = (
+            key_objects(keys) if keys.shows_keys else None,
+            structured_report(report_of),
+            capture(image, picture, strip.name),
         )
-    return without_patient(source)
-
-
-def _results(
-    prediction: ScanPrediction, source: SourceSeries, picture: bytes, strip: str, place: int
-) -> dict[str, Dataset]:
-    each = {name: Result(prediction, source, kind, place) for name, kind in KINDS.items()}
-    keys, report, image = each.values()
-    found = [key_objects(keys) if keys.shows_keys else None, structured_report(report), capture(image, picture, strip)]
-    return {name: dataset for name, dataset in zip(each, found, strict=True) if dataset is not None}
+        contents = {
+            out / name: _encoded(dataset) for name, dataset in zip(KINDS, results, strict=True) if dataset is not None
+        }
+    make_folder(out)
+    for name in KINDS:
+        if out / name not in contents:
+            (out / name).unlink(missing_ok=True)
+    for path, content in contents.items():
+        write_atomically(path, content)
+    return list(contents)
 
 
 def _encoded(dataset: Dataset) -> bytes:

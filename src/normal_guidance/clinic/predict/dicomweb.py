@@ -15,15 +15,13 @@ from urllib.parse import urlsplit
 
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import folder_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.predict.new_scans import is_url
 
-try:
+with importing("node", "DICOMweb needs dicomweb_client, pydicom and requests"):
     import requests
     from dicomweb_client.api import DICOMwebClient
     from pydicom import dcmread
-except ImportError as error:
-    raise UserError(f"DICOMweb needs {error.name}; {install_command('node')}") from error
 
 TOKEN = "NGUIDE_DICOMWEB_TOKEN"
 """Environment variable of the bearer token."""
@@ -103,11 +101,7 @@ def refuse_open_token(url: str, token: str) -> None:
 
 
 class DicomWeb:
-    """A DICOMweb server.
-
-    Args:
-        url: address of its root, as https://pacs/dicom-web.
-    """
+    """A DICOMweb server by the address of its root, such as https://pacs/dicom-web."""
 
     def __init__(self, url: str) -> None:
         self.url, token = url, os.environ.get(TOKEN, "")

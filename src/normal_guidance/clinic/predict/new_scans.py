@@ -63,21 +63,17 @@ class NotPredicted:
 
 @dataclass(frozen=True, eq=False)
 class FoundScans:
-    """The scans in the given paths.
-
-    Args:
-        root: the folder that the rows' files are relative to.
-        rows: the scans, in the order of their paths.
-        problems: the problems of each scan, by scan id; those of no scan stand under "".
-        incomplete: scans with unreadable files, by scan id: the problems of these files.
-        unusable: what should be a scan and cannot be read.
-    """
+    """The scans in the given paths, in their order."""
 
     root: Path
+    """The folder that the rows' files are relative to."""
     rows: tuple[ScanRow, ...]
     problems: Mapping[str, tuple[Problem, ...]]
+    """By scan id; those of no scan stand under ""."""
     incomplete: Mapping[str, tuple[Problem, ...]]
+    """Scans with unreadable files, by scan id: the problems of these files."""
     unusable: tuple[NotPredicted, ...]
+    """What should be a scan and cannot be read."""
 
 
 def find_scans(
@@ -328,10 +324,8 @@ def _leaves(root: Path, place: str, files: Sequence[str]) -> Iterator[_Leaf]:
 
 
 def _should_be_slice(problem: Problem) -> bool:
-    """Whether a file that is not DICOM has the name of a slice: zeros or an error page in place of the image.
-
-    Names that begin with a dot are macOS's notes about the slices, which nobody misses.
-    """
+    """Whether a file that is not DICOM has the name of a slice: zeros or an error page in place of the image."""
+    # Names that begin with a dot are macOS's notes about the slices, which nobody misses.
     path = PurePosixPath(problem.file.rpartition("!")[2])
     return problem.detail == NOT_DICOM and path.suffix.lower() in SLICE_SUFFIXES and not path.name.startswith(".")
 
@@ -342,10 +336,7 @@ def _is_below(file: str, place: str) -> bool:
 
 
 def _anonymous(found: FoundScans) -> FoundScans:
-    """The scans with numbers for names, in the order of the paths; paths of files stay, since they must be read.
-
-    Instance numbers stay, too: they say nothing about a patient.
-    """
+    """The scans with numbers for names; paths of files stay, since they must be read, and instance numbers."""
     ids = [scan.scan_id for scan in (*found.rows, *found.unusable)]
     width = max(3, len(str(len(ids))))
     number_of = {"": "", **{scan: f"scan-{number:0{width}d}" for number, scan in enumerate(ids, start=1)}}

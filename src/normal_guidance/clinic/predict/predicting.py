@@ -121,13 +121,7 @@ def predict_found(
 
 
 class Predictor:
-    """A model with its encoder and its worker processes, which start with the first scan and stay until the end.
-
-    Args:
-        bundle: the model.
-        encoder: from `bundle.load_encoder`; loaded when it is needed if left out.
-        options: how scans are predicted.
-    """
+    """A model, its encoder (loaded when needed), and its workers, which start with the first scan and stay."""
 
     def __init__(self, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS) -> None:
         self.bundle, self.encoder, self.options = bundle, encoder, options
@@ -200,8 +194,9 @@ class Predictor:
                     f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()"
                 )
             how = EncodingOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
-            places = options.workers, options.timeout
-            setup = Setup(bundle.load_encoder, encoder.fingerprint, torch.__version__, how, *places)
+            setup = Setup(
+                bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout
+            )
             yield Machine(setup, encoder, self._pool)
         except BaseException:
             self._end_workers()
@@ -316,13 +311,7 @@ def is_features(path: Path) -> bool:
 def predict_features(
     paths: Source | Sequence[Source], bundle: Bundle, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
-    """Predict each scan of feature stores and files of features; labels are not read.
-
-    Args:
-        paths: stores, files of features, or folders of them; or scans in memory.
-        bundle: the model.
-        options: how scans are predicted; there is nothing to force, and no worker.
-    """
+    """Predict each scan of stores, files of features, folders of them, or in memory; labels are not read."""
     several = [paths] if isinstance(paths, Source) else list(paths)
     if bundle.encoder is not None:
         raise UserError(

@@ -35,14 +35,8 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UnreadableError, UserError
-from normal_guidance.base.files import (
-    folder_atomically,
-    make_folder,
-    read_json,
-    write_atomically,
-    write_json,
-)
-from normal_guidance.base.system import install_command
+from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_atomically, write_json
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJob
 from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import Outcome
@@ -64,7 +58,6 @@ NO = "no "
 """How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
 
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
-"""The actions where the strip cannot be drawn, which is also one of the DICOM results, and where these fail."""
 
 NAMED_PIXELS = (
     "its pixels name the patient (BurnedInAnnotation is YES), and a picture would show them; clean the pixels first, "
@@ -78,12 +71,8 @@ PART = "new"
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""
 
-OF_A_FINDING = (
-    *("sought", "cautions", "method", "logit", "probability", "threshold", "positive"),
-    *("key_slices", "interval", "attention", "head_attention"),
-)
 OF_A_MODEL = ("identity", "operation", "intervals", "training")
-"""What prediction.json says of each finding, and of its model."""
+"""What prediction.json says of the model of each finding."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -97,12 +86,12 @@ class Written:
     @property
     def lacking(self) -> tuple[Problem, ...]:
         """Why a part of the results is missing; an odd header is noted, and costs nothing."""
-        return tuple(one for one in self.problems if one.action.startswith(NO))
+        return tuple(problem for problem in self.problems if problem.action.startswith(NO))
 
     @property
     def lacks(self) -> str:
         """What is missing of the results of a predicted scan; empty if nothing is."""
-        parts = (part.removeprefix(NO) for one in self.lacking for part in one.action.split(", "))
+        parts = (part.removeprefix(NO) for problem in self.lacking for part in problem.action.split(", "))
         return " and ".join(dict.fromkeys(parts))
 
     @property
@@ -132,33 +121,14 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     model                its identity; encoder, training, expectations and operating point, as bundle.json has them
     findings             where they have names: name, code and the numbers above of each; those above are the first's
     """
-    row = prediction.row
-    lines = _slices(prediction, anonymize)
-    first, last = prediction.interval
-    about = _model_json(bundle)
-    return {
+    row, about = prediction.row, _model_json(bundle)
+    content = {
         "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
-        "sought": prediction.sought,
+        **_finding_json(prediction, anonymize),
         "cautions": list(prediction.every_caution),
-        "method": prediction.method,
-        "logit": prediction.logit,
-        "probability": prediction.probability,
-        "threshold": prediction.threshold,
-        "positive": prediction.is_positive,
-        "slices": len(row),
-        "key_slices": [lines[place] for place in prediction.key_slices],
-        "interval": {
-            "first": first + 1,
-            "last": last + 1,
-            "share": prediction.share,
-            "coverage": prediction.coverage,
-            "meaning": prediction.meaning,
-        },
-        "attention": prediction.attention.tolist(),
-        "head_attention": prediction.head_attention.tolist(),
         "source": {
             "kind": row.kind,
             "modality": row.modality or None,
@@ -172,10 +142,16 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
             "series_uid": None if anonymize else row.series_uid or None,
             "series_description": None if anonymize else row.series_description or None,
         },
-        "problems": [one._asdict() for one in prediction.problems],
+        "problems": [problem._asdict() for problem in prediction.problems],
         "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
-        **_findings_json(prediction, bundle, anonymize),
     }
+    findings = []
+    for one, model in zip(prediction.each, bundle.each, strict=True):
+        if one.finding is not None:
+            about, numbers = _model_json(model), _finding_json(one, anonymize)
+            numbers.pop("slices")
+            findings.append({**one.finding.as_json(), **numbers, "model": {name: about[name] for name in OF_A_MODEL}})
+    return {**content, "findings": findings} if findings else content
 
 
 def _model_json(bundle: Bundle) -> dict[str, Any]:
@@ -183,33 +159,43 @@ def _model_json(bundle: Bundle) -> dict[str, Any]:
     return {"identity": bundle.identity.as_json(), **bundle.as_json()}
 
 
-def _findings_json(prediction: ScanPrediction, bundle: Bundle, anonymize: bool) -> dict[str, Any]:
-    """`findings` of prediction.json; nothing where findings have no names."""
-    found = []
-    for one, own in zip(prediction.each, bundle.each, strict=True):
-        if one.finding is not None:
-            alone = replace(one, finding=None, further=()), replace(own, further=())
-            about = {**prediction_json(*alone, anonymize=anonymize), "sought": one.sought}
-            model = {name: value for name, value in about["model"].items() if name in OF_A_MODEL}
-            numbers = {name: about[name] for name in OF_A_FINDING}
-            found.append({**one.finding.as_json(), **numbers, "model": model})
-    return {"findings": found} if found else {}
+def _finding_json(prediction: ScanPrediction, anonymize: bool) -> dict[str, Any]:
+    """What prediction.json says of each finding, and the number of slices."""
+    lines = _slices(prediction, anonymize)
+    first, last = prediction.interval
+    return {
+        "sought": prediction.sought,
+        "cautions": list(dict.fromkeys(prediction.cautions)),
+        "method": prediction.method,
+        "logit": prediction.logit,
+        "probability": prediction.probability,
+        "threshold": prediction.threshold,
+        "positive": prediction.is_positive,
+        "slices": len(lines),
+        "key_slices": [lines[place] for place in prediction.key_slices],
+        "interval": {
+            "first": first + 1,
+            "last": last + 1,
+            "share": prediction.share,
+            "coverage": prediction.coverage,
+            "meaning": prediction.meaning,
+        },
+        "attention": prediction.attention.tolist(),
+        "head_attention": prediction.head_attention.tolist(),
+    }
 
 
 def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
-    """A dictionary for each slice."""
-    row = prediction.row
+    row, attention = prediction.row, prediction.attention.tolist()
     return [
         {
             "slice": place + 1,
-            "attention": attention,
+            "attention": attention[place],
             "position_mm": row.positions[place] if row.slice_spacing is not None else None,
             "instance_number": number,
             **({} if anonymize else {"file": row.files[place], "frame": row.frames[place]}),
         }
-        for place, (attention, number) in enumerate(
-            zip(prediction.attention.tolist(), prediction.instance_numbers, strict=True)
-        )
+        for place, number in enumerate(prediction.instance_numbers)
     ]
 
 
@@ -233,20 +219,19 @@ def write_scan(
     folder = Path(out) / folder_name(prediction.row.scan_id)
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
-        strips = []
-        for place, (one, own) in enumerate(zip(prediction.each, bundle.each, strict=True)):
+        strips: list[Path | None] = []
+        for place, (one, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
             name = one.finding.name if one.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
             if one.has_images:
-                problems += _draw(one, own, strip, dicom, anonymize)
+                problems += _draw(one, model, strip, dicom, anonymize)
             if dicom and strip.exists():
                 problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
         problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
-        about, slices = prediction_json(prediction, bundle, anonymize=anonymize), _slices_csv(prediction, anonymize)
-        page = scan_page(prediction, bundle, strips[0], problems, anonymize=anonymize, further=strips[1:])
-        write_json(draft / PREDICTION, about)
-        write_atomically(draft / "slices.csv", slices)
+        page = scan_page(prediction, bundle, strips, problems, anonymize=anonymize)
+        write_json(draft / PREDICTION, prediction_json(prediction, bundle, anonymize=anonymize))
+        write_atomically(draft / "slices.csv", _slices_csv(prediction, anonymize))
         write_atomically(draft / "report.html", page.encode())
     return Written(prediction, folder, tuple(problems))
 
@@ -266,10 +251,8 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
 
 
 def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool, place: int) -> list[Problem]:
-    try:
+    with importing("dicom", "DICOM results need highdicom"):
         from normal_guidance.clinic.dicom.writer import write_dicom
-    except ImportError as error:
-        raise UserError(f"DICOM results need {error.name}; {install_command('dicom')}") from error
     problems: list[Problem] = []
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
@@ -285,19 +268,13 @@ def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     first, last = prediction.interval
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
     heads = prediction.head_attention.tolist()
-    several = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
-    several |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
-    return _csv(
-        [
-            {
-                **line,
-                **{name: head[place] for name, head in several.items()},
-                "key_slice": rank.get(place),
-                "in_interval": int(first <= place <= last),
-            }
-            for place, line in enumerate(_slices(prediction, anonymize))
-        ]
-    )
+    columns = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
+    columns |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
+    lines = []
+    for place, line in enumerate(_slices(prediction, anonymize)):
+        values = {name: column[place] for name, column in columns.items()}
+        lines.append(line | values | {"key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
+    return _csv(lines)
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
@@ -342,28 +319,29 @@ def write_predictions(
         job: records each scan, so that it need not be written again; its folder may hold results already.
     """
     out = Path(out)
-    if job is None:
-        _refuse_full(out)
+    if job is None and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise UserError(f"{out} exists and is not empty; choose another folder (-o), or delete it first")
     make_folder(out)
-    written = []
+    written: list[Written] = []
     for outcome in outcomes:
         if isinstance(outcome, NotPredicted):
             written.append(Written(outcome))
         else:
-            before = _written_before(outcome, out, job)
+            before = None if job is None else _written_before(outcome, out, job)
             written.append(before or write_scan(outcome, bundle, out, dicom, anonymize))
             if job is not None and before is None:
                 job.save(outcome, written[-1].problems)
         watch(written[-1])
+    predictions = [scan.outcome for scan in written if isinstance(scan.outcome, ScanPrediction)]
     if job is not None:
-        job.keep_only([one.outcome.row.scan_id for one in written if isinstance(one.outcome, ScanPrediction)])
-    _write_tables(written, bundle, out, anonymize, others, dict(about or {}))
+        job.keep_only([prediction.row.scan_id for prediction in predictions])
+    _write_tables(written, predictions, bundle, out, anonymize, others, about or {})
     return written
 
 
-def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | None) -> Written | None:
+def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob) -> Written | None:
     """What an earlier start wrote of the scan; None if it wrote nothing, or other scores."""
-    before = None if job is None else job.finished(prediction.row, prediction.root)
+    before = job.finished(prediction.row, prediction.root)
     if before is None:
         return None
     folder = out / folder_name(prediction.row.scan_id)
@@ -377,31 +355,26 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob | 
     return Written(prediction, folder, before.of_writing)
 
 
-def _refuse_full(out: Path) -> None:
-    if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise UserError(f"{out} exists and is not empty; choose another folder (-o), or delete it first")
-
-
 def _write_tables(
     written: Sequence[Written],
+    predictions: Sequence[ScanPrediction],
     bundle: Bundle,
     out: Path,
     anonymize: bool,
     others: Sequence[Problem],
-    about: dict[str, Any],
+    about: Mapping[str, Any],
 ) -> None:
-    predictions = [one.outcome for one in written if isinstance(one.outcome, ScanPrediction)]
-    problems = [*others, *(problem for one in written for problem in problems_of(one))]
+    problems = [*others, *(problem for scan in written for problem in problems_of(scan))]
     ordered = sorted(written, key=_by_probability)
-    lines = [line for one in ordered for line in summary_lines(one, bundle, anonymize=anonymize)]
+    lines = [line for scan in ordered for line in summary_lines(scan, bundle, anonymize=anonymize)]
     write_problems(out / "problems.csv", problems)
     if lines:
         write_atomically(out / "summary.csv", _csv(lines))
-    tables = [_prediction_table(same, anonymize) for same in zip(*(one.each for one in predictions), strict=True)]
-    write_predictions_table(out / PREDICTION_TABLE, tables)
+    by_finding = zip(*(prediction.each for prediction in predictions), strict=True)
+    write_predictions_table(out / PREDICTION_TABLE, [_prediction_table(same, anonymize) for same in by_finding])
     if predictions and predictions[0].has_images and not anonymize:
-        place = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
-        write_manifest(out / "manifest.parquet", [one.row for one in predictions], place)
+        where = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
+        write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
     summary = {
         "format": FORMAT,
@@ -412,106 +385,115 @@ def _write_tables(
         "problems": summarize(problems),
         "scans": lines,
         "model": _model_json(bundle),
-        **({"further_models": [_model_json(one) for one in bundle.further]} if bundle.further else {}),
+        **({"further_models": [_model_json(model) for model in bundle.further]} if bundle.further else {}),
     }
     write_json(out / SUMMARY, summary)
 
 
-def _by_probability(one: Written) -> tuple[int, float, str]:
+def _by_probability(scan: Written) -> tuple[int, float, str]:
     """Sort key: the most probable scans first, then refused scans, then failed scans."""
-    outcome = one.outcome
+    outcome = scan.outcome
     if isinstance(outcome, ScanPrediction):
         return 0, -outcome.probability, outcome.row.scan_id
     return 1 if outcome.refused else 2, 0.0, outcome.scan_id
 
 
-def problems_of(one: Written) -> list[Problem]:
+def problems_of(scan: Written) -> list[Problem]:
     """All problems of a scan; the reason why it was not predicted comes first."""
-    first = [one.outcome.reason] if isinstance(one.outcome, NotPredicted) else []
-    return [*first, *one.outcome.problems, *one.problems]
+    first = [scan.outcome.reason] if isinstance(scan.outcome, NotPredicted) else []
+    return [*first, *scan.outcome.problems, *scan.problems]
 
 
-def summary_lines(one: Written, bundle: Bundle, *, anonymize: bool = False) -> list[dict[str, Any]]:
+def summary_lines(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> list[dict[str, Any]]:
     """Make a scan's lines of summary.csv: one, or one for each finding, which is named if it has a name."""
-    found = one.outcome
-    each = [found] if isinstance(found, NotPredicted) else found.each
-    lines = [summary_line(replace(one, outcome=own), anonymize=anonymize) for own in each]
+    each = [scan.outcome] if isinstance(scan.outcome, NotPredicted) else scan.outcome.each
+    lines = [summary_line(replace(scan, outcome=outcome), anonymize=anonymize) for outcome in each]
     if bundle.finding is None:
         return lines
-    names = [own.finding.name if isinstance(own, ScanPrediction) and own.finding else None for own in each]
+    findings = [outcome.finding if isinstance(outcome, ScanPrediction) else None for outcome in each]
+    names = [finding and finding.name for finding in findings]
     return [{"scan_id": line["scan_id"], "finding": name, **line} for name, line in zip(names, lines, strict=True)]
 
 
-def summary_line(one: Written, *, anonymize: bool = False) -> dict[str, Any]:
+COLUMNS = (
+    *("scan_id", "patient_id", "state", "probability", "threshold", "positive", "logit", "slices", "key_slices"),
+    *("interval_first", "interval_last", "interval_meaning", "cautions", "sought", "body_part", "model", "problems"),
+    *("lacks", "reason"),
+)
+
+
+def summary_line(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
     """Make a scan's line of summary.csv, for the first finding."""
-    outcome = one.outcome
-    found = outcome if isinstance(outcome, ScanPrediction) else None
-    refused = outcome if isinstance(outcome, NotPredicted) else None
-    state = "predicted" if found else STATES[1 if refused and refused.refused else 2]
-    why = refused and f"{refused.reason.detail} ({refused.reason.action.removeprefix('refused; ')})"
-    missing = one.lacking[0].detail if one.lacking else None
-    return {
-        "scan_id": found.row.scan_id if found else refused.scan_id if refused else "",
-        "patient_id": found.row.patient_id if found and not anonymize else None,
-        "state": state,
-        "probability": found and found.probability,
-        "threshold": found and found.threshold,
-        "positive": None if found is None or found.is_positive is None else int(found.is_positive),
-        "logit": found and found.logit,
-        "slices": found and len(found.row),
-        "key_slices": found and " ".join(str(place + 1) for place in found.key_slices),
-        "interval_first": found and found.interval[0] + 1,
-        "interval_last": found and found.interval[1] + 1,
-        "interval_meaning": found and found.meaning,
-        "cautions": (found and " ".join(found.cautions)) or None,
-        "sought": found and found.sought,
-        "body_part": found and found.body_part,
-        "model": found and found.model and found.model.short,
-        "problems": len(problems_of(one)),
-        "lacks": one.lacks or None,
-        "reason": why or missing,
+    outcome, line = scan.outcome, dict[str, Any].fromkeys(COLUMNS)
+    line |= {"problems": len(problems_of(scan)), "lacks": scan.lacks or None}
+    if isinstance(outcome, NotPredicted):
+        reason = f"{outcome.reason.detail} ({outcome.reason.action.removeprefix('refused; ')})"
+        return line | {"scan_id": outcome.scan_id, "state": STATES[1 if outcome.refused else 2], "reason": reason}
+    first, last = outcome.interval
+    return line | {
+        "scan_id": outcome.row.scan_id,
+        "patient_id": None if anonymize else outcome.row.patient_id,
+        "state": STATES[0],
+        "probability": outcome.probability,
+        "threshold": outcome.threshold,
+        "positive": None if outcome.is_positive is None else int(outcome.is_positive),
+        "logit": outcome.logit,
+        "slices": len(outcome.row),
+        "key_slices": " ".join(str(place + 1) for place in outcome.key_slices),
+        "interval_first": first + 1,
+        "interval_last": last + 1,
+        "interval_meaning": outcome.meaning,
+        "cautions": " ".join(outcome.cautions) or None,
+        "sought": outcome.sought,
+        "body_part": outcome.body_part,
+        "model": outcome.model and outcome.model.short,
+        "reason": scan.lacking[0].detail if scan.lacking else None,
     }
 
 
 def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What `outcome_json` says of each scan, from results that are complete."""
     problems = read_problems(out / "problems.csv")
-    for scan, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
+    for scan_id, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
         first = next(lines)
-        shared = {name: first[name] for name in ("scan_id", "state", "lacks", "reason")}
-        if first["state"] == "predicted":
-            folder = out / folder_name(scan)
+        shared = {name: first[name] for name in IN_JSON}
+        if first["state"] == STATES[0]:
+            folder = out / folder_name(scan_id)
             about = read_json(folder / PREDICTION, "delete the folder and predict again")
             yield {**shared, "folder": str(folder), **about}
         else:
-            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan]}
+            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan_id]}
 
 
-def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+IN_JSON = ("scan_id", "state", "lacks", "reason")
+"""What the command prints of each scan's line, before prediction.json or its problems."""
+
+
+def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
     """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
-    line = summary_line(one, anonymize=anonymize)
-    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
-    if isinstance(one.outcome, ScanPrediction):
-        folder = None if one.folder is None else str(one.folder)
-        return {**shared, "folder": folder, **prediction_json(one.outcome, bundle, anonymize=anonymize)}
-    return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
+    line = summary_line(scan, anonymize=anonymize)
+    shared = {name: line[name] for name in IN_JSON}
+    if isinstance(scan.outcome, ScanPrediction):
+        folder = None if scan.folder is None else str(scan.folder)
+        return {**shared, "folder": folder, **prediction_json(scan.outcome, bundle, anonymize=anonymize)}
+    return {**shared, "problems": [problem._asdict() for problem in problems_of(scan)]}
 
 
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
     """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
-    ids = [one.row.scan_id for one in predictions]
+    ids = [prediction.row.scan_id for prediction in predictions]
     scans = ScanRows(
         scan_ids=ids,
-        patient_ids=ids if anonymize else [one.row.patient_id for one in predictions],
+        patient_ids=ids if anonymize else [prediction.row.patient_id for prediction in predictions],
         labels=torch.full((len(ids),), UNKNOWN),
-        lengths=torch.tensor([len(one.row) for one in predictions]),
+        lengths=torch.tensor([len(prediction.row) for prediction in predictions]),
     )
     packed = Prediction(
-        logit=torch.tensor([one.logit for one in predictions]),
-        attention=torch.cat([one.attention for one in predictions]),
-        log_attention=torch.cat([one.log_attention.log_softmax(dim=-1) for one in predictions], dim=1),
+        logit=torch.tensor([prediction.logit for prediction in predictions]),
+        attention=torch.cat([prediction.attention for prediction in predictions]),
+        log_attention=torch.cat([prediction.log_attention.log_softmax(dim=-1) for prediction in predictions], dim=1),
     )
-    probability = torch.tensor([one.probability for one in predictions])
+    probability = torch.tensor([prediction.probability for prediction in predictions])
     finding = predictions[0].finding
     group = "" if finding is None else finding.name
     return prediction_table(scans, packed, part=PART, group=group, probability=probability)

@@ -16,7 +16,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
-from torch import Tensor
 
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
@@ -24,15 +23,7 @@ from normal_guidance.core.methods import method_title
 from normal_guidance.scans.features.windows import Percentiles, Window, apply_windows, in_field, plane_of, range_of
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.volumes import read_volume
-from normal_guidance.show.figure_style import (
-    GREEN,
-    ORANGE,
-    WIDTH,
-    label_slices,
-    rounded,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, label_slices, rounded, save, styled
 
 CURVE_HEIGHT = 2.1
 """Height of the attention curve in inches."""
@@ -55,18 +46,12 @@ def draw_strip(
 ) -> Path:
     """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
 
-    Args:
-        prediction: the scan's prediction.
-        window: values from black to white, those of the encoder's first channel; None: from the darkest to the
-            brightest.
-        path: file of the picture.
-        repair: whether known mistakes in the files are mended, as in decoding.
-        field: mm of each slice's middle whose percentiles the window means; None for the whole slice.
+    `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
+    `field` is the mm of each slice's middle that they are of (None: the whole slice).
     """
     places = sorted(prediction.key_slices)
-    images = zip(places, _images(prediction, places, window, repair, field), strict=True)
-    figure = plot_strip(prediction, list(images))
-    return save(figure, path)
+    images = _images(prediction, places, window, repair, field)
+    return save(plot_strip(prediction, list(zip(places, images, strict=True))), path)
 
 
 def _images(
@@ -92,26 +77,24 @@ def _images(
 def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
     """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
     across = max(NARROWEST, len(images))
-    side = WIDTH / across
-    heading, cautions = _heading(prediction), _caution_lines(prediction)
-    heights = [side + 0.9, CURVE_HEIGHT]
+    heading, heights = _heading(prediction), [WIDTH / across + 0.9, CURVE_HEIGHT]
+    cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
     figure = Figure(figsize=(WIDTH, sum(heights) + LINE * len(heading) + 0.3), layout="constrained")
     figure.suptitle("\n".join(heading), fontsize=9)
     *banner, top, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for place in banner:
-        _draw_cautions(place, cautions)
+    for panel in banner:  # what a reader must know first, also who sees only the picture
+        panel.set_facecolor("#FFE9D6")
+        text = panel.text(0.5, 0.5, "\n".join(cautions), ha="center", va="center", fontsize=10)
+        text.set(fontweight="bold", color="#8A2A00")
     _draw_key_slices(top, prediction, images, across)
     _draw_curve(bottom.subplots(), prediction)
     return figure
 
 
 def _draw_key_slices(
-    top: SubFigure,
-    prediction: ScanPrediction,
-    images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]],
-    across: int,
+    top: SubFigure, prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]], across: int
 ) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
     panels = np.atleast_1d(top.subplots(1, across))
@@ -124,8 +107,8 @@ def _draw_key_slices(
     for panel, (place, image) in zip(panels[margin:], images, strict=False):
         panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
         instance = "" if numbers[place] is None else f" (image {numbers[place]})"
-        name = prediction.key_slice_name(place)
-        panel.set_title(f"{name}\nslice {place + 1}{instance}\n{_percent(prediction, place)} of attention", fontsize=8)
+        share = f"{100 * prediction.attention[place].item():.3g} % of attention"
+        panel.set_title(f"{prediction.key_slice_name(place)}\nslice {place + 1}{instance}\n{share}", fontsize=8)
         _draw_letters(panel, prediction.row.orientation)
 
 
@@ -157,48 +140,26 @@ def _heading(prediction: ScanPrediction) -> list[str]:
     return [part for line in lines for part in wrap(line, LINE_LETTERS)]
 
 
-def _caution_lines(prediction: ScanPrediction) -> list[str]:
-    return [part for one in prediction.cautions for part in wrap(f"Caution: {one}", CAUTION_LETTERS)]
-
-
-def _draw_cautions(banner: SubFigure, lines: Sequence[str]) -> None:
-    """Fill a part of the picture with what a reader must know first, which also whoever sees only the picture reads."""
-    banner.set_facecolor("#FFE9D6")
-    banner.text(
-        *(0.5, 0.5, "\n".join(lines)), ha="center", va="center", fontsize=10, fontweight="bold", color="#8A2A00"
-    )
-
-
-def _percent(prediction: ScanPrediction, place: int) -> str:
-    return f"{100 * prediction.attention[place].item():.3g} %"
-
-
 def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     attention, heads = prediction.attention, prediction.head_attention
     slices = np.arange(1, len(attention) + 1)
+    bell = normal_reference(heads).mean(0)  # what guidance compares attention with
     first, last = prediction.interval
     panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
     panel.set_title(prediction.interval_sentence, fontsize=8)
     if 1 < len(heads) <= HEADS_SHOWN:
         for number, head in enumerate(heads):
             panel.plot(slices, head, color="0.7", lw=0.8, label=None if number else f"each of {len(heads)} heads")
-    panel.plot(
-        slices, attention, color=GREEN, lw=1.8, marker="o" if len(slices) < 60 else "", ms=2.5, label="attention"
-    )
-    panel.plot(slices, _bell(heads), color="0.2", ls="--", lw=1, label="normal with its mean and variance")
-    top = 1.15 * max(float(heads.max() if len(heads) <= HEADS_SHOWN else attention.max()), float(_bell(heads).max()))
+    marker = "o" if len(slices) < 60 else ""
+    panel.plot(slices, attention, color=GREEN, lw=1.8, marker=marker, ms=2.5, label="attention")
+    panel.plot(slices, bell, color="0.2", ls="--", lw=1, label="normal with its mean and variance")
+    top = 1.15 * max(float(heads.max() if len(heads) <= HEADS_SHOWN else attention.max()), float(bell.max()))
     keys = [place + 1 for place in prediction.key_slices]
     panel.plot(keys, [top * 0.97] * len(keys), ls="", marker="v", ms=5, color="0.2", label="key slices", clip_on=False)
     located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
-    along = "slice, from the feet to the head" if located else "slice"
     panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), ylabel="attention")
     # The default number of ticks depends on the size of the panel, which depends on the ticks.
     panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
-    label_slices(panel, along)
+    label_slices(panel, "slice, from the feet to the head" if located else "slice")
     entries = len(panel.get_legend_handles_labels()[1])
     panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=entries if entries < 5 else 3)
-
-
-def _bell(heads: Float[Tensor, "heads slices"]) -> Float[Tensor, "slices"]:
-    """The normal reference that guidance compares attention with; for several heads, the mean of theirs."""
-    return normal_reference(heads).mean(0)

@@ -7,10 +7,9 @@ ever used on the disk.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,13 +17,12 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import read_json, read_json_as
+from normal_guidance.base.files import read_json
 from normal_guidance.clinic.viewer.images import Cache
 from normal_guidance.clinic.viewer.runs import (
     BRIEF,
     BUNDLE,
     NO_RESULT,
-    SUMMARY,
     PredictionFolder,
     ScanResult,
     SplitPredictions,
@@ -37,16 +35,13 @@ from normal_guidance.clinic.viewer.runs import (
     numbers,
     read_instance_numbers,
     read_result,
+    read_summary,
     warnings,
 )
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.features.windows import Window, window_from_json
-from normal_guidance.scans.index.manifest import (
-    MANIFEST,
-    Manifest,
-    ScanRow,
-    read_manifest,
-)
+from normal_guidance.scans.index.geometry import orientation_letters
+from normal_guidance.scans.index.manifest import MANIFEST, Manifest, ScanRow, read_manifest
 from normal_guidance.scans.index.problems import Caution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS
@@ -57,27 +52,20 @@ TABLE_BYTES = 2**28
 ROWS = 16
 """Scans whose files and positions stay in memory: every slice needs them."""
 
-DIRECTIONS = (("L", "R"), ("P", "A"), ("H", "F"))
-"""The directions in which x, y and z of a patient grow, and the opposite ones."""
-
 
 class NotHereError(LookupError):
     """A number that does not exist; the page shows the message."""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """A scan in the list of a split."""
+class ListedScan(NamedTuple):
+    """A scan in the list of a split, with its probabilities by the split's methods."""
 
-    number: int
     part: str
     label: int | None
     scores: tuple[float | None, ...]
-    """Probabilities, by the split's methods."""
 
 
-@dataclass(frozen=True)
-class _Scan:
+class KnownScan(NamedTuple):
     """What is the same for all methods."""
 
     scan_id: str
@@ -85,8 +73,7 @@ class _Scan:
     slices: int
 
 
-@dataclass(frozen=True)
-class KnownModel:
+class KnownModel(NamedTuple):
     """The windows of a model's encoder, one for each channel, and the dataset that it was trained on."""
 
     windows: tuple[Window | None, ...] = ()
@@ -94,14 +81,7 @@ class KnownModel:
 
 
 class Gallery:
-    """The scans behind a folder's predictions.
-
-    Args:
-        folder: folder of a study, a run, or new scans.
-        splits: its predictions.
-        manifest: where the images and the slice labels are; None if unknown.
-        model: what is known of the model.
-    """
+    """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
     def __init__(
         self,
@@ -112,8 +92,9 @@ class Gallery:
     ) -> None:
         self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
         self.model = model or KnownModel()
+        self.summary = read_summary(folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
-        self._scans: list[_Scan] = []
+        self._scans: list[KnownScan] = []
         self._number_of: dict[str, int] = {}
         self._lists = [self._read_list(split) for split in self.splits]
         self.row = lru_cache(ROWS)(self._row)
@@ -122,12 +103,9 @@ class Gallery:
         """The number of scans in all splits."""
         return len(self._scans)
 
-    # ----------------------------------------------------------------------------------------------------
-    # What the page requests
-    # ----------------------------------------------------------------------------------------------------
-
     def about(self) -> dict[str, Any]:
         """What the page reads first."""
+        chooses_finding = self.summary is not None and all(source.group for source in self.splits[0].sources)
         return {
             "title": self.folder.resolve().name,
             "version": __version__,
@@ -138,26 +116,34 @@ class Gallery:
                 }
                 for split in self.splits
             ],
-            "choice": "Finding" if self._has_findings else "Method",
+            "choice": "Finding" if chooses_finding else "Method",
             "windows": {modality: self._windows(modality) for modality in ("CT", "MR")},
             "missing": self._missing(),
-            "not_predicted": _not_predicted(self.folder),
+            "not_predicted": [
+                {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
+                for line in (self.summary.scans if self.summary else [])
+                if line.get("state") in ("refused", "failed")
+            ],
         }
 
     def scans(self, split: int) -> list[dict[str, Any]]:
         """The list of a split."""
         self._check_split(split)
-        return [
-            {
-                **self._names(scan.number),
-                "part": scan.part,
-                "label": scan.label,
-                "scores": [number(score) for score in scan.scores],
-                "positive": [self._positive(source, scan.number) for source in self.splits[split].sources],
-                "flags": flags(self._warnings(scan.number)),
-            }
-            for scan in self._lists[split].values()
-        ]
+        lines = []
+        for scan, listed in self._lists[split].items():
+            result = self._results.get(self._scans[scan].scan_id)
+            sources = self.splits[split].sources
+            lines.append(
+                {
+                    **self._names(scan),
+                    "part": listed.part,
+                    "label": listed.label,
+                    "scores": [number(score) for score in listed.scores],
+                    "positive": [None if result is None else result.of(source.group).positive for source in sources],
+                    "flags": flags(self._warnings(scan)),
+                }
+            )
+        return lines
 
     def scan(self, split: int, scan: int) -> dict[str, Any]:
         """One scan of a split: geometry, slice labels, and every method's curve."""
@@ -165,13 +151,13 @@ class Gallery:
         listed = self._lists[split].get(scan)
         if listed is None:
             raise NotHereError(f"split {split} has no scan {scan}; reload the page")
-        row, note, known = None, None, self._scans[scan].scan_id
+        row, note, scan_id = None, None, self._scans[scan].scan_id
         try:
             row = self.row(scan)
         except NotHereError as error:
             note = str(error)
         spacing = None if row is None else row.slice_spacing
-        result = self._results.get(known)
+        result = self._results.get(scan_id)
         return {
             **self._names(scan),
             "part": listed.part,
@@ -182,8 +168,8 @@ class Gallery:
             },
             **_geometry(row),
             "series": (result.description if result else "") or (row and row.series_description) or "",
-            "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, known),
-            "warnings": [one._asdict() for one in self._warnings(scan)],
+            "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, scan_id),
+            "warnings": [warning._asdict() for warning in self._warnings(scan)],
             "note": note,
         }
 
@@ -207,34 +193,30 @@ class Gallery:
             )
         return row
 
-    # ----------------------------------------------------------------------------------------------------
-    # Tables
-    # ----------------------------------------------------------------------------------------------------
-
-    def _read_list(self, split: SplitPredictions) -> dict[int, Listed]:
-        found: dict[int, tuple[str, int | None]] = {}
-        scores: list[dict[int, float | None]] = []
+    def _read_list(self, split: SplitPredictions) -> dict[int, ListedScan]:
+        known: dict[int, tuple[str, int | None]] = {}
+        by_method: list[dict[int, float | None]] = []
         for source in split.sources:
-            own: dict[int, float | None] = {}
+            scores: dict[int, float | None] = {}
             for row in read_predictions(source.path, BRIEF, group=source.group).to_pylist():
                 scan = self._enter(row, source)
-                found.setdefault(scan, (row["part"] or "", known_label(row["label"])))
-                own[scan] = row["probability"]
+                known.setdefault(scan, (row["part"] or "", row["label"] if row["label"] in (0, 1) else None))
+                scores[scan] = row["probability"]
             if source.scores is not None:
                 brief = read_predictions(source.scores, ("scan_id", "probability")).to_pylist()
                 score_of = {row["scan_id"]: row["probability"] for row in brief}
-                own = {scan: score_of.get(self._scans[scan].scan_id) for scan in own}
-            scores.append(own)
+                scores = {scan: score_of.get(self._scans[scan].scan_id) for scan in scores}
+            by_method.append(scores)
         return {
-            scan: Listed(scan, part, label, tuple(own.get(scan) for own in scores))
-            for scan, (part, label) in found.items()
+            scan: ListedScan(part, label, tuple(scores.get(scan) for scores in by_method))
+            for scan, (part, label) in known.items()
         }
 
     def _enter(self, row: dict[str, Any], source: PredictionFolder) -> int:
         """The scan's number, a new one for a new id: equal ids are the same scan in all splits and for all methods."""
         scan = self._number_of.setdefault(row["scan_id"], len(self._scans))
         if scan == len(self._scans):
-            self._scans.append(_Scan(row["scan_id"], row["patient_id"] or "", row["slices"]))
+            self._scans.append(KnownScan(row["scan_id"], row["patient_id"] or "", row["slices"]))
         if self._scans[scan].slices != row["slices"]:
             raise UserError(
                 f"{source.path}: {row['slices']} slices of scan {row['scan_id']!r}, but {self._scans[scan].slices} in "
@@ -261,7 +243,7 @@ class Gallery:
             )
         drawn = curve(attention, heads, score, spacing)
         result = self._results.get(row["scan_id"])
-        return drawn if result is None else {**drawn, **_fitting(result.of(source.group).as_json(), slices)}
+        return drawn if result is None else {**drawn, **result.of(source.group).within(slices)}
 
     def _table(self, source: PredictionFolder) -> pa.Table:
         key = (source.path, source.group)
@@ -282,39 +264,21 @@ class Gallery:
     @cached_property
     def _results(self) -> dict[str, ScanResult]:
         """The results of `nguide predict` by scan; empty for studies and runs."""
-        if not self._is_predicted:
+        if self.summary is None:
             return {}
-        found = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
-        return {scan: result for scan, result in found.items() if result is not None}
-
-    @property
-    def _is_predicted(self) -> bool:
-        """Whether `nguide predict` made the folder."""
-        return (self.folder / SUMMARY).is_file()
+        results = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
+        return {scan: result for scan, result in results.items() if result is not None}
 
     def _warnings(self, scan: int) -> list[Caution]:
         result = self._results.get(self._scans[scan].scan_id)
         if result is None:
-            return [NO_RESULT] if self._is_predicted else []
+            return [] if self.summary is None else [NO_RESULT]
         return warnings(result.problems, result.of_model)
-
-    def _positive(self, source: PredictionFolder, scan: int) -> bool | None:
-        result = self._results.get(self._scans[scan].scan_id)
-        return None if result is None else result.of(source.group).positive
-
-    @property
-    def _has_findings(self) -> bool:
-        """Whether what the reader chooses are findings of one model."""
-        return self._is_predicted and all(source.group for source in self.splits[0].sources)
 
     @cached_property
     def _place_of(self) -> dict[str, int]:
         """Each scan's place in the manifest, by its id."""
         return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
-
-    # ----------------------------------------------------------------------------------------------------
-    # About all scans
-    # ----------------------------------------------------------------------------------------------------
 
     def _windows(self, modality: str) -> list[dict[str, Any]]:
         """The windows to choose from for scans of a modality."""
@@ -324,35 +288,27 @@ class Gallery:
 
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
-        command = f"nguide view {self.folder}"
-        if self.manifest is None and is_anonymous(self.folder):
-            return [
-                {
-                    "what": "images",
-                    "why": "No images: these results are anonymous, so they do not say where the scans are. The key "
-                    "slices are in each scan's strip.png. To look at all slices, predict without --anonymize.",
-                    "command": "nguide predict SCAN --model MODEL -o OTHER",
-                }
-            ]
-        if self.manifest is None:
-            return [
-                {
-                    "what": "images",
-                    "why": "No images and no slice labels: the predictions do not say where the scans are. Give the "
-                    "index that nguide index made.",
-                    "command": f"{command} --index INDEX",
-                }
-            ]
-        return []
+        if self.manifest is not None:
+            return []
+        why = (
+            "No images and no slice labels: the predictions do not say where the scans are. Give the index that nguide "
+            "index made."
+        )
+        command = f"nguide view {self.folder} --index INDEX"
+        if self.summary is not None and self.summary.anonymous:
+            why = (
+                "No images: these results are anonymous, so they do not say where the scans are. The key slices are in "
+                "each scan's strip.png. To look at all slices, predict without --anonymize."
+            )
+            command = "nguide predict SCAN --model MODEL -o OTHER"
+        return [{"what": "images", "why": why, "command": command}]
 
 
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
-    """Read everything about the scans but the scans themselves.
+    """Read everything about the scans of a study, a run or new scans but the scans themselves.
 
-    Args:
-        folder: folder of a study, a run, or new scans.
-        index: folder of `nguide index`; new scans have their own.
-        store: the features' store, for the window that the encoder saw.
+    `index` is the folder of `nguide index`, where new scans have none of their own; the features' `store` records the
+    window that the encoder saw.
     """
     splits = find_splits(folder)
     place = index or (folder if (folder / MANIFEST).is_file() else None)
@@ -370,10 +326,10 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
 
 def _known_model(folder: Path, store: Path | None) -> KnownModel:
     """What a store or the summary of new scans says of the model; nothing where neither does."""
-    summary = folder / SUMMARY
-    if store is None and not summary.is_file():
+    summary = read_summary(folder)
+    about = open_store(store).provenance if store is not None else summary and summary.model
+    if about is None:
         return KnownModel()
-    about = read_json_as(summary, _Summary, exact=False).model if store is None else open_store(store).provenance
     try:
         windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
@@ -385,38 +341,10 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     return KnownModel(windows, dataset if isinstance(dataset, str) else None)
 
 
-def _not_predicted(folder: Path) -> list[dict[str, str]]:
-    """Scans that `nguide predict` refused or could not read, with the reasons."""
-    summary = folder / SUMMARY
-    lines = read_json_as(summary, _Summary, exact=False).scans if summary.is_file() else []
-    return [
-        {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
-        for line in lines
-        if line.get("state") in ("refused", "failed")
-    ]
-
-
-def _fitting(called: dict[str, Any], slices: int) -> dict[str, Any]:
-    """The result without slices that the scan does not have."""
-    interval = called["interval"]
-    inside = interval is None or 0 <= interval["first"] <= interval["last"] < slices
-    keys = [place for place in called["key_slices"] if 0 <= place < slices]
-    return {**called, "key_slices": keys, "interval": interval if inside else None}
-
-
 def is_anonymous(folder: Path) -> bool:
     """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
-    summary = folder / SUMMARY
-    return summary.is_file() and read_json_as(summary, _Summary, exact=False).anonymous
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """What is read here of summary.json."""
-
-    anonymous: bool = False
-    model: Any = None
-    scans: list[dict[str, Any]] = field(default_factory=list)
+    summary = read_summary(folder)
+    return summary is not None and summary.anonymous
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:
@@ -424,35 +352,16 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
     if row is None:
         return {"image": None, "truth": None, "positions": None, "modality": "CT"}
     labels = [] if row.slice_labels is None else [int(label) for label in row.slice_labels]
+    letters = orientation_letters(row.orientation)
     return {
         "image": {
             "rows": row.rows,
             "columns": row.columns,
             "spacing": None if row.pixel_spacing is None else numbers(row.pixel_spacing),
-            "letters": letters(row.orientation),
+            "letters": None if letters is None else letters._asdict(),
         },
         "truth": labels if labels and min(labels) >= 0 else None,
         # Without a spacing, positions are slice numbers.
         "positions": None if row.slice_spacing is None else numbers(row.positions),
         "modality": "MR" if row.modality == "MR" else "CT",
     }
-
-
-def known_label(label: int | None) -> int | None:
-    """A label of 0 or 1; None for any other number."""
-    return label if label in (0, 1) else None
-
-
-def letters(orientation: Sequence[float] | None) -> dict[str, str] | None:
-    """The letters at the edges of a slice, from the direction cosines of its rows and columns."""
-    if orientation is None:
-        return None
-    across, down = _direction(orientation[:3]), _direction(orientation[3:])
-    return {"left": across[1], "right": across[0], "top": down[1], "bottom": down[0]}
-
-
-def _direction(cosines: Sequence[float]) -> tuple[str, str]:
-    """The letters in and against the direction."""
-    axis = max(range(3), key=lambda place: abs(cosines[place]))
-    positive, negative = DIRECTIONS[axis]
-    return (positive, negative) if cosines[axis] > 0 else (negative, positive)

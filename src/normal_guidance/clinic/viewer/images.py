@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,20 +25,12 @@ from normal_guidance.base.workers import Failure, Pool
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.volumes import read_volume
 
-# Decode the slices of one file for the page, in a worker process.
-
-
 LOWEST, HIGHEST = -32768, 32767
 """The HU that 16 bits hold; values outside are set to these."""
 
 
 class SliceRequest(NamedTuple):
-    """Slices of one file.
-
-    Args:
-        root: folder of the scans.
-        row: a scan, with those slices only.
-    """
+    """Slices of one file: the folder of the scans, and a scan with those slices only."""
 
     root: Path
     row: ScanRow
@@ -61,15 +53,12 @@ def prepare(kind: str) -> None:
         import normal_guidance.scans.index.dicom_slices  # noqa: F401
 
 
-# A cache that is bounded in bytes: of hundreds of scans, only the last ones stay in memory.
-
-
 CacheKey = TypeVar("CacheKey", bound=Hashable)
 Value = TypeVar("Value")
 
 
 class Cache(Generic[CacheKey, Value]):
-    """Keep the values used last, up to the limit; the newest is kept even if it alone exceeds the limit."""
+    """Keep the values used last, up to a limit in bytes; the newest is kept even if it alone exceeds the limit."""
 
     def __init__(self, limit: int, size: Callable[[Value], int]) -> None:
         self.limit, self.bytes = limit, 0
@@ -120,38 +109,30 @@ class UnreadableSliceError(RuntimeError):
     """A slice that cannot be shown; the page shows the message."""
 
 
-@dataclass(frozen=True, eq=False)
-class _File:
+class _File(NamedTuple):
     """The decoded slices of one file by their places in the scan; or an error, and when it happened."""
 
     slices: dict[int, np.ndarray]
     error: str | None = None
     since: float = 0.0
 
-    @property
-    def bytes(self) -> int:
-        return FAILURE_BYTES + sum(one.nbytes for one in self.slices.values())
-
 
 Key = tuple[int, str]
 """A scan's number and the name of one of its files."""
 
 
-class SliceImages:
-    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop.
+def _bytes(file: _File) -> int:
+    return FAILURE_BYTES + sum(image.nbytes for image in file.slices.values())
 
-    Args:
-        row_of: returns a scan's row of the manifest.
-        root: folder of the scans.
-        limit: bytes of slices to keep.
-        workers: processes that decode.
-    """
+
+class SliceImages:
+    """Slices by scan and place; everything but decoding happens in the one thread of the server's loop."""
 
     def __init__(
         self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES, workers: int = WORKERS
     ) -> None:
         self._row_of, self._root, self._workers = row_of, root, workers
-        self.cache: Cache[Key, _File] = Cache(limit, lambda file: file.bytes)
+        self.cache: Cache[Key, _File] = Cache(limit, _bytes)
         self._pending: dict[Key, asyncio.Future[_File]] = {}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoding")
         self._own = threading.local()
@@ -206,12 +187,12 @@ class SliceImages:
             positions=tuple(row.positions[place] for place in places),
         )
         try:
-            (found,) = self._pool().map(decode, [SliceRequest(self._root, part)])
+            (slices,) = self._pool().map(decode, [SliceRequest(self._root, part)])
         except UserError as error:  # a package is missing, or no process can be started
-            found = Failure("failed", str(error))
-        if isinstance(found, Failure):
-            return _File({}, f"{found.detail}.", time.monotonic())
-        return _File(dict(zip(places, found, strict=True)))
+            slices = Failure("failed", str(error))
+        if isinstance(slices, Failure):
+            return _File({}, f"{slices.detail}.", time.monotonic())
+        return _File(dict(zip(places, slices, strict=True)))
 
     def _pool(self) -> Pool:
         if not hasattr(self._own, "pool"):

@@ -1,4 +1,4 @@
-"""Find the predictions in the folder of a study, of one run, or of new scans.
+"""What folders hold for the page: predictions, what `nguide predict` says of a scan, curves, and windows.
 
 DIR/METHOD/SEED/predictions.parquet                a study (`nguide experiment`), or runs of `nguide sweep`
 DIR/predictions.parquet                            one run, or a model (`nguide fit`)
@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json, read_json_as
 from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import (
     CEILING,
@@ -33,24 +34,32 @@ from normal_guidance.core.methods import (
 )
 from normal_guidance.scans.features.windows import WINDOWS, Percentiles, Range, Window
 from normal_guidance.scans.index.manifest import refuse_several
-from normal_guidance.scans.index.problems import (
-    DOUBTFUL,
-    HARMLESS,
-    KINDS,
-    Caution,
-    Problem,
-    cautions,
-    folder_name,
-)
+from normal_guidance.scans.index.problems import DOUBTFUL, HARMLESS, KINDS, Caution, Problem, cautions, folder_name
 from normal_guidance.statistics import localization as by_attention
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
-SUMMARY, BUNDLE = "summary.json", "bundle.json"
-"""Files beside predictions: for new scans, where the scans are and which model predicted them; for a model, itself."""
+BUNDLE, SLICES = "bundle.json", "slices.csv"
+
+AGAIN = "delete the folder and predict again"
 
 BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
 """Columns for the list of scans: a few bytes a scan."""
+
+
+@dataclass(frozen=True)
+class PredictSummary:
+    """What is read here of the summary.json of `nguide predict`."""
+
+    anonymous: bool = False
+    model: Any = None
+    scans: list[dict[str, Any]] = field(default_factory=list)
+
+
+def read_summary(folder: Path) -> PredictSummary | None:
+    """The summary of new scans; None where `nguide predict` did not make the folder."""
+    path = folder / SUMMARY
+    return read_json_as(path, PredictSummary, exact=False) if path.is_file() else None
 
 
 @dataclass(frozen=True)
@@ -119,40 +128,20 @@ def _sources_of_run(run: Path, method: str) -> Iterator[PredictionFolder]:
 
 
 def _method_of(folder: Path) -> str:
-    """The method by a run's report or by the summary of new scans; 'model' where neither names it."""
+    """The method by a run's report, the summary of new scans or a model; 'model' where none names it."""
     about: Any = None
     if (folder / REPORT).is_file():
-        about = read_json_as(folder / REPORT, _Report, exact=False).winners[:1]
-    elif (folder / SUMMARY).is_file():
-        about = [read_json_as(folder / SUMMARY, _Summary, exact=False).model]
+        winners = read_json(folder / REPORT).get("winners")
+        about = winners[0] if isinstance(winners, list) and winners else None
+    elif summary := read_summary(folder):
+        about = summary.model
     elif (folder / BUNDLE).is_file():
-        about = [read_json(folder / BUNDLE)]
-    one = about[0] if about and isinstance(about[0], dict) else {}
-    config = one.get("config")
-    method = one.get("method", config.get("method") if isinstance(config, dict) else None)
+        about = read_json(folder / BUNDLE)
+    model = about if isinstance(about, dict) else {}
+    config = model.get("config")
+    method = model.get("method", config.get("method") if isinstance(config, dict) else None)
     return method if isinstance(method, str) else "model"
 
-
-@dataclass(frozen=True)
-class _Report:
-    """What is read here of a run's report.json."""
-
-    winners: list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class _Summary:
-    """What is read here of summary.json; other versions may have something else there."""
-
-    model: Any = None
-
-
-# What `nguide predict` says of a scan beyond its attention: call, key slices, interval, and what was odd.
-
-
-PREDICTION, SLICES = "prediction.json", "slices.csv"
-
-AGAIN = "delete the folder and predict again"
 
 NOTE = "note"
 """The flag of what changes nothing."""
@@ -179,8 +168,11 @@ class Called:
     threshold: float | None
     positive: bool | None
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+    def within(self, slices: int) -> dict[str, Any]:
+        """For JSON, without slices that the scan does not have."""
+        keys = [place for place in self.key_slices if 0 <= place < slices]
+        is_inside = self.interval is not None and 0 <= self.interval.first <= self.interval.last < slices
+        return {**asdict(self), "key_slices": keys, "interval": asdict(self)["interval"] if is_inside else None}
 
 
 @dataclass(frozen=True)
@@ -207,12 +199,15 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         return None
     about = read_json(path, AGAIN)
     try:
-        problems = tuple(map(_problem, about.get("problems", [])))
-        of_scan = {one.text for one in cautions(problems)}
+        problems = read_as(tuple[Problem, ...], about.get("problems", []), "problems")
+        unknown = next((problem.kind for problem in problems if problem.kind not in KINDS), None)
+        if unknown is not None:
+            raise ContentError(f"problems has the kind {shorten(unknown)!r}")
+        of_scan = {caution.text for caution in cautions(problems)}
         told = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
         return ScanResult(
             first=_called(about),
-            findings={read_as(str, one["name"], "name"): _called(one) for one in about.get("findings", [])},
+            findings={read_as(str, part["name"], "name"): _called(part) for part in about.get("findings", [])},
             problems=problems,
             description=str(about.get("source", {}).get("series_description") or ""),
             of_model=tuple(text for text in told if text not in of_scan),
@@ -221,19 +216,12 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
 
 
-def _problem(about: Any) -> Problem:
-    one = read_as(Problem, about, "problems")
-    if one.kind not in KINDS:
-        raise ContentError(f"problems has the kind {shorten(one.kind)!r}")
-    return one
-
-
 def _called(about: Any) -> Called:
     """The result for a finding from a part of prediction.json, which counts slices from 1."""
     interval = about.get("interval")
     counted = interval and read_as(Interval, interval, "interval", exact=False)
     return Called(
-        key_slices=tuple(read_as(int, one["slice"], "key_slices") - 1 for one in about["key_slices"]),
+        key_slices=tuple(read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]),
         interval=counted and Interval(counted.first - 1, counted.last - 1, counted.meaning),
         threshold=read_as(float | None, about.get("threshold"), "threshold"),
         positive=read_as(bool | None, about.get("positive"), "positive"),
@@ -251,18 +239,16 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
     return numbers if any(number is not None for number in numbers) else None
 
 
-def flags(found: Iterable[Caution]) -> list[str]:
+def flags(warnings: Iterable[Caution]) -> list[str]:
     """The flags of cautions, each once."""
-    return list(dict.fromkeys(one.flag for one in found if one.flag != NOTE))
+    return list(dict.fromkeys(warning.flag for warning in warnings if warning.flag != NOTE))
 
 
 def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
     """A scan's cautions, the gravest first, those of the model, then notes: what was odd and changes nothing."""
-    notes = [Caution(NOTE, f"Note: {one.detail} ({one.action}).") for one in problems if one.kind in HARMLESS]
+    harmless = (problem for problem in problems if problem.kind in HARMLESS)
+    notes = [Caution(NOTE, f"Note: {problem.detail} ({problem.action}).") for problem in harmless]
     return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]
-
-
-# One scan's attention as the page draws it: the curve, its heads, the fitted normal, and the key slices.
 
 
 FLAT = 0.01
@@ -278,13 +264,9 @@ def curve(
     probability: float | None,
     spacing: float | None = None,
 ) -> dict[str, Any]:
-    """Describe one method's attention for the page.
+    """Describe one method's attention for the page: the heads' mean, or the slice reference's probabilities.
 
-    Args:
-        attention: the heads' mean, or the slice reference's probabilities, which need not sum to one.
-        heads: log-attention of each head.
-        probability: the scan's probability.
-        spacing: mm from slice to slice.
+    The latter need not sum to one; `heads` is log-attention, `spacing` in mm.
     """
     return {
         "probability": number(probability),
@@ -320,11 +302,8 @@ def numbers(values: Tensor | Sequence[float]) -> list[float | None]:
     return [number(value) for value in (values.tolist() if isinstance(values, Tensor) else values)]
 
 
-# The windows that a reader chooses from: those that radiologists use, and the model's own.
-# `normal_guidance.scans.features.preprocessing` has the windows of encoders, which are wider: a head window of -100 to
-# 300 HU keeps bone and blood apart for an encoder, but grey and white matter look the same in it.  Width and level are
-# those of the table "windowing (CT)" of Radiopaedia.
-
+# Windows that radiologists use: width and level of the table "windowing (CT)" of Radiopaedia.  Those of encoders are
+# wider: -100 to 300 HU keeps bone and blood apart for an encoder, but grey and white matter look the same in it.
 
 CT: dict[str, tuple[str, int, int]] = {
     "brain": ("Brain", 80, 40),
@@ -363,28 +342,26 @@ def display_windows(
     A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an unknown
     part of the body starts with the model's window, or else with soft tissue.
     """
+    unit, own = ("HU" if modality == "CT" else ""), "each slice's 1st to 99th percentile"
+    shown: list[tuple[str, str, Range | None, str]] = []
     if modality == "CT":
-        presets: list[tuple[str, str, Range | None]] = [
-            (name, title, (level - width / 2, level + width / 2)) for name, (title, width, level) in CT.items()
-        ]
         first = FIRST.get(body or "", "encoder" if encoder_windows else "soft")
+        shown += [
+            (name, title, (level - width / 2, level + width / 2), "") for name, (title, width, level) in CT.items()
+        ]
     else:
-        adc = WINDOWS["adc"]
-        presets, first = [("own", "Auto", None), ("adc", "ADC", adc if isinstance(adc, tuple) else None)], "own"
-    own = "each slice's 1st to 99th percentile"
-    shown = [_shown(name, title, bounds, modality, "" if bounds else own) for name, title, bounds in presets]
+        first, adc = "own", WINDOWS["adc"]
+        shown += [("own", "Auto", None, own), ("adc", "ADC", adc if isinstance(adc, tuple) else None, "")]
     for place, window in enumerate(encoder_windows, start=1):
         suffix = f" {place}" if len(encoder_windows) > 1 else ""
-        bounds, note = _of_encoder(window, modality)
-        shown.append(_shown(f"encoder{suffix}", f"Model{suffix}", bounds, modality, note))
-    chosen = next(one for one in shown if one["name"] == first or one["name"].startswith(f"{first} "))
-    return [{**one, "first": one is chosen} for one in shown]
-
-
-def _shown(name: str, title: str, bounds: Range | None, modality: str, note: str) -> dict[str, Any]:
-    low, high = bounds or (None, None)
-    unit = "HU" if modality == "CT" else ""
-    return {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
+        shown.append((f"encoder{suffix}", f"Model{suffix}", *_of_encoder(window, modality)))
+    start = next(name for name, *_ in shown if name == first or name.startswith(f"{first} "))
+    windows = []
+    for name, title, bounds, note in shown:
+        low, high = bounds or (None, None)
+        about = {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
+        windows.append({**about, "first": name == start})
+    return windows
 
 
 def _of_encoder(window: Window | None, modality: str) -> tuple[Range | None, str]:

@@ -5,7 +5,20 @@
     /api/splits/SPLIT/scans/SCAN      one scan with its curves
     /api/scans/SCAN/slices/PLACE      pixels: rows from the top, 16 bits each, the lower byte first
 
-Words in capitals are numbers.  `normal_guidance.clinic.viewer.server` checks every request first.
+Words in capitals are numbers.
+
+Scans are patients' data, and the loopback interface can be reached by other users of the machine and by every web page
+in the user's browser.  So `Guard` checks four rules before anything else sees a request:
+
+1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding), but
+   the browser then sends that name.
+2. The method is GET or HEAD: no client can write anything.
+3. Everything but the files of the page, which hold no data, needs the token in the Authorization header.  There is no
+   cookie: browsers send cookies to every port of a host, so other servers on this machine would receive it.  The token
+   stands behind the # of the printed address, which browsers do not send.  The page keeps it in the tab's session
+   storage, which pages of other ports cannot read, and sends it to its own server only.
+4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
+   loading anything from elsewhere or running text as code.
 """
 
 from __future__ import annotations
@@ -23,26 +36,19 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from uvicorn.protocols.http.h11_impl import H11Protocol
-
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError
 from normal_guidance.clinic.viewer.images import CACHE_BYTES, SliceImages, UnreadableSliceError
 
-# Access to the server: only from this machine, only with the token, only to read.
-# Scans are patients' data.  The server listens on the loopback interface, which other users of the machine and every
-# web page in the user's browser can also reach.  So four rules are checked for each request before anything else sees
-# it: 1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding),
-#    but the browser then sends that name.
-# 2. The method is GET or HEAD: no client can write anything.
-# 3. Everything but the files of the page, which hold no data, needs the token in the Authorization header.  There is no
-#    cookie: browsers send cookies to every port of a host, so other servers on this machine would receive it.  The
-#    token stands behind the # of the printed address, which browsers do not send.  The page keeps it in the tab's
-#    session storage, which pages of other ports cannot read, and sends it to its own server only.
-# 4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
-#    loading anything from elsewhere or running text as code.
-
+with importing("viewer", "the viewer needs fastapi and uvicorn"):
+    import uvicorn
+    from fastapi import FastAPI, Request, Response
+    from fastapi.concurrency import run_in_threadpool
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from starlette.exceptions import HTTPException
+    from uvicorn.protocols.http.h11_impl import H11Protocol
 
 LOOPBACK = "127.0.0.1"
 
@@ -85,11 +91,7 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Access:
-    """The secret of one start of the server, which is never written to a file.
-
-    Args:
-        port: the port that the server listens on.
-    """
+    """The port of one start of the server, and its secret, which is never written to a file."""
 
     port: int
     token: str = field(default_factory=lambda: secrets.token_urlsafe(32), repr=False)
@@ -117,10 +119,7 @@ class Access:
 class Guard:
     """An ASGI application in front of another, which passes on only requests that obey the rules.
 
-    Args:
-        app: the application behind it.
-        access: the secret of this start.
-        open_paths: the files of the page, which hold no data and need no token.
+    `open_paths` are the files of the page, which hold no data and need no token.
     """
 
     def __init__(self, app: App, access: Access, open_paths: Collection[str] = ()) -> None:
@@ -178,17 +177,6 @@ async def answer(send: Send, status: int, kind: str, body: bytes, headers: Mappi
     await send({"type": "http.response.body", "body": body})
 
 
-try:
-    import uvicorn
-    from fastapi import FastAPI, Request, Response
-    from fastapi.concurrency import run_in_threadpool
-    from fastapi.exceptions import RequestValidationError
-    from fastapi.responses import JSONResponse
-    from starlette.exceptions import HTTPException
-
-except ImportError as error:
-    raise UserError(f"the viewer needs fastapi and uvicorn; {install_command('viewer')}") from error
-
 STATIC = Path(__file__).parent / "static"
 """Built from frontend/ by `make viewer`."""
 
@@ -205,8 +193,6 @@ PORT = 8765
 
 BACKLOG = 2048
 """Connections that may wait; uvicorn's default."""
-
-READ = ["GET", "HEAD"]
 
 
 def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
@@ -225,26 +211,26 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_byte
     app = FastAPI(lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     _add_errors(app)
 
-    @app.api_route("/api/gallery", methods=READ)
+    @app.api_route("/api/gallery", methods=list(METHODS))
     async def about() -> Response:
         return JSONResponse(gallery.about())
 
-    @app.api_route("/api/splits/{split}/scans", methods=READ)
+    @app.api_route("/api/splits/{split}/scans", methods=list(METHODS))
     async def scans(split: int) -> Response:
         return JSONResponse(await run_in_threadpool(gallery.scans, split))
 
-    @app.api_route("/api/splits/{split}/scans/{scan}", methods=READ)
+    @app.api_route("/api/splits/{split}/scans/{scan}", methods=list(METHODS))
     async def scan(split: int, scan: int) -> Response:
         return JSONResponse(await run_in_threadpool(gallery.scan, split, scan))
 
-    @app.api_route("/api/scans/{scan}/slices/{place}", methods=READ)
+    @app.api_route("/api/scans/{scan}/slices/{place}", methods=list(METHODS))
     async def pixels(scan: int, place: int) -> Response:
         if images is None:
             raise NotHereError("Images need the index of the scans: nguide view DIR --index INDEX")
         return Response(await images.read(scan, place), media_type="application/octet-stream")
 
     for path, (content, kind) in page.items():
-        app.add_api_route(path, _sends(content, kind), methods=READ)
+        app.add_api_route(path, _sends(content, kind), methods=list(METHODS))
     return Guard(app, access, open_paths=page)
 
 
@@ -268,33 +254,22 @@ def _sends(content: bytes, kind: str) -> Callable[[], Any]:
 
 def _add_errors(app: FastAPI) -> None:
     """Answer every error with a sentence in JSON, never with a traceback."""
+    nothing = "there is nothing at this address"
+    ours = "The viewer failed; the terminal in which nguide view runs shows the error."
 
-    def answer(status: int, sentence: str) -> Response:
-        return JSONResponse({"error": sentence}, status_code=status)
+    def add(kind: type[Exception], status: int | None, sentence: str | None = None) -> None:
+        async def answer_error(_: Request, error: Exception) -> Response:
+            code = error.status_code if isinstance(error, HTTPException) else status
+            return JSONResponse({"error": sentence or str(error)}, status_code=code or 500)
 
-    @app.exception_handler(NotHereError)
-    async def not_here(_: Request, error: NotHereError) -> Response:
-        return answer(404, str(error))
+        app.add_exception_handler(kind, answer_error)
 
-    @app.exception_handler(UnreadableSliceError)
-    async def unreadable(_: Request, error: UnreadableSliceError) -> Response:
-        return answer(422, str(error))
-
-    @app.exception_handler(UserError)
-    async def user_error(_: Request, error: UserError) -> Response:
-        return answer(500, str(error))
-
-    @app.exception_handler(RequestValidationError)
-    async def no_number(_: Request, error: RequestValidationError) -> Response:
-        return answer(404, "there is nothing at this address")
-
-    @app.exception_handler(HTTPException)
-    async def no_route(_: Request, error: HTTPException) -> Response:
-        return answer(error.status_code, "there is nothing at this address")
-
-    @app.exception_handler(Exception)
-    async def our_mistake(_: Request, error: Exception) -> Response:
-        return answer(500, "The viewer failed; the terminal in which nguide view runs shows the error.")
+    add(NotHereError, 404)
+    add(UnreadableSliceError, 422)
+    add(UserError, 500)
+    add(RequestValidationError, 404, nothing)
+    add(HTTPException, None, nothing)
+    add(Exception, 500, ours)
 
 
 def open_socket(port: int | None) -> socket.socket:
@@ -317,11 +292,11 @@ def make_server(app: App) -> uvicorn.Server:
         uvicorn.Config(
             app,
             access_log=False,
-            http=BoundedProtocol,
             log_level="warning",
             server_header=False,
-            timeout_graceful_shutdown=2,
             ws="none",
+            http=BoundedProtocol,
+            timeout_graceful_shutdown=2,
         )
     )
 
@@ -358,8 +333,7 @@ def _ends_when_hung_up(server: uvicorn.Server) -> Iterator[None]:
         signal.raise_signal(hangup)
 
 
-# Connections that end: uvicorn closes only those that have been answered, and a client may never ask.
-
+# uvicorn closes only connections that have been answered, and a client may never ask.
 
 IDLE_SECONDS = 30.0
 """A connection is closed if its next request has not come so long after it was opened or last answered."""
@@ -379,11 +353,10 @@ class BoundedProtocol(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._give(IDLE_SECONDS)
-        opened = [
-            one for one in self.connections if isinstance(one, BoundedProtocol) and not one.transport.is_closing()
-        ]
+        protocols = [protocol for protocol in self.connections if isinstance(protocol, BoundedProtocol)]
+        opened = [protocol for protocol in protocols if not protocol.transport.is_closing()]
         if len(opened) > MOST_CONNECTIONS:
-            waiting = [one for one in opened if not one._is_answering()]
+            waiting = [protocol for protocol in opened if not protocol._is_answering()]
             min(waiting, key=BoundedProtocol._end).transport.abort()  # this one waits, too
 
     def data_received(self, data: bytes) -> None:

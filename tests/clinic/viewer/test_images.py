@@ -6,9 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from normal_guidance.clinic.viewer import images as module
-from normal_guidance.clinic.viewer.images import SliceImages, UnreadableSliceError, decode
+from normal_guidance.clinic.viewer.images import Cache, SliceImages, UnreadableSliceError, decode
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.volumes import read_volume
 
@@ -145,3 +147,34 @@ def test_names_in_a_manifest_do_not_lead_out_of_the_root(open_images, manifest, 
     row = replace(manifest[0], files=("../secret.dcm",) * len(manifest[0]))
     (error,) = read_all(open_images(lambda scan: row, tmp_path / "root"), [(0, 0)])
     assert "leads out of its folder" in str(error)
+
+
+uses = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 40) | st.none()))
+
+
+@given(uses, st.integers(1, 60))
+def test_the_cache_is_the_longest_tail_of_uses_that_fits(uses, limit):
+    cache, order = Cache(limit, size=lambda size: size), {}
+    for key, size in uses:
+        if size is None:
+            value = cache.get(key)
+            assert value == order.get(key)
+            if key in order:
+                order[key] = order.pop(key)
+            continue
+        cache.put(key, size)
+        order.pop(key, None)
+        order[key] = size
+        while sum(order.values()) > limit and len(order) > 1:
+            order.pop(next(iter(order)))
+        assert cache.bytes == sum(order.values())
+        assert len(cache) == len(order)
+
+
+def test_what_is_larger_than_the_limit_is_kept_alone():
+    cache = Cache(10, size=len)
+    cache.put("small", "abc")
+    cache.put("large", "x" * 50)
+    assert (cache.get("small"), cache.get("large"), cache.bytes) == (None, "x" * 50, 50)
+    cache.put("next", "y")
+    assert (cache.get("large"), cache.bytes) == (None, 1)
