@@ -17,13 +17,10 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
+from normal_guidance.base.errors import ContentError as ContentError
 from normal_guidance.base.errors import UserError, shorten
 
 T = TypeVar("T")
-
-
-class ContentError(UserError):
-    """A member of another type than its field; who reads the file says which file, and what to do."""
 
 
 DEEPEST = 100

@@ -58,6 +58,19 @@ def install_command(*extras: str) -> str:
     return f"pip install '{PACKAGE}[{','.join(extras)}]'"
 
 
+@contextmanager
+def importing(extra: str, need: str) -> Iterator[None]:
+    """Imports packages of an extra; where one is missing, the error is `need` and the command that installs it.
+
+    with importing("dicom", "reading NIfTI needs nibabel"):
+        import nibabel
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise UserError(f"{need}; {install_command(extra)}") from error
+
+
 def missing_extras(*extras: str) -> list[str]:
     """Return those of these extras that were not installed; nothing is imported."""
     return [extra for extra in extras if not any(find_spec(module) for module in EXTRAS[extra].modules)]
