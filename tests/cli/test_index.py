@@ -18,9 +18,8 @@ from typer.testing import CliRunner
 
 from normal_guidance.cli.commands import Commands
 from normal_guidance.cli.scans import _watch, index
-from normal_guidance.scans.index.indexing import IndexProgress
+from normal_guidance.scans.index.indexing import SOURCES, IndexProgress
 from normal_guidance.scans.index.manifest import read_manifest
-from normal_guidance.scans.index.sources import SOURCES
 
 app = typer.Typer(cls=Commands)
 app.command()(index)

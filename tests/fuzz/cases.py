@@ -28,16 +28,11 @@ from zip_mutations import NAMES, bomb, hostile_zip
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.dicom_files import read_elements, refusing
-from normal_guidance.scans.index.dicom_slices import (
-    Header,
-    exclusion,
-    read_header,
-    read_pixels,
-)
+from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
 from normal_guidance.scans.index.geometry import order_slices
 from normal_guidance.scans.index.indexing import HeaderRequest, index, read_one
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
-from normal_guidance.scans.index.pixels import PYDICOM
+from normal_guidance.scans.index.pixels import PYDICOM, read_pixels
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
 from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume

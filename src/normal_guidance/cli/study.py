@@ -456,7 +456,7 @@ def reproduce_scans(
     """Do the steps that OUT lacks, and say where the page is and how to open the viewer."""
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.features.store import open_store
-    from normal_guidance.scans.index.sources import SOURCES
+    from normal_guidance.scans.index.indexing import SOURCES
     from normal_guidance.study.experiment import stored_dataset
 
     dataset = SCAN_RECIPES[name]

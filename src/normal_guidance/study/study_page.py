@@ -425,7 +425,7 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
 
 def _attribution(manifest: Manifest | None) -> tuple[str, ...]:
     """Whom to cite for the scans, where their source says so."""
-    from normal_guidance.scans.index.sources import SOURCES
+    from normal_guidance.scans.index.indexing import SOURCES
 
     source = None if manifest is None else SOURCES.get(manifest.about.get("source", ""))
     return () if source is None else source.attribution

@@ -36,13 +36,8 @@ from pydicom.uid import (
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import dicom_files, pixels
-from normal_guidance.scans.index.dicom_slices import (
-    Header,
-    exclusion,
-    read_header,
-    read_pixels,
-)
-from normal_guidance.scans.index.pixels import parse_codestream
+from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
+from normal_guidance.scans.index.pixels import parse_codestream, read_pixels
 from normal_guidance.scans.index.problems import KINDS
 
 NATIVE = (ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, DeflatedExplicitVRLittleEndian)
@@ -305,7 +300,7 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gdcm", None)
     with pytest.raises(UserError, match=r"python-gdcm; pip install 'normal-guidance\[dicom\]'"):
         read_pixels(compressed, "x.dcm")
-    monkeypatch.setattr(pixels, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "openjpeg", None)
     with pytest.raises(UserError, match=r"pylibjpeg-openjpeg; pip install 'normal-guidance\[dicom\]'"):
         read_pixels(saved(image(values(16, True), syntax=JPEG2000Lossless)), "x.dcm")
     monkeypatch.setitem(sys.modules, "pydicom", None)

@@ -19,12 +19,11 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.index.containers import Mask
 from normal_guidance.scans.index.geometry import Ordered
-from normal_guidance.scans.index.indexing import Index, index
+from normal_guidance.scans.index.indexing import SOURCES, Index, index
 from normal_guidance.scans.index.labels import parse_labels, parse_ranges
 from normal_guidance.scans.index.manifest import ScanRow, parse_findings, read_manifest
 from normal_guidance.scans.index.problems import KINDS
 from normal_guidance.scans.index.source import LISTED, slices_of_mask
-from normal_guidance.scans.index.sources import SOURCES
 
 AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")

@@ -78,7 +78,7 @@ def test_slices_in_an_archive(tmp_path):
 
 def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
     put(tmp_path, {"a.dcm": dicom(HU), "b.dcm": dicom(HU[0])})
-    from normal_guidance.scans.index import dicom_slices as reader
+    from normal_guidance.scans.index import volumes as reader
 
     read, original = [], reader.read_pixels
     monkeypatch.setattr(

@@ -29,7 +29,7 @@ from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow
 from normal_guidance.scans.index.problems import KINDS, Problem, Report, safe_name, same_name
 from normal_guidance.scans.index.source import (
     Candidate,
-    Group,
+    FileGroup,
     list_below,
     patient_of,
     series_folders,
@@ -195,12 +195,12 @@ class _NewScans:
         self.series_of: dict[str, _Series] = {}
         self.first_file: dict[str, str] = {}
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[FileGroup]:
         for place in self.places:
             files = list(self._files(place))
             for leaf in _leaves(self.root, place, files):
                 self.leaf_of[leaf.files[0]] = leaf
-                yield Group("", leaf.files)
+                yield FileGroup("", leaf.files)
 
     def _files(self, place: str) -> Iterator[str]:
         if place == ".":
@@ -211,13 +211,13 @@ class _NewScans:
             return list_members(self.root / place, f"{place}!", self.report)
         return iter([place])
 
-    def scan_of(self, group: Group, series_uid: str) -> str:
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
         series = _Series(self.leaf_of[group.files[0]], series_uid)
         scan_id = self.ids.setdefault(series, str(len(self.ids)))
         self.series_of[scan_id] = series
         return scan_id
 
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         leaf = self.leaf_of[group.files[0]]
         series: dict[str, list[Header]] = defaultdict(list)
         for header in headers:

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UnreadableError, UserError, shorten
+from normal_guidance.base.errors import UnreadableError, UserError, choose_one_of, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
 from normal_guidance.base.workers import Death, Failure, Pool, StartError
 from normal_guidance.core.bags import UNKNOWN
@@ -272,8 +272,7 @@ def check_options(
     findings: Sequence[Finding] = (),
 ) -> SourceOptions:
     """The options of a source; refuses options that it does not have."""
-    if source not in SOURCES:
-        raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+    choose_one_of("source", source, SOURCES)
     given = {"table": None if table is None else Path(table), "labels": labels, "findings": tuple(findings) or None}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():

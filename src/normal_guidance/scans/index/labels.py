@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.base.files import read_parquet
 from normal_guidance.base.tables import FIRST_LINE, separator
 from normal_guidance.base.workers import check_parquet
@@ -69,7 +69,7 @@ def read_table(
         raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
     if not path.is_file():
         raise UserError(f"{option} {path} is not a file; give the table of labels")
-    try:
+    with reading(f"{option} {path}", "write it again", pa.ArrowException):
         if suffix == ".parquet":
             check_parquet(path)
         table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
@@ -77,8 +77,6 @@ def read_table(
         if twice := sorted(name for name in names if names.count(name) > 1):
             raise ValueError(f"column {twice[0]} occurs twice")
         columns = {name: [_text(value) for value in table[name].to_pylist()] for name in names}
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{option} {path} cannot be read ({error}); write it again") from error
     instead = instead or {}
     if missing := [name for name in needed if columns.keys().isdisjoint((name, *instead.get(name, ())))]:
         raise UserError(f"{option} {path} {_lacks(missing, instead, wanted, table.column_names)}")

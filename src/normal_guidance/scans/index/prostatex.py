@@ -33,8 +33,8 @@ from normal_guidance.scans.index.manifest import Finding, Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
-    FolderScans,
     FileGroup,
+    FolderScans,
     ScanSource,
     SourceOptions,
     bad_row,

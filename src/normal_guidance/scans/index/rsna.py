@@ -56,12 +56,12 @@ class ChallengeScans:
             )
         if not (root / self.tables[0]).is_file() and (root / self.competition / self.tables[0]).is_file():
             self.root = root / self.competition
-        unpack = f"of Kaggle's {self.competition} to that place"
+        place = f"Kaggle's {self.competition} to that place"
         for table in self.tables:
             if not (self.root / table).is_file():
-                raise UserError(f"{self.root / table} is not there; unpack the table {unpack}")
+                raise UserError(f"{self.root / table} is not there; unpack the table from {place}")
         if not (self.root / self.folder).is_dir():
-            raise UserError(f"{self.root / self.folder} is not a folder; unpack the images {unpack}")
+            raise UserError(f"{self.root / self.folder} is not a folder; unpack the images of {place}")
 
     def groups(self) -> Iterator[FileGroup]:
         for path, files in series_folders(list_below(self.root, self.folder, self.report)):
@@ -114,9 +114,8 @@ def stem(file: str) -> str:
 # RSNA Intracranial Hemorrhage Detection (2019): one flat folder of slices.
 #     stage_2_train.csv            ID,Label: six rows per slice, ID_<sop>_<type>
 #     stage_2_train/ID_<sop>.dcm
-# A scan is a DICOM series; only headers say which slices it has, so all headers are read before the first scan is known.
-# A slice's label is `any`; the five types of hemorrhage are further findings.  A few rows of the table occur twice, and
-# one file cannot be read.
+# A scan is a DICOM series; only headers say which slices it has, so all are read before the first scan is known.
+# A slice's label is `any`; the five types of hemorrhage are further findings.
 # Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
 # Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
 
@@ -285,9 +284,7 @@ class ChestScans(ChallengeScans):
         for sop in labels.keys() - files - {header.sop_uid for header in headers}:
             self.report(missing(scan_id, f"{self.folder}/{group.name}/{sop}.dcm", "no such file"))
         series = largest_series(scan_id, headers, self.report)
-        kept, known = self.label_files(
-            scan_id, series, lambda header: self.label_by_name(scan_id, header, labels.get)
-        )
+        kept, known = self.label_files(scan_id, series, lambda header: self.label_by_name(scan_id, header, labels.get))
         if kept:
             yield Candidate(scan_id, patient or scan_id, kept, known, self._exam(group.name, scan_id, known))
 

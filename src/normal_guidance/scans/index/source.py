@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import csv
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.scans.index.containers import Mask, list_files, list_members
 from normal_guidance.scans.index.geometry import DUPLICATE_MM, ORIENTATION_DEGREES, normal_of
 from normal_guidance.scans.index.labels import BINARY, further_labels, read_labels, slice_labels_in
@@ -114,14 +114,9 @@ def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, 
         column_types=dict.fromkeys(columns, pa.string()),
         quoted_strings_can_be_null=False,
     )
-    try:
-        table = csv.read_csv(
-            path, parse_options=csv.ParseOptions(invalid_row_handler=refuse), convert_options=convert
-        )
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:  # Arrow raises a ValueError for bad content
-        raise UserError(
-            f"{path} cannot be read as a table with the columns {', '.join(columns)} ({error}); unpack it again"
-        ) from error
+    wrong = f"cannot be read as a table with the columns {', '.join(columns)}"
+    with reading(path, "unpack it again", pa.ArrowException, wrong=wrong):
+        table = csv.read_csv(path, parse_options=csv.ParseOptions(invalid_row_handler=refuse), convert_options=convert)
     report_some((bad_row(path, detail) for detail in sorted(bad)), report)
     return {name: pc.utf8_trim_whitespace(table[name].combine_chunks()) for name in columns}
 
