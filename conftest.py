@@ -1,4 +1,5 @@
-"""What every test and every doctest runs under: checked shapes, few threads, fixed seeds; and which tests are slow.
+"""What every test and every doctest runs under: few threads, fixed seeds, checked shapes with CHECK_SHAPES=1
+(`make test-all`; the checks double the time of small tests); and which tests are slow.
 
 It lies at the root, not in tests/, because the doctests in src/ need it too.
 """
@@ -15,21 +16,23 @@ import pytest
 import torch
 from jaxtyping import install_import_hook
 
-# Must come before anything imports the package: modules that are already imported stay unchecked.
-install_import_hook("normal_guidance", "beartype.beartype")
+SHAPES_ARE_CHECKED = bool(os.environ.get("CHECK_SHAPES"))
+if SHAPES_ARE_CHECKED:
+    # Must come before anything imports the package: modules that are already imported stay unchecked.
+    install_import_hook("normal_guidance", "beartype.beartype")
 
-# pytest imports the packages above a doctest's file itself, and not by the hook, unless they are imported already.
-import normal_guidance  # noqa: E402
+    # pytest imports the packages above a doctest's file itself, and not by the hook, unless they are imported already.
+    import normal_guidance
 
-for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", onerror=lambda name: None):
-    pass  # walking imports packages; one whose extra is not installed has no tests here
+    for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", onerror=lambda name: None):
+        pass  # walking imports packages; one whose extra is not installed has no tests here
 
-# A canvas has no shapes to check, and drawing a scan calls it 30,000 times.
-from normal_guidance.scans.phantom.drawing import Canvas  # noqa: E402
+    # A canvas has no shapes to check, and drawing a scan calls it 30,000 times.
+    from normal_guidance.scans.phantom.drawing import Canvas
 
-for _name, _checked in list(vars(Canvas).items()):
-    if hasattr(_checked, "__wrapped__"):
-        setattr(Canvas, _name, _checked.__wrapped__)
+    for _name, _checked in list(vars(Canvas).items()):
+        if hasattr(_checked, "__wrapped__"):
+            setattr(Canvas, _name, _checked.__wrapped__)
 
 # Test processes side by side have one thread each, as have the programs that they start: where threads outnumber cores,
 # each step waits for one that is not running, and small ones take up to six times as long.

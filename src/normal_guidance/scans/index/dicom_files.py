@@ -71,7 +71,7 @@ class Elements(NamedTuple):
 
 @contextmanager
 def refusing(file: str = "") -> Iterator[None]:
-    """Turns any exception of a parser or decoder into an UnreadableError that names the file, and hides its warnings."""
+    """Turns any exception of a parser or decoder into an UnreadableError that names the file, and hides warnings."""
     prefix = f"{file}: " if file else ""
     try:
         with warnings.catch_warnings():

@@ -301,7 +301,7 @@ class _Run(NamedTuple):
 
     first: float | str
     last: float | str
-    numbers: list[int]
+    members: list[int]
     low: float
     high: float
 
@@ -309,11 +309,11 @@ class _Run(NamedTuple):
         values = f"{self.first:g}" if isinstance(self.first, float | int) else self.first
         if self.last != self.first:
             values += f" to {self.last:g}" if isinstance(self.last, float | int) else f" to {self.last}"
-        return f"{attribute} {values} ({len(self.numbers)} slices)"
+        return f"{attribute} {values} ({len(self.members)} slices)"
 
     def repeats(self, other: _Run) -> bool:
         """Whether both show the same part of the body."""
-        if min(len(self.numbers), len(other.numbers)) < FEWEST:
+        if min(len(self.members), len(other.members)) < FEWEST:
             return False
         shared = min(self.high, other.high) - max(self.low, other.low)
         return shared > OVERLAP * min(self.high - self.low, other.high - other.low)
@@ -327,15 +327,15 @@ def choose_acquisition(series: Sequence[AcquisitionPlace]) -> ChosenRun:
     for attribute, value_of in ATTRIBUTES.items():
         kept: list[_Run] = []
         left_out: list[tuple[str, str]] = []
-        for run in sorted(_runs(series, value_of), key=lambda run: -len(run.numbers)):  # stable: the first of equals
+        for run in sorted(_runs(series, value_of), key=lambda run: -len(run.members)):  # stable: the first of equals
             other = next((longer for longer in kept if run.repeats(longer)), None)
             if other is None:
                 kept.append(run)
             else:
                 detail = f"{run.name(attribute)} shows the same part of the body as {other.name(attribute)}"
-                left_out.append((series[run.numbers[0]].header.file, detail))
+                left_out.append((series[run.members[0]].header.file, detail))
         if left_out:
-            return ChosenRun(sorted(number for run in kept for number in run.numbers), left_out)
+            return ChosenRun(sorted(member for run in kept for member in run.members), left_out)
     return everything._replace(mixed=_why_mixed(series))
 
 
@@ -351,20 +351,20 @@ def _may_repeat(series: Sequence[AcquisitionPlace]) -> bool:
 def _runs(series: Sequence[AcquisitionPlace], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
     """Divides the slices, in the order of an attribute, where they come back to a part of the body; none if unknown."""
     groups: dict[float | str, list[int]] = {}
-    for number, place in enumerate(series):
+    for member, place in enumerate(series):
         value = value_of(place.header)
         if value is None:
             return []
-        groups.setdefault(value, []).append(number)
+        groups.setdefault(value, []).append(member)
     runs: list[_Run] = []
-    for value, numbers in sorted(groups.items()):
-        heights = [series[number].height for number in numbers]
+    for value, members in sorted(groups.items()):
+        heights = [series[member].height for member in members]
         low, high = min(heights), max(heights)
         before = runs[-1] if runs else None
         if before is None or (low < before.high + SAME_MM and high > before.low - SAME_MM):
-            runs.append(_Run(value, value, list(numbers), low, high))
+            runs.append(_Run(value, value, list(members), low, high))
         else:
-            joined = [*before.numbers, *numbers]
+            joined = [*before.members, *members]
             runs[-1] = _Run(before.first, value, joined, min(before.low, low), max(before.high, high))
     return runs
 
