@@ -3,17 +3,14 @@
 import pickle
 import sys
 import time
-import warnings
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
-from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+from drawn_dicom import write_slice
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.scans.index import indexing as header_reading
 from normal_guidance.scans.index.containers import Refusal
@@ -23,7 +20,6 @@ from normal_guidance.scans.index.indexing import (
     PACKAGES,
     HeaderRequest,
     _Share,
-    check_options,
     index,
     read_all,
     read_one,
@@ -31,37 +27,11 @@ from normal_guidance.scans.index.indexing import (
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.problems import Problem, read_problems
 
-
-def write_slice(path: Path, series: str, z: float, number: int) -> None:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
-    meta.MediaStorageSOPInstanceUID = "1.2.3"
-    values = {
-        "SOPClassUID": CTImageStorage,
-        "SOPInstanceUID": f"{series}.{number}",
-        "SeriesInstanceUID": series,
-        "PatientID": f"patient of {series}",
-        "Modality": "CT",
-        "InstanceNumber": number,
-        "ImagePositionPatient": [-8, -8, z],
-        "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
-        "Rows": 16,
-        "Columns": 16,
-        "SamplesPerPixel": 1,
-        "BitsAllocated": 16,
-        "PixelRepresentation": 1,
-        "PixelData": np.zeros((16, 16), np.int16).tobytes(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
-        for name, value in values.items():
-            setattr(dataset, name, value)
-        dataset.save_as(path, enforce_file_format=True)
-
-
 SCANS, SLICES = 5, 30
+
+
+def put(path: Path, series: str, z: float, number: int) -> None:
+    write_slice(path, f"{series}.{number}", series, z=z, number=number, PatientID=f"patient of {series}")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +40,9 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data") / "root"
     for scan in range(SCANS):
         for place in range(SLICES):
-            write_slice(root / f"scan{scan}" / f"{place:02d}.dcm", f"1.2.{scan}", 2.0 * place, SLICES - place)
+            put(root / f"scan{scan}" / f"{place:02d}.dcm", f"1.2.{scan}", 2.0 * place, SLICES - place)
     (root / "scan1/07.dcm").write_bytes(b"\0" * 1000)
-    write_slice(root / "scan2/zz.dcm", "1.2.2", 4.0, 99)
+    put(root / "scan2/zz.dcm", "1.2.2", 4.0, 99)
     rows = [{"scan_id": f"s{scan}", "path": f"scan{scan}", "label": scan % 2} for scan in range(SCANS)]
     pd.DataFrame(rows).to_csv(root.parent / "labels.csv", index=False)
     return root
@@ -165,21 +135,13 @@ def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
         ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, prostatex, folder"),
         ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
         ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
+        ("rsna-at", {"labels": "organ"}, "labels 'organ' are unknown; choose one of image, patient"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(source, options, message):
+def test_options_that_mean_nothing_are_refused(tmp_path, source, options, message):
     with pytest.raises(UserError, match=message):
-        check_options(source, **options)
+        index(source, tmp_path, tmp_path / "out", **options)
 
-
-def test_unknown_labels_are_refused(tmp_path):
-    with pytest.raises(UserError, match="labels 'organ' are unknown; choose one of image, patient"):
-        index("rsna-at", tmp_path, tmp_path / "out", labels="organ")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Workers
-# ----------------------------------------------------------------------------------------------------
 
 HOOK = """
 import os, signal, sys, time
@@ -272,13 +234,6 @@ def test_an_index_that_is_given_up_ends_its_workers(root):
     assert all(process.poll() is not None for process in processes)
 
 
-def test_results_come_in_the_order_of_the_files(root):
-    files = [f"scan{number % SCANS}/{number % SLICES:02d}.dcm" for number in range(3 * CHUNK + 1)]
-    found = list(read_all(root, map(HeaderRequest, files), workers=2))
-    assert [one.file for one in found] == files
-    assert found == list(read_all(root, map(HeaderRequest, files)))
-
-
 def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
     monkeypatch.setattr(header_reading, "CHUNK", 4)
     asked = 0
@@ -318,11 +273,6 @@ def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
 def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
     monkeypatch.setattr(header_reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
     assert read_one(root, HeaderRequest("scan0/00.dcm")).kind == "unreadable"
-
-
-def test_problems_of_readers_travel_between_processes():
-    error = pickle.loads(pickle.dumps(UnreadableError("localizer", "it is one")))
-    assert (error.kind, error.detail) == ("localizer", "it is one")
 
 
 def test_headers_share_what_is_equal():

@@ -1,14 +1,12 @@
 """A scan is read slice by slice in the manifest's order, or not at all."""
 
-import io
 import zipfile
 from pathlib import Path
 
 import nibabel
 import numpy as np
 import pytest
-from pydicom.dataset import Dataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+from drawn_dicom import image, saved
 
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.index.manifest import ScanRow
@@ -19,24 +17,7 @@ HU = np.random.default_rng(0).integers(-1000, 2000, (4, 6, 5)).astype(np.int16)
 
 
 def dicom(stored: np.ndarray, **tags: object) -> bytes:
-    file = Dataset()
-    file.file_meta = FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    file.SOPClassUID, file.SOPInstanceUID, file.Modality = CTImageStorage, "1.2.3", "CT"
-    file.Rows, file.Columns = stored.shape[-2:]
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit = 16, 16, 15
-    file.PixelRepresentation = int(stored.dtype.kind == "i")
-    file.RescaleSlope, file.RescaleIntercept = "1", "0"
-    if stored.ndim == 3:
-        file.NumberOfFrames = len(stored)
-    for name, value in tags.items():
-        setattr(file, name, value)
-    file.PixelData = stored.tobytes()
-    file["PixelData"].VR = "OW"
-    buffer = io.BytesIO()
-    file.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
+    return saved(image(stored, **{"RescaleIntercept": "0", **tags}))
 
 
 def row(files: tuple[str, ...], frames: tuple[int, ...] | None = None, kind: str = "dicom", **others) -> ScanRow:
