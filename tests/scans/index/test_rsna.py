@@ -305,7 +305,11 @@ CHEST = {
     ),
     "a folder of other files is not a scan": (
         lambda chest: put_text(chest.root / "train/st8/se8/readme.txt"),
-        {"failed": [("se8", "")], "no_image": [("se8", "train/st8/se8/readme.txt")]},
+        {
+            "failed": [("se8", "")],
+            "image_without_label": [("se8", "")],
+            "no_image": [("se8", "train/st8/se8/readme.txt")],
+        },
         {},
     ),
     "the same series twice is one scan": (
