@@ -309,7 +309,10 @@ def _nodule_scans(connection: sqlite3.Connection) -> Iterator[NoduleScan]:
         number_of = {z: number for number, z in enumerate(positions[scan])}
         if not number_of or len(number_of) < len(positions[scan]):
             raise ValueError(f"scan {scan} of {patient} has no slices, or two at one z")
-        chosen = {z for nodule in _nodules(outlines[scan]) for z in _agreed(nodule)}
+        chosen = set()
+        for nodule in _nodules(outlines[scan]):
+            votes = Counter(z for outline in nodule for z in outline)
+            chosen |= {z for z, count in votes.items() if 2 * count >= len(nodule)}
         if not chosen <= number_of.keys():
             raise ValueError(f"scan {scan} of {patient} has an outline at z {min(chosen - number_of.keys())}, no slice")
         yield NoduleScan(str(patient), len(number_of), _blocks(sorted(number_of[z] for z in chosen)))
@@ -348,12 +351,6 @@ def _touch(one: Outline, other: Outline) -> bool:
         for a in one[z]
         for b in other[z]
     )
-
-
-def _agreed(nodule: Sequence[Outline]) -> list[float]:
-    """The z of the slices that at least half of a nodule's outlines are on."""
-    votes = Counter(z for outline in nodule for z in outline)
-    return [z for z, count in votes.items() if 2 * count >= len(nodule)]
 
 
 def _blocks(slices: Sequence[int]) -> tuple[tuple[int, int], ...]:

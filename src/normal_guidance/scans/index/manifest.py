@@ -443,7 +443,7 @@ def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
     def column(name: str) -> list[Any]:
         if name not in SCHEMA.names:
             return [values[name] for values in further]
-        return [_encode_extra(row) if name == "extra" else getattr(row, name) for row in rows]
+        return [getattr(row, name) for row in rows] if name != "extra" else list(map(_encode_extra, rows))
 
     return pa.table([pa.array(column(name), schema.field(name).type) for name in schema.names], schema=schema)
 

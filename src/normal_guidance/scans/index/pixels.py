@@ -387,7 +387,8 @@ def _to_hu(
     notes: Notes,
     repair: bool,
 ) -> Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"]:
-    wraps = [repair and _may_wrap(image, *rescale) for rescale in rescales]
+    may_wrap = repair and image.stored == 12 and not image.signed
+    wraps = [may_wrap and slope == 1 and intercept > WRONG_INTERCEPT for slope, intercept in rescales]
     bounds = int(stored.min()), int(stored.max())
     exact = all(wrap or _is_exact(bounds, *rescale) for wrap, rescale in zip(wraps, rescales, strict=True))
     hu = np.empty(image.shape, np.int16 if exact else np.float32)
@@ -407,10 +408,6 @@ def _to_hu(
             )
         )
     return hu
-
-
-def _may_wrap(image: _Image, slope: float, intercept: float) -> bool:
-    return image.stored == 12 and not image.signed and slope == 1 and intercept > WRONG_INTERCEPT
 
 
 def _is_exact(bounds: tuple[int, int], slope: float, intercept: float) -> bool:
