@@ -17,12 +17,11 @@ from random import Random
 import numpy as np
 from dicom_mutations import mutate_dicom, mutate_pixels
 from feature_cases import KINDS as FEATURE_KINDS
-from guard import SECRET, Finding, Probe
+from guard import SECRET, Finding, Probe, attempt, expect
 from mutations import BYTES, mutate, mutate_nifti
 from own_cases import KINDS as OWN_KINDS
 from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
-from watching import attempt, expect
 from zip_mutations import NAMES, bomb, hostile_zip
 
 from normal_guidance.base.errors import UnreadableError, UserError
@@ -36,10 +35,6 @@ from normal_guidance.scans.index.pixels import PYDICOM, read_pixels
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
 from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume
-
-# ----------------------------------------------------------------------------------------------------
-# Single files
-# ----------------------------------------------------------------------------------------------------
 
 
 def header(random: Random, samples: Samples, probe: Probe) -> str:
@@ -149,11 +144,6 @@ def _damage(random: Random, path: Path) -> None:
     path.write_bytes(content)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Archives and names
-# ----------------------------------------------------------------------------------------------------
-
-
 def archive(random: Random, samples: Samples, probe: Probe) -> str:
     """A folder with a hostile archive and links that lead out, and invented names."""
     members = {f"{number}.dcm": random.choice(samples.files(".dcm")).read_bytes() for number in range(2)}
@@ -185,11 +175,6 @@ def _read_name(root: Path, file: str) -> str:
     outcome = attempt(read)
     read_one(root, HeaderRequest(file))  # raises nothing, ever
     return outcome
-
-
-# ----------------------------------------------------------------------------------------------------
-# Datasets
-# ----------------------------------------------------------------------------------------------------
 
 
 def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:

@@ -231,11 +231,6 @@ def deflate(random: Random, content: bytes) -> bytes:
     return content[:140] + struct.pack("<I", len(meta)) + meta + packed
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pixels
-# ----------------------------------------------------------------------------------------------------
-
-
 def change_pixel_length(random: Random, content: bytes) -> bytes:
     place = content.rfind(PIXELS)
     if place < 0 or place + 12 > len(content):

@@ -108,11 +108,6 @@ ODD_ARRAYS: tuple[Callable[[], np.ndarray], ...] = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------
-# npy and npz
-# ----------------------------------------------------------------------------------------------------
-
-
 def npy_bytes(array: np.ndarray, *, pickled: bool = True) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=pickled)
@@ -179,11 +174,6 @@ def make_npz(random: Random) -> bytes:
 def npy_bomb(random: Random) -> bytes:
     """Zeros: an npz of 100 kB that would take gigabytes is made of several such members."""
     return npy_bytes(np.zeros((random.choice((10, 2**21)), WIDTH), np.float32))
-
-
-# ----------------------------------------------------------------------------------------------------
-# PyTorch
-# ----------------------------------------------------------------------------------------------------
 
 
 def _laughs(depth: int) -> list[Any]:
@@ -258,11 +248,6 @@ def _save(random: Random) -> bytes:
     buffer = io.BytesIO()
     torch.save(whole, buffer, _use_new_zipfile_serialization=random.random() < 0.7)
     return buffer.getvalue()
-
-
-# ----------------------------------------------------------------------------------------------------
-# HDF5
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_hdf5(random: Random) -> bytes:
@@ -350,10 +335,6 @@ def outward_hdf5(random: Random, path: Path, secret: Path) -> None:
             file.create_virtual_dataset(name, layout)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Parquet
-# ----------------------------------------------------------------------------------------------------
-
 ODD_COLUMNS: tuple[Callable[[], pa.Array], ...] = (
     lambda: pa.array([[1.0], [1.0, 2.0], None] * 3, pa.list_(pa.float32())),
     lambda: pa.array([[]] * 9, pa.list_(pa.float32())),
@@ -385,10 +366,6 @@ def make_parquet(random: Random) -> bytes:
     content = buffer.getvalue()
     return mutate(random, content, BYTES) if random.random() < 0.6 else content
 
-
-# ----------------------------------------------------------------------------------------------------
-# torchmil's folders
-# ----------------------------------------------------------------------------------------------------
 
 SPLITS = (
     *("bag_name,split,patient_id\nA,train,P1\n", "bag_name,split\nA," + "x" * 200_000 + "\n"),

@@ -34,11 +34,6 @@ def seal_again(content: bytes) -> bytes:
     return before + MARK + hashlib.sha256(opened).hexdigest().encode() + after[DIGITS:]
 
 
-# ----------------------------------------------------------------------------------------------------
-# JSON
-# ----------------------------------------------------------------------------------------------------
-
-
 def _nested(levels: int) -> Any:
     value: Any = 1
     for number in range(levels):
@@ -147,10 +142,6 @@ def mutate_tensors(random: Random, content: bytes) -> bytes:
     text = json.dumps(header).encode()
     return len(text).to_bytes(8, "little") + text + rest
 
-
-# ----------------------------------------------------------------------------------------------------
-# Parquet
-# ----------------------------------------------------------------------------------------------------
 
 KINDS = (
     *(pa.string(), pa.int64(), pa.float64(), pa.float16(), pa.bool_(), pa.binary(), pa.timestamp("s")),
