@@ -29,7 +29,8 @@ from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.dicom_files import read_elements, refusing
 from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
 from normal_guidance.scans.index.geometry import order_slices
-from normal_guidance.scans.index.indexing import HeaderRequest, index, read_one
+from normal_guidance.scans.index.header_reading import HeaderRequest, read_one
+from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.scans.index.pixels import PYDICOM, read_pixels
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS

@@ -11,7 +11,7 @@ import pytest
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import containers
 from normal_guidance.scans.index.containers import Refusal, list_files, locate
-from normal_guidance.scans.index.indexing import HeaderRequest, read_one
+from normal_guidance.scans.index.header_reading import HeaderRequest, read_one
 from normal_guidance.scans.index.problems import KINDS, Problem
 
 

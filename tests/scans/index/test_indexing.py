@@ -17,21 +17,18 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.store import open_store
-from normal_guidance.scans.index import indexing as header_reading
+from normal_guidance.scans.index import header_reading
 from normal_guidance.scans.index.containers import Refusal
 from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.header_reading import CHUNK, HeaderRequest, read_all, read_one
 from normal_guidance.scans.index.indexing import (
     BINS,
-    CHUNK,
     PACKAGES,
-    HeaderRequest,
     _Share,
     describe,
     describe_scans,
     index,
     positive_density,
-    read_all,
-    read_one,
 )
 from normal_guidance.scans.index.manifest import read_manifest, write_manifest
 from normal_guidance.scans.index.problems import Problem, read_problems
@@ -225,7 +222,7 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
 
 def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
     hook(
-        'if "data/__pycache__/header_reading." in name or name.endswith("scans/index/indexing.py"): '
+        'if "index/__pycache__/header_reading." in name or name.endswith("index/header_reading.py"): '
         'raise ImportError("no such disk")'
     )
     with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
