@@ -64,7 +64,8 @@ test: ## everything that CI runs: lint, types, tests, doctests, README code
 	@$(MAKE) --no-print-directory --jobs=2 lint types pytest COVERAGE="$(COVERAGE)" SLOW="$(SLOW)"
 
 test-all: SLOW := --slow
-test-all: test ## the same with the slow tests: before a release, and after a change of what they test
+test-all: export CHECK_SHAPES := 1
+test-all: test ## the same with the slow tests and shapes checked in every call: before a release or a large change
 
 pytest: $(STAMP)
 	$(BIN)/python -m pytest -rfEs -n $(JOBS) --dist loadfile --durations=25 $(SLOW) $(COVERAGE)

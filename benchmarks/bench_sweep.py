@@ -44,7 +44,7 @@ from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.prediction import FEATURES
 from normal_guidance.study.drawn import SIZES, shifted_mean
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, EngineName, grid
 from normal_guidance.sweep.engine import (
     Engine,
     PackedEngine,
@@ -55,7 +55,7 @@ from normal_guidance.sweep.engine import (
     slot_numbers,
     synchronize,
 )
-from normal_guidance.sweep.execution import SLOT_CLASSES, EngineName, Execution
+from normal_guidance.sweep.execution import SLOT_CLASSES, Execution
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import HISTORY, Selection, Sweep, sweep
 from report import machine, names

@@ -35,9 +35,9 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, SLICE_REFERENCE
 from normal_guidance.sweep import execution
-from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.config import Config, EngineName, grid
 from normal_guidance.sweep.engine import Precision
-from normal_guidance.sweep.execution import EngineName, Execution
+from normal_guidance.sweep.execution import Execution
 from normal_guidance.sweep.sweep import HISTORY, sweep
 from report import machine, names
 

@@ -63,11 +63,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tutorials
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory) -> Callable[[str], Path]:
     """The folder that a tutorial leaves; each is run once.  Nobody may change it."""
@@ -87,6 +82,7 @@ def ended(tmp_path_factory) -> Callable[[str], Path]:
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_tutorials_run(name, ended):
     """From top to bottom in one folder, with the outputs that the page shows, and its picture."""
@@ -104,11 +100,6 @@ def test_the_tutorials_are_listed():
     assert sorted(re.findall(r"\(([\w-]+)\.md\)", index)) == NAMES
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pages
-# ----------------------------------------------------------------------------------------------------
-
-
 PAGES = [path for path in documents() if path.parent != TUTORIALS]
 
 
@@ -117,7 +108,7 @@ def test_documents_run(path, tmp_path):
     run_page(path, tmp_path, choose=lambda block: not block.given)
 
 
-@pytest.mark.slow(but="docs/howto/predict.md")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path", [path for path in PAGES if any(block.given for block in blocks_of(path, *PYTHON, *SHELL))], ids=name_of
 )
@@ -142,11 +133,6 @@ def test_few_blocks_are_not_run():
             tests = re.findall(r"tests/[\w/]+(?:\.py)?", block.not_run)
             assert tests, f"{name}:{block.line} names no test that runs the same small"
             assert all((ROOT / test).exists() for test in tests), f"{name}:{block.line} names a test that is not there"
-
-
-# ----------------------------------------------------------------------------------------------------
-# The runner
-# ----------------------------------------------------------------------------------------------------
 
 
 def page(tmp_path: Path, text: str) -> Path:
@@ -223,11 +209,6 @@ def test_blocks_are_found_with_language_line_and_reason():
 )
 def test_outputs_are_compared(shown, printed, missing):
     assert difference(shown, printed) == missing
-
-
-# ----------------------------------------------------------------------------------------------------
-# Commands that exist
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_targets() -> set[str]:

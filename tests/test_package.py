@@ -45,11 +45,7 @@ def sdist_of(wheel: Path) -> Path:
     return sdist
 
 
-# ----------------------------------------------------------------------------------------------------
-# What they hold
-# ----------------------------------------------------------------------------------------------------
-
-
+@pytest.mark.slow
 def test_the_wheel_holds_the_page_and_every_file_of_the_package(wheel):
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
     tracked = {name.removeprefix("src/") for name in listed.splitlines() if not name.endswith(".gitignore")}
@@ -68,6 +64,7 @@ def is_new(name: str) -> bool:
     return (ROOT / "src" / name).is_file() and "static" not in name
 
 
+@pytest.mark.slow
 def test_the_sdist_is_small_and_builds_the_wheel_without_npm(wheel):
     sdist = sdist_of(wheel)
     with tarfile.open(sdist) as archive:
@@ -79,6 +76,7 @@ def test_the_sdist_is_small_and_builds_the_wheel_without_npm(wheel):
     assert sdist.stat().st_size < SDIST_BYTES
 
 
+@pytest.mark.slow
 def test_the_checkers_of_packages_find_nothing(wheel):
     for command in (["twine", "check", "--strict", wheel, sdist_of(wheel)], ["check_wheel_contents", wheel]):
         words = [sys.executable, "-m", *map(str, command)]
@@ -86,6 +84,7 @@ def test_the_checkers_of_packages_find_nothing(wheel):
         assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.slow
 def test_the_page_on_pypi_has_no_relative_link(about):
     page = MarkdownIt("commonmark").enable("table").render(about.get_payload())
     targets = re.findall(r'<(?:a|img|source)\b[^>]*\b(?:href|src|srcset)="([^"]*)"', page)
@@ -95,6 +94,7 @@ def test_the_page_on_pypi_has_no_relative_link(about):
     assert [target for target in targets if not re.match("https://|mailto:|#", target)] == []
 
 
+@pytest.mark.slow
 def test_the_metadata_names_pythons_and_addresses(about):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert about["Version"] == normal_guidance.__version__
@@ -102,11 +102,6 @@ def test_the_metadata_names_pythons_and_addresses(about):
     urls = dict(line.split(", ") for line in about.get_all("Project-URL"))
     assert urls["Source"] == f"https://github.com/{NAME}/{NAME}"
     assert set(about.get_all("Provides-Extra")) == set(project["optional-dependencies"])
-
-
-# ----------------------------------------------------------------------------------------------------
-# The hook that builds them
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -129,6 +124,7 @@ def build_target(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", call], cwd=clone, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "lost"), [("wheel", "index.html"), ("sdist", "app.js")])
 def test_no_package_is_built_without_the_page(clone, target, lost):
     assert build_target(clone, target).returncode == 0
@@ -176,10 +172,6 @@ def test_links_of_the_readme_become_absolute(written, shown):
     assert load_hook().absolute_links(written, "v1") == shown
 
 
-# ----------------------------------------------------------------------------------------------------
-# What they need
-# ----------------------------------------------------------------------------------------------------
-
 # Packages that others bring, whose modules we import all the same: the other one's interface consists of them.
 BROUGHT = {"starlette": "fastapi", "triton": "torch", "typing_extensions": "pydantic"}
 # Packages that are found by their name and never imported.
@@ -220,15 +212,11 @@ def test_every_import_is_declared_and_everything_declared_is_used():
     assert declared_packages("export", "hub", "lightning", "track") - imported_packages() - set(UNSEEN) == set()
 
 
+@pytest.mark.slow
 def test_all_has_every_extra_that_a_user_may_want(about):
     everything = {one.name for one in requirements(about, "all")}
     for extra in set(about.get_all("Provides-Extra")) - {"dev", "docs"}:
         assert {one.name for one in requirements(about, extra)} <= everything, extra
-
-
-# ----------------------------------------------------------------------------------------------------
-# Installed
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_environment(folder: Path, wheel: Path, about: metadata.PackageMetadata, *extras: str) -> Environment:
@@ -312,6 +300,7 @@ def predicted(tmp_path_factory, core_only) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_installed_with_what_it_declares_the_viewer_shows_predictions(tmp_path, wheel, about, predicted):
     view(make_environment(tmp_path / "venv", wheel, about, "viewer"), predicted / "out")
 
@@ -326,6 +315,7 @@ WITHOUT = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", WITHOUT)
 def test_without_extras_a_command_names_the_one_that_brings_them(core_only, tmp_path, command):
     said = core_only.nguide(*command.split(), cwd=tmp_path, code=2).stderr
@@ -335,6 +325,7 @@ def test_without_extras_a_command_names_the_one_that_brings_them(core_only, tmp_
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_without_extras_a_format_that_needs_one_names_it(core_only, predicted):
     said = core_only.nguide("store", "export", "store", "-f", "hdf5", "-o", "out.h5", cwd=predicted, code=2).stderr
     assert "h5py is not installed; pip install 'normal-guidance[encoders]'" in said

@@ -1,5 +1,6 @@
 """The site: built strictly, whole without a network, every link leads somewhere, the figure's numbers agree."""
 
+import ast
 import importlib.util
 import json
 import os
@@ -31,6 +32,7 @@ def module(name: str):
     return loaded
 
 
+NAMES = {*normal_guidance.__all__} - {"figures"}
 hook, docstrings = module("site_hook"), module("site_docstrings")
 
 
@@ -93,11 +95,13 @@ def dead_links(pages: dict[Path, Page]) -> list[str]:
     return dead
 
 
+@pytest.mark.slow
 def test_every_link_leads_somewhere(pages):
     assert len(pages) > 50
     assert dead_links({path: page for path, page in pages.items() if path.name != "404.html"}) == []
 
 
+@pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site, pages):
     found = [
         f"{path.name}: {address}" for path, page in pages.items() for address in page.loaded if is_outside(address)
@@ -111,6 +115,7 @@ def test_nothing_is_loaded_from_elsewhere(site, pages):
     assert found == []
 
 
+@pytest.mark.slow
 def test_every_page_is_in_the_navigation(site, pages):
     shown = {
         (site / urlsplit(link).path).resolve() for link in pages[site / "index.html"].links if not is_outside(link)
@@ -118,6 +123,7 @@ def test_every_page_is_in_the_navigation(site, pages):
     assert {path.name for path in pages.keys() - shown} == {"404.html"}
 
 
+@pytest.mark.slow
 def test_lists_and_tables_became_lists_and_tables(site):
     """Python-Markdown is stricter than GitHub; what it does not take for a list or a table it prints as it stands."""
     left = re.compile(r"<p>[^<]*\n(?:- |\* |1\. |\|)|<p>\|")
@@ -134,6 +140,7 @@ def small_project(folder: Path, pages: dict[str, str]) -> Path:
     return folder / "mkdocs.yml"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -154,11 +161,6 @@ def test_the_check_of_links_can_fail(tmp_path):
     (tmp_path / "b.html").write_text('<p id="y">')
     pages = {path: Page(path) for path in tmp_path.glob("*.html")}
     assert dead_links(pages) == ["a.html: b.html#z", "a.html: c.html"]
-
-
-# ----------------------------------------------------------------------------------------------------
-# The hook
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_links_lead_to_pages_or_to_the_source():
@@ -237,13 +239,10 @@ def test_the_command_reference_has_every_command():
 def test_every_public_name_is_in_the_reference():
     shown = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
     objects = set(re.findall(r"^::: normal_guidance\.(\S+)$", shown, re.MULTILINE))
-    homes = {f"{home}.{name}" for name, home in normal_guidance._HOME.items()}
-    assert homes - objects == set()
-
-
-# ----------------------------------------------------------------------------------------------------
-# In a browser
-# ----------------------------------------------------------------------------------------------------
+    source = Path(normal_guidance.__file__).read_text(encoding="utf-8")
+    imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ImportFrom)]
+    homes = {f"{node.module}.{alias.name}" for node in imports for alias in node.names if alias.name in NAMES}
+    assert {home.removeprefix("normal_guidance.") for home in homes} - objects == set()
 
 
 @pytest.fixture(scope="module")  # longer, and its event loop would run in the tests of other files
@@ -286,6 +285,7 @@ def check_numbers(page) -> dict:
     return found
 
 
+@pytest.mark.slow
 def test_the_figure_agrees_with_the_package(site, browser):
     page, problems = open_page(browser, site / "concepts" / "guidance.html")
     seen = [check_numbers(page)]
@@ -320,6 +320,7 @@ def test_the_figure_agrees_with_the_package(site, browser):
     assert problems == []
 
 
+@pytest.mark.slow
 def test_search_works_from_a_disk(site, browser):
     page, problems = open_page(browser, site / "reference" / "guidance.html")
     page.click(".md-search__input")
@@ -328,6 +329,7 @@ def test_search_works_from_a_disk(site, browser):
     assert problems == []
 
 
+@pytest.mark.slow
 def test_pages_fit_a_phone(site, browser):
     page, _ = open_page(browser, site / "index.html")
     page.set_viewport_size({"width": 390, "height": 844})

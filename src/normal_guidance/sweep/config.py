@@ -1,26 +1,34 @@
-"""Configurations: a point of a grid with its training protocol, and the paper's grids."""
+"""What is asked for: a point of a grid with its training protocol, where to compute, and the paper's grids.
+
+The command line derives its options from the fields, so torch is imported only where a value is made.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import Field, asdict, dataclass, fields, replace
+from dataclasses import Field, asdict, dataclass, field, fields, replace
 from functools import partial
 from itertools import product
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import checked_whole, is_number, is_whole
-from normal_guidance.core.attention_term import AttentionTerm
-from normal_guidance.core.bells import SliceReference
-from normal_guidance.core.guidance import DIVERGENCES, DivergenceName, NegativesName, NormalGuidance
-from normal_guidance.core.method import Method
-from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss, refuse_removed
-from normal_guidance.core.regularizers import REGULARIZERS
+
+if TYPE_CHECKING:
+    import torch
+
+    from normal_guidance.core.attention_term import AttentionTerm
+    from normal_guidance.core.method import Method
 
 OptimizerName = Literal["sgd", "adamw"]
 ScheduleName = Literal["constant", "cosine"]
+Precision = Literal["float64", "float32", "tf32", "bf16"]
+EngineName = Literal["packed", "recorded", "compiled"]
+
+# Those of `core.guidance`, whose import takes a second; a test keeps them equal.
+DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
+NegativesName = Literal["own", "uniform", "none"]
 
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
 L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
@@ -29,47 +37,32 @@ L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
 GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
 """Lambda in the paper's sensitivity study."""
 
-PATIENCE = 50
-"""Epochs without a new high of validation AUROC after which training stops."""
-
 PAPER: dict[str, Any] = {"epochs": 1000, "batch_size": 64, "patience": None, "train_above_val": True}
 """The paper's protocol, where the defaults of `Config` may differ from it."""
 
 AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
 """Fields that may differ between configurations trained together; they share all others, the protocol."""
 
-
-RANGES: tuple[tuple[str, int | float, int | float], ...] = (
-    ("lr", 0.0, math.inf),
-    ("l1", 0.0, math.inf),
-    ("guidance_weight", 0.0, math.inf),
-    ("least_width", 0.0, math.inf),
-    ("momentum", 0.0, 1.0),
-    ("clip_norm", 1e-12, math.inf),
-    ("weight_decay", 0.0, math.inf),
-    ("epochs", 1, math.inf),
-    ("batch_size", 1, math.inf),
-    ("modes", 1, math.inf),
-    ("warmup", 0, math.inf),
-    ("seed", 0, 2**63 - 1),
-)
-"""Least and greatest value of each field; all are finite, and whole numbers where the least is one."""
-
-CHOICES: tuple[tuple[str, tuple[object, ...]], ...] = (
-    ("optimizer", get_args(OptimizerName)),
-    ("schedule", get_args(ScheduleName)),
-    ("class_weights", (False, True)),
-)
-"""Fields that take one of a few values."""
-
 OPTIONAL = (
     *("receptive_field", "modes", "negatives", "warmup", "least_width"),
     *("optimizer", "weight_decay", "schedule", "class_weights"),
 )
-"""Fields that a run folder holds only where they are set, so that folders from before these fields stay valid."""
+"""Fields that a run folder holds only where they are set."""
 
 GUIDES = ("renormalize", "modes", "negatives", "warmup", "least_width")
 """Fields of the protocol that concern regularized methods only, all but `warmup` guided ones only."""
+
+AT_LEAST_0, WHOLE = (0.0, math.inf), (1, math.inf)
+
+
+def _field(
+    default: Any, within: tuple[float | int, float | int] | None = None, *, help: str | None = None, **more: Any
+) -> Any:
+    """A field with its least and greatest value, both finite, and whole numbers where the least is one.
+
+    Those with `help` are options of the command line: with their `panel`, `choices` and `metavar`.
+    """
+    return field(default=default, metadata={"within": within, "help": help, **more})
 
 
 @dataclass(frozen=True)
@@ -111,29 +104,98 @@ class Config:
     """
 
     method: str
-    lr: float = 0.01
-    l1: float = 0.0
-    guidance_weight: float = 1.0
-    divergence: DivergenceName = "forward_kl"
-    renormalize: bool = True
-    epochs: int = 1000
-    batch_size: int = 64
-    momentum: float = 0.9
-    clip_norm: float = 1.0
-    patience: int | None = PATIENCE
-    train_above_val: bool = False
-    seed: int = 0
+    lr: float = _field(0.01, AT_LEAST_0, panel="grid", help="Learning rates, such as 0.1,0.01. Default: the paper's 4.")
+    l1: float = _field(0.0, AT_LEAST_0, panel="grid", help="Strengths of the L1 penalty. Default: the paper's 8.")
+    guidance_weight: float = _field(
+        1.0,
+        AT_LEAST_0,
+        panel="guidance",
+        help="Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with its own "
+        "winner. Default: 1.0.",
+    )
+    divergence: DivergenceName = _field(
+        "forward_kl",
+        panel="guidance",
+        choices=get_args(DivergenceName),
+        help="forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner. Default: "
+        "forward_kl.",
+    )
+    renormalize: bool = _field(
+        True,
+        panel="guidance",
+        help="Scale the class token's attention to sum to 1 over the slices before it is guided.",
+    )
+    epochs: int = _field(1000, WHOLE, panel="training", help="Most passes over the training scans.")
+    batch_size: int = _field(
+        64,
+        WHOLE,
+        panel="training",
+        help="Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.",
+    )
+    momentum: float = _field(0.9, (0.0, 1.0))
+    clip_norm: float = _field(1.0, (1e-12, math.inf))
+    patience: int | None = _field(
+        50,
+        panel="training",
+        metavar="EPOCHS",
+        help="Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.",
+    )
+    train_above_val: bool = _field(
+        False,
+        panel="training",
+        help="Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.",
+    )
+    seed: int = _field(0, (0, 2**63 - 1))
     receptive_field: int | None = None
-    modes: int = 1
-    negatives: NegativesName = "own"
-    warmup: int = 0
-    optimizer: OptimizerName = "sgd"
-    weight_decay: float = 0.0
-    schedule: ScheduleName = "constant"
-    class_weights: bool = False
-    least_width: float = 0.0
+    modes: int = _field(1, WHOLE, panel="guidance", help="Number of bells that attention is guided to.")
+    negatives: NegativesName = _field(
+        "own",
+        panel="guidance",
+        choices=get_args(NegativesName),
+        help="How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at all "
+        "(none).",
+    )
+    warmup: int = _field(
+        0,
+        (0, math.inf),
+        panel="guidance",
+        metavar="EPOCHS",
+        help="Raise lambda from 0 to its value over so many epochs.",
+    )
+    optimizer: OptimizerName = _field(
+        "sgd",
+        panel="training",
+        choices=get_args(OptimizerName),
+        help="sgd, with momentum, or adamw. Default: sgd.",
+    )
+    weight_decay: float = _field(
+        0.0, AT_LEAST_0, panel="training", help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0."
+    )
+    schedule: ScheduleName = _field(
+        "constant",
+        panel="training",
+        choices=get_args(ScheduleName),
+        help="Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.",
+    )
+    class_weights: bool = _field(
+        False,
+        panel="training",
+        choices=(False, True),
+        help="Weight positive and negative training scans inversely to their number. Default: all count alike.",
+    )
+    least_width: float = _field(
+        0.0,
+        AT_LEAST_0,
+        panel="guidance",
+        help="Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans' "
+        "median spacing in mm (8mm). With 0, attention on one slice is not guided.",
+    )
 
     def __post_init__(self) -> None:
+        from normal_guidance.core.arrays import checked_whole
+        from normal_guidance.core.guidance import NormalGuidance
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss, refuse_removed
+
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
         self._check_reference()
@@ -143,24 +205,12 @@ class Config:
             raise UserError(
                 f"method {self.method!r} cannot be trained{near_miss(self.method)}; choose one of {trainable}"
             )
-        NormalGuidance(
-            self.guidance_weight, self.divergence, negatives=self.negatives
-        )  # raises an error for wrong values
-        for name, least, most in RANGES:
-            value = getattr(self, name)
-            if not is_number(value):
-                raise UserError(f"{name} is {value!r}; give a number")
-            if not least <= value <= min(most, sys.float_info.max):
-                limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
-                raise UserError(f"{name} is {value}; it must be {limits}")
-            if isinstance(least, int) and not is_whole(value):
-                raise UserError(f"{name} is {value}; it must be a whole number")
-            # 1 and 1.0 are the same configuration; numpy's numbers could not be saved.
-            object.__setattr__(self, name, type(least)(value))
-        for name, known in CHOICES:
-            if not any(getattr(self, name) == one for one in known):
-                choices = ", ".join(map(str, known))
-                raise UserError(f"{name} {getattr(self, name)!r} is unknown; choose one of {choices}")
+        NormalGuidance(self.guidance_weight, self.divergence, negatives=self.negatives)  # refuses wrong values
+        for each in fields(self):
+            if each.metadata.get("within"):
+                # 1 and 1.0 are the same configuration; numpy's numbers could not be saved.
+                object.__setattr__(self, each.name, _checked_number(each, getattr(self, each.name)))
+            _check_choice(each, getattr(self, each.name))
         if self.optimizer == "adamw" and self.momentum == 1.0:
             raise UserError("momentum is 1.0; of adamw it is beta_1, which must be below 1")
         if self.patience is not None:
@@ -168,13 +218,16 @@ class Config:
 
     def _check_reference(self) -> None:
         """Check that two fields together ask for slice labels, so that one typing error cannot."""
-        width = self.receptive_field
-        if self.on_slices and not (is_whole(width) and width >= 1):
+        from normal_guidance.core.arrays import is_whole
+        from normal_guidance.core.methods import SLICE_REFERENCE
+
+        width, is_reference = self.receptive_field, self.method == SLICE_REFERENCE
+        if is_reference and not (is_whole(width) and width >= 1):
             raise UserError(
                 f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
                 "blocks, a whole number of at least 1"
             )
-        if not self.on_slices and width is not None:
+        if not is_reference and width is not None:
             raise UserError(
                 f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
                 f"{SLICE_REFERENCE!r}"
@@ -183,7 +236,7 @@ class Config:
     @property
     def on_slices(self) -> bool:
         """Whether it learns slice labels; only the supervised reference does."""
-        return self.method == SLICE_REFERENCE
+        return self.receptive_field is not None
 
     @property
     def spec(self) -> Method:
@@ -193,10 +246,14 @@ class Config:
             >>> Config("slice_reference", receptive_field=12).spec.build(8).convolution
             Conv1d(8, 8, kernel_size=(12,), stride=(1,), groups=8)
         """
+        from normal_guidance.core.bells import SliceReference
+        from normal_guidance.core.method import Method
+        from normal_guidance.core.methods import EVERY_METHOD
+
         if self.receptive_field is None:
             return EVERY_METHOD[self.method]
         build = partial(SliceReference, receptive_field=self.receptive_field)
-        return Method(SLICE_REFERENCE, "Supervised reference", build, scores_scans=False)
+        return Method(self.method, "Supervised reference", build, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
         """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default.
@@ -205,15 +262,14 @@ class Config:
             >>> "receptive_field" in Config("ng").as_json(), Config("ng", modes=2).as_json()["modes"]
             (False, 2)
         """
-        unset = {field.name for field in fields(self) if field.name in OPTIONAL and self._is_default(field)}
-        return {name: value for name, value in asdict(self).items() if name not in unset}
-
-    def _is_default(self, field: Field[object]) -> bool:
-        return getattr(self, field.name) == field.default
+        default = {each.name: each.default for each in fields(self) if each.name in OPTIONAL}
+        return {name: value for name, value in asdict(self).items() if name not in default or value != default[name]}
 
     @property
     def term_options(self) -> tuple[str, ...]:
         """The fields that the method's regularizer takes."""
+        from normal_guidance.core.regularizers import REGULARIZERS
+
         name = self.spec.regularizer
         return () if name is None else REGULARIZERS[name].options
 
@@ -224,6 +280,8 @@ class Config:
             >>> Config("ng", warmup=10).regularizer(epoch=3).weight
             0.3
         """
+        from normal_guidance.core.regularizers import REGULARIZERS
+
         name = self.spec.regularizer
         if name is None:
             return None
@@ -238,7 +296,7 @@ class Config:
             (1, 2)
         """
         idle = {*GUIDES} - {*self.term_options} - ({"warmup"} if self.spec.regularizer else set())
-        defaults: dict[str, Any] = {field.name: field.default for field in fields(self) if field.name in idle}
+        defaults: dict[str, Any] = {each.name: each.default for each in fields(self) if each.name in idle}
         return replace(self, **defaults)
 
     def ramp(self, epoch: int) -> float:
@@ -255,6 +313,94 @@ class Config:
         if self.schedule == "constant":
             return self.lr
         return self.lr * 0.5 * (1.0 + math.cos(math.pi * (epoch - 1) / self.epochs))
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where and how to compute; results differ in rounding at most.
+
+    Args:
+        device: "cpu", "cuda", "cuda:1".
+        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
+        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
+            up to a minute for a faster step.  None takes packed on the CPU, and on CUDA what ends first by a
+            measurement of its own steps: packed for little work, else recorded, and compiled for what remains of long
+            work.  Packed also takes over where the others cannot run.
+        chunk: the most configurations to train together; halved automatically when memory runs out.
+
+    Example:
+        >>> Execution(device="cpu").slotted
+        False
+    """
+
+    device: str = _field("cpu", help="cpu, cuda or cuda:1. Default: cuda where there is one.")
+    precision: Precision = _field(
+        "float32",
+        choices=get_args(Precision),
+        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.",
+    )
+    engine: EngineName | None = _field(
+        None,
+        choices=(*get_args(EngineName), None),
+        help="auto (the one that ends first, by measurement), packed (any device, no preparation), recorded or "
+        "compiled (a minute of preparation, the fastest steps).",
+    )
+    chunk: int | None = _field(
+        None, help="Train at most so many configurations together; fewer need less memory. Default: all."
+    )
+
+    def __post_init__(self) -> None:
+        import torch
+
+        from normal_guidance.core.arrays import checked_whole
+
+        for each in fields(self):
+            _check_choice(each, getattr(self, each.name))
+        try:
+            torch.device(self.device)
+        except (RuntimeError, TypeError) as error:
+            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
+        if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
+            raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
+        if self.chunk is not None:
+            checked_whole("chunk", self.chunk)
+
+    @property
+    def slotted(self) -> bool:
+        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
+        import torch
+
+        if self.engine is None:
+            return torch.device(self.device).type == "cuda"
+        return self.engine != "packed"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the parameters."""
+        import torch
+
+        return torch.float64 if self.precision == "float64" else torch.float32
+
+
+def _checked_number(each: Field[Any], value: Any) -> float | int:
+    """The number in the type of its least value."""
+    from normal_guidance.core.arrays import is_number, is_whole
+
+    name, (least, most) = each.name, each.metadata["within"]
+    if not is_number(value):
+        raise UserError(f"{name} is {value!r}; give a number")
+    if not least <= value <= min(most, sys.float_info.max):
+        limits = f"at least {least}, and finite" if math.isinf(most) else f"from {least} to {most}"
+        raise UserError(f"{name} is {value}; it must be {limits}")
+    if isinstance(least, int) and not is_whole(value):
+        raise UserError(f"{name} is {value}; it must be a whole number")
+    return type(least)(value)
+
+
+def _check_choice(each: Field[Any], value: object) -> None:
+    known = each.metadata.get("choices")
+    if known and not any(value == choice for choice in known):
+        raise UserError(f"{each.name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
 
 
 def paper_config(method: str, **fields: Any) -> Config:
@@ -314,7 +460,7 @@ def sensitivity_grid(
     base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
 ) -> tuple[Config, ...]:
     """Return the grid for each divergence and each of the paper's lambdas."""
-    return grid(base, lr=lr, l1=l1, divergence=list(DIVERGENCES), guidance_weight=GUIDANCE_WEIGHTS)
+    return grid(base, lr=lr, l1=l1, divergence=get_args(DivergenceName), guidance_weight=GUIDANCE_WEIGHTS)
 
 
 def check_together(configs: Sequence[Config]) -> None:
@@ -323,14 +469,14 @@ def check_together(configs: Sequence[Config]) -> None:
         raise UserError(f"configs: got {type(configs).__name__}; give a list of Config, such as grid(Config('ng'))")
     if not configs:
         raise UserError("configs: there is no configuration to train; give at least one")
-    wrong = next((one for one in configs if not isinstance(one, Config)), None)
+    wrong = next((config for config in configs if not isinstance(config, Config)), None)
     if wrong is not None:
         raise UserError(f"configs: got {type(wrong).__name__} in the list; give a list of Config")
-    for field in fields(Config):
-        values = {getattr(config, field.name) for config in configs}
-        if field.name not in AXES and len(values) > 1:
+    for name in (each.name for each in fields(Config) if each.name not in AXES):
+        values = {getattr(config, name) for config in configs}
+        if len(values) > 1:
             raise UserError(
-                f"configurations of one sweep differ in {field.name} ({', '.join(map(str, sorted(values, key=str)))}); "
+                f"configurations of one sweep differ in {name} ({', '.join(map(str, sorted(values, key=str)))}); "
                 f"they may differ in {', '.join(AXES)} only: run one sweep for each"
             )
 
@@ -338,8 +484,4 @@ def check_together(configs: Sequence[Config]) -> None:
 def departures(config: Config) -> dict[str, object]:
     """Return the fields that differ from the paper's protocol, apart from the grid's axes, for a run's report."""
     paper = paper_config(config.method, receptive_field=config.receptive_field)
-    return {
-        field.name: getattr(config, field.name)
-        for field in fields(Config)
-        if field.name not in AXES and getattr(config, field.name) != getattr(paper, field.name)
-    }
+    return {name: value for name, value in asdict(config).items() if name not in AXES and value != getattr(paper, name)}

@@ -7,28 +7,23 @@ import gc
 import logging
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import is_out_of_memory, machine_memory
-from normal_guidance.core.arrays import checked_whole
-from normal_guidance.sweep.batches import Scans, draw_orders, heaviest_batch
-from normal_guidance.sweep.config import Config
+from normal_guidance.core.bags import ScanSet
+from normal_guidance.sweep.batches import draw_orders, heaviest_batch
+from normal_guidance.sweep.config import Config, Execution
 from normal_guidance.sweep.engine import (
     Engine,
     PackedEngine,
-    Precision,
     SlottedEngine,
     slot_numbers,
     synchronize,
 )
 from normal_guidance.sweep.stack import Stack
-
-EngineName = Literal["packed", "recorded", "compiled"]
 
 RECORDING_SECONDS = 8.0
 """How long it takes at most to prepare the recorded step, on a card that never ran the method (H200; LOG.md,
@@ -53,58 +48,6 @@ SLOT_CLASSES = 3
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Execution:
-    """Where and how to compute; results differ in rounding at most.
-
-    Args:
-        device: "cpu", "cuda", "cuda:1".
-        precision: of matrix products. "tf32" and "bf16" are for CUDA; parameters, losses and metrics stay float32.
-        engine: "packed" runs anywhere; "recorded" replays a recorded step and needs CUDA to be fast; "compiled" waits
-            up to a minute for a faster step.  None takes packed on the CPU, and on CUDA what ends first by a
-            measurement of its own steps: packed for little work, else recorded, and compiled for what remains of long
-            work.  Packed also takes over where the others cannot run.
-        chunk: the most configurations to train together; halved automatically when memory runs out.
-
-    Example:
-        >>> Execution(device="cpu").slotted
-        False
-    """
-
-    device: str = "cpu"
-    precision: Precision = "float32"
-    engine: EngineName | None = None
-    chunk: int | None = None
-
-    def __post_init__(self) -> None:
-        for name, value, known in (
-            ("precision", self.precision, get_args(Precision)),
-            ("engine", self.engine, (*get_args(EngineName), None)),
-        ):
-            if not any(value == one for one in known):
-                raise UserError(f"{name} {value!r} is unknown; choose one of {', '.join(map(str, known))}")
-        try:
-            torch.device(self.device)
-        except (RuntimeError, TypeError) as error:
-            raise UserError(f"device {self.device!r} is unknown; give cpu, cuda or cuda:1") from error
-        if self.precision in ("tf32", "bf16") and torch.device(self.device).type != "cuda":
-            raise UserError(f"precision {self.precision} is for CUDA; on {self.device} use float32")
-        if self.chunk is not None:
-            checked_whole("chunk", self.chunk)
-
-    @property
-    def slotted(self) -> bool:
-        """Whether to train in batches with a fixed number of rows: recorded or compiled."""
-        if self.engine is None:
-            return torch.device(self.device).type == "cuda"
-        return self.engine != "packed"
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of the parameters."""
-        return torch.float64 if self.precision == "float64" else torch.float32
-
-
 def current_device(device: str) -> contextlib.AbstractContextManager[object]:
     """Within the context, CUDA streams, events and graphs belong to this device, even if it is not the first."""
     return torch.cuda.device(device) if torch.device(device).type == "cuda" else contextlib.nullcontext()
@@ -117,7 +60,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution) -> int:
+def fitting_chunk(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution) -> int:
     """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
 
     A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
@@ -138,7 +81,7 @@ def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution
 
 
 def choose_engine(
-    configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int, epochs: int
+    configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, seed: int, epochs: int
 ) -> Engine:
     """The engine that was asked for; without a wish, the one that ends first, or packed where the others cannot run."""
     config, device = configs[0], torch.device(execution.device)
@@ -167,7 +110,7 @@ def choose_engine(
     return PackedEngine(stack, train, val, config.batch_size, execution.precision)
 
 
-def _orders(config: Config, train: Scans, seed: int) -> Iterator[Tensor]:
+def _orders(config: Config, train: ScanSet, seed: int) -> Iterator[Tensor]:
     """The order of the training scans in every epoch."""
     draw = draw_orders(len(train.lengths), seed)
     return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))

@@ -17,16 +17,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
 from normal_guidance.scans.index.containers import CT, Mask, Refusal, is_nifti
 from normal_guidance.scans.index.dicom_slices import Header
@@ -397,20 +396,6 @@ class Description:
         }
 
 
-@runtime_checkable
-class DescribedScans(Protocol):
-    """The values of a set of scans that `describe_scans` needs; `Bags` and feature stores have them."""
-
-    @property
-    def lengths(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def slice_labels(self) -> Tensor | None: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
-
-
 def describe(manifest: Manifest) -> Description:
     """Describes all scans of a manifest."""
     if not len(manifest):
@@ -421,7 +406,7 @@ def describe(manifest: Manifest) -> Description:
     return _describe(manifest.lengths, manifest.labels, manifest.patient_ids, known, labels)
 
 
-def describe_scans(scans: DescribedScans) -> Description:
+def describe_scans(scans: LabelledScans) -> Description:
     """Describes scans with features, as `describe` does those of a manifest."""
     lengths, known, labels = scans.lengths.cpu(), np.zeros(len(scans.lengths), bool), np.zeros(0, np.int64)
     if scans.slice_labels is not None:
