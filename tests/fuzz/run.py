@@ -54,8 +54,10 @@ def outcomes(setup: Setup, numbers: Iterator[int], jobs: int, patience: float) -
 
 def buried(setup: Setup, number: int, failure: Failure) -> Outcome:
     """The outcome of a case that killed its worker, or did not end; faulthandler wrote where it crashed."""
+    if failure.death is None:  # before the case began
+        raise RuntimeError(failure.detail)
     kind, *said = setup.record(number).read_text(errors="replace").splitlines()
-    if failure.death is None or not failure.death.cause:
+    if not failure.death.cause:
         return Outcome(kind, "FINDING: hang", failure.detail)
     if [line for line in said if line in ("python", "native")][-1:] == ["native"]:
         return Outcome(kind, f"decoder died: {failure.death.cause}")

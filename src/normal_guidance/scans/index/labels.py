@@ -309,7 +309,7 @@ def _nodule_scans(connection: sqlite3.Connection) -> Iterator[NoduleScan]:
         number_of = {z: number for number, z in enumerate(positions[scan])}
         if not number_of or len(number_of) < len(positions[scan]):
             raise ValueError(f"scan {scan} of {patient} has no slices, or two at one z")
-        chosen = set()
+        chosen: set[float] = set()
         for nodule in _nodules(outlines[scan]):
             votes = Counter(z for outline in nodule for z in outline)
             chosen |= {z for z, count in votes.items() if 2 * count >= len(nodule)}

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.index.containers import Mask
-from normal_guidance.scans.index.manifest import Finding, Labels
+from normal_guidance.scans.index.manifest import DatasetLabel, Finding, Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
@@ -402,7 +402,7 @@ class AbdomenScans(ChallengeScans):
             return
         known = {file: int(number in rows) for file, number in numbers.items()}
         injured = self.patients.get(patient, {})
-        labels = {
+        labels: dict[str, DatasetLabel] = {
             "image_label": int(any(known.values())),
             "image_injuries": sorted(set().union(*rows.values())),
             "patient_label": injured.get("any_injury"),

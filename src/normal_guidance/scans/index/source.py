@@ -337,7 +337,7 @@ class FolderScans:
             yield Candidate(group.name, patient or group.name, series)
 
     def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
-        row, further = self.rows[candidate.scan_id], {}
+        row, further = self.rows[candidate.scan_id], dict[str, Labels]()
         for finding in self.findings[1:]:
             try:
                 sliced = finding.name in self.sliced_further
