@@ -24,10 +24,9 @@ import tempfile
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
-from serve import Outcome, Setup, run_case
+from serve import Outcome, Runner, Setup
 
 from normal_guidance.base.workers import Failure, Pool
 
@@ -48,7 +47,7 @@ def outcomes(setup: Setup, numbers: Iterator[int], jobs: int, patience: float) -
             yield number
 
     with Pool(jobs, patience, attempts=1) as pool:
-        for place, result in enumerate(pool.map(partial(run_case, setup), draw())):
+        for place, result in enumerate(pool.map(Runner(setup), draw())):
             yield drawn[place], buried(setup, drawn[place], result) if isinstance(result, Failure) else result
 
 

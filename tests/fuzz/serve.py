@@ -78,6 +78,20 @@ def choose(weights: dict[str, int], number: int) -> str:
     return list(weights)[bisect(list(accumulate(weights.values())), place)]
 
 
+class Runner:
+    """Runs cases by their numbers; a worker that receives it first imports what they need, before its time counts."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.setup = setup
+
+    def __setstate__(self, state: dict[str, Setup]) -> None:
+        self.setup = state["setup"]
+        prepare(self.setup)
+
+    def __call__(self, number: int) -> Outcome:
+        return run_case(self.setup, number)
+
+
 def run_case(setup: Setup, number: int) -> Outcome:
     from samples import Samples
 
