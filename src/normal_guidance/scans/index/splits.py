@@ -186,8 +186,8 @@ def read_split(path: str | Path) -> Split:
     Example:
         >>> read_split("nowhere.csv")
         Traceback (most recent call last):
-        normal_guidance.base.errors.UserError: nowhere.csv cannot be read ([Errno 2] No such file or directory:
-        'nowhere.csv'); make it with nguide split
+        normal_guidance.base.errors.UserError: nowhere.csv cannot be read (No such file or directory); make it with
+        nguide split
     """
     rows = read_rows(Path(path), SplitRow, AGAIN, exact=False)
     with reading(path, AGAIN):
