@@ -27,7 +27,7 @@ CHOICES = {
     "regularizers": "core.regularizers:REGULARIZERS",
     "divergences": "core.guidance:DIVERGENCES",
     "negatives": "core.guidance:NEGATIVES",
-    "sources": "scans.index.sources:SOURCES",
+    "sources": "scans.index.indexing:SOURCES",
     "import formats": "scans.features.convert:IMPORT_FORMATS",
     "export formats": "scans.features.convert:EXPORT_FORMATS",
     "encoders": "scans.features.encoders:ENCODERS",

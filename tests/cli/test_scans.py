@@ -16,9 +16,8 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.cli.progress import watch
 from normal_guidance.cli.scans import shown_as
-from normal_guidance.scans.index.indexing import IndexProgress
+from normal_guidance.scans.index.indexing import SOURCES, IndexProgress
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
-from normal_guidance.scans.index.sources import SOURCES
 from normal_guidance.scans.index.splits import read_parts, split_scans
 from small_command import nguide, output_of, refusal
 

@@ -16,7 +16,6 @@ import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.fit import measured
-X
 from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.store import write_store
@@ -211,7 +210,7 @@ def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, mon
     monkeypatch.setattr(measured, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
     other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
     with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
-        measured_fit.fit_and_measure(train, test=other)
+        measured.fit_and_measure(train, test=other)
 
 
 def test_fit_takes_the_patients_of_arrays(train: Bags, tmp_path):

@@ -17,34 +17,25 @@ from random import Random
 import numpy as np
 from dicom_mutations import mutate_dicom, mutate_pixels
 from feature_cases import KINDS as FEATURE_KINDS
-from guard import SECRET, Finding, Probe
+from guard import SECRET, Finding, Probe, attempt, expect
 from mutations import BYTES, mutate, mutate_nifti
 from own_cases import KINDS as OWN_KINDS
 from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
-from watching import attempt, expect
 from zip_mutations import NAMES, bomb, hostile_zip
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.dicom_files import read_elements, refusing
-from normal_guidance.scans.index.dicom_slices import (
-    Header,
-    exclusion,
-    read_header,
-    read_pixels,
-)
+from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
 from normal_guidance.scans.index.geometry import order_slices
-from normal_guidance.scans.index.indexing import HeaderRequest, index, read_one
+from normal_guidance.scans.index.header_reading import HeaderRequest, read_one
+from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
-from normal_guidance.scans.index.pixels import PYDICOM
+from normal_guidance.scans.index.pixels import PYDICOM, read_pixels
 from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
 from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume
-
-# ----------------------------------------------------------------------------------------------------
-# Single files
-# ----------------------------------------------------------------------------------------------------
 
 
 def header(random: Random, samples: Samples, probe: Probe) -> str:
@@ -154,11 +145,6 @@ def _damage(random: Random, path: Path) -> None:
     path.write_bytes(content)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Archives and names
-# ----------------------------------------------------------------------------------------------------
-
-
 def archive(random: Random, samples: Samples, probe: Probe) -> str:
     """A folder with a hostile archive and links that lead out, and invented names."""
     members = {f"{number}.dcm": random.choice(samples.files(".dcm")).read_bytes() for number in range(2)}
@@ -190,11 +176,6 @@ def _read_name(root: Path, file: str) -> str:
     outcome = attempt(read)
     read_one(root, HeaderRequest(file))  # raises nothing, ever
     return outcome
-
-
-# ----------------------------------------------------------------------------------------------------
-# Datasets
-# ----------------------------------------------------------------------------------------------------
 
 
 def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:

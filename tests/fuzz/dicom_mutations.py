@@ -30,43 +30,14 @@ NUMBERS = (
     *("", "0", "-0", "1", "-1", "2", "31", "32", "33", "100", "1000", "65536", "100001", "2147483648", "-2147483649"),
     *("99999999999999999999", "1e5", "1e8", "1e300", "1e308", "-1e308", "1e400", "1e-320", "nan", "inf", "-inf", "NaN"),
     *("abc", "1,5", "1_0", "0x10", "--1", "１２", "1\\2", "1\\2\\3", "\\\\", "nan\\0\\0", "1e308\\1e308\\1e308"),
-    *(
-        "0\\0\\0\\0\\0\\0",
-        "1\\0\\0\\1\\0\\0",
-        "2\\0\\0\\0\\2\\0",
-        "1\\0\\0\\0\\1\\0",
-        "inf\\0\\0\\0\\1\\0",
-        "\0",
-        " ",
-        "9" * 1200,
-    ),
+    *("0\\0\\0\\0\\0\\0", "1\\0\\0\\1\\0\\0", "2\\0\\0\\0\\2\\0", "1\\0\\0\\0\\1\\0", "inf\\0\\0\\0\\1\\0", "\0", " "),
+    "9" * 1200,
 )
 
 TEXTS = (
-    *(
-        "",
-        " ",
-        "CT",
-        "MR",
-        "OT",
-        "ORIGINAL\\PRIMARY\\LOCALIZER",
-        "DERIVED\\SECONDARY",
-        "MONOCHROME1",
-        "PALETTE COLOR",
-        "RGB",
-    ),
-    *(
-        "YBR_FULL_422",
-        "../../evil",
-        "/etc/passwd",
-        "=1+1",
-        "a\nb\r\nc",
-        "\0\0",
-        "ä日\ud7ff",
-        "x" * 3000,
-        "ISO 2022 IR 87",
-    ),
-    *("\\ISO_IR 192\\ISO 2022 IR 149", "ISO_IR 999", "1.2.840.10008.5.1.4.1.1.7", "1.2." + "3" * 300),
+    *("", " ", "CT", "MR", "OT", "ORIGINAL\\PRIMARY\\LOCALIZER", "DERIVED\\SECONDARY", "MONOCHROME1", "PALETTE COLOR"),
+    *("RGB", "YBR_FULL_422", "../../evil", "/etc/passwd", "=1+1", "a\nb\r\nc", "\0\0", "ä日\ud7ff", "x" * 3000),
+    *("ISO 2022 IR 87", "\\ISO_IR 192\\ISO 2022 IR 149", "ISO_IR 999", "1.2.840.10008.5.1.4.1.1.7", "1.2." + "3" * 300),
 )
 
 NAMES = {
@@ -260,11 +231,6 @@ def deflate(random: Random, content: bytes) -> bytes:
     return content[:140] + struct.pack("<I", len(meta)) + meta + packed
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pixels
-# ----------------------------------------------------------------------------------------------------
-
-
 def change_pixel_length(random: Random, content: bytes) -> bytes:
     place = content.rfind(PIXELS)
     if place < 0 or place + 12 > len(content):
@@ -325,14 +291,7 @@ def change_fragments(random: Random, content: bytes) -> bytes:
 
 
 SIZE_MARKERS = (
-    b"\xff\xc3",
-    b"\xff\xf7",
-    b"\xff\xc0",
-    b"\xff\x51",
-    b"\xff\xc4",
-    b"\xff\xda",
-    b"\xff\x52",
-    b"\xff\x90",
+    *(b"\xff\xc3", b"\xff\xf7", b"\xff\xc0", b"\xff\x51", b"\xff\xc4", b"\xff\xda", b"\xff\x52", b"\xff\x90"),
     b"\xff\xf8",
 )
 """Frame headers of JPEG, JPEG-LS, baseline and JPEG 2000; tables, scans, coding styles, tiles, presets."""

@@ -26,11 +26,10 @@ from feature_mutations import (
     outward_hdf5,
     write_torchmil,
 )
-from guard import SECRET, Probe
+from guard import SECRET, Probe, attempt, expect
 from mutations import BYTES, mutate
 from samples import Samples
 from table_mutations import mutate_csv, mutate_parquet
-from watching import attempt, expect
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import import_store

@@ -32,45 +32,14 @@ SLICE_LABELS = (0, 0, 0, 1, 1, 0, 1, 0, 0)
 LOUD = b"\x93NUMPY"
 SHAPES = (
     *("(3, 0)", "(0, 5)", "()", "(9,)", "(9, 5", "(-9, 5)", "(1000000000, 6)", "(9223372036854775807, 8)", "(9, 5, 1)"),
-    *(
-        "(1000000, 1000000, 0)",
-        "(0, 4611686018427387904)",
-        "(9, 4)",
-        "(9, 6)",
-        "(True, 5)",
-        "(9.0, 5)",
-        "[9, 5]",
-        "'9'",
-    ),
-    *("(2,) * 10", "(" * 500, "(1, " * 40 + ")" * 40, "(" + "1, " * 64 + ")", "(0x9, 5)"),
+    *("(1000000, 1000000, 0)", "(0, 4611686018427387904)", "(9, 4)", "(9, 6)", "(True, 5)", "(9.0, 5)", "[9, 5]"),
+    *("'9'", "(2,) * 10", "(" * 500, "(1, " * 40 + ")" * 40, "(" + "1, " * 64 + ")", "(0x9, 5)"),
 )
 KINDS = (
-    *(
-        "'<f4'",
-        "'<f8'",
-        "'<f2'",
-        "'>f4'",
-        "'|O'",
-        "'<U4'",
-        "'<U1000000000'",
-        "'|S0'",
-        "'|V0'",
-        "'|V2000000000'",
-        "'<c16'",
-    ),
-    *(
-        "'<M8[ns]'",
-        "'|b1'",
-        "'<i8'",
-        "[('x', '<f4')]",
-        "[('x', '|O')]",
-        "'<f16'",
-        "None",
-        "''",
-        "'f4,f4'",
-        "('<f4', (5,))",
-    ),
-    *("'<m8'", "{'names': ['a'], 'formats': ['<f4'], 'itemsize': 2000000000}", "'<f3'", "[]", "'x' * 9"),
+    *("'<f4'", "'<f8'", "'<f2'", "'>f4'", "'|O'", "'<U4'", "'<U1000000000'", "'|S0'", "'|V0'", "'|V2000000000'"),
+    *("'<c16'", "'<M8[ns]'", "'|b1'", "'<i8'", "[('x', '<f4')]", "[('x', '|O')]", "'<f16'", "None", "''", "'f4,f4'"),
+    *("('<f4', (5,))", "'<m8'", "{'names': ['a'], 'formats': ['<f4'], 'itemsize': 2000000000}", "'<f3'", "[]"),
+    "'x' * 9",
 )
 
 
@@ -139,11 +108,6 @@ ODD_ARRAYS: tuple[Callable[[], np.ndarray], ...] = (
 )
 
 
-# ----------------------------------------------------------------------------------------------------
-# npy and npz
-# ----------------------------------------------------------------------------------------------------
-
-
 def npy_bytes(array: np.ndarray, *, pickled: bool = True) -> bytes:
     buffer = io.BytesIO()
     np.save(buffer, array, allow_pickle=pickled)
@@ -210,11 +174,6 @@ def make_npz(random: Random) -> bytes:
 def npy_bomb(random: Random) -> bytes:
     """Zeros: an npz of 100 kB that would take gigabytes is made of several such members."""
     return npy_bytes(np.zeros((random.choice((10, 2**21)), WIDTH), np.float32))
-
-
-# ----------------------------------------------------------------------------------------------------
-# PyTorch
-# ----------------------------------------------------------------------------------------------------
 
 
 def _laughs(depth: int) -> list[Any]:
@@ -289,11 +248,6 @@ def _save(random: Random) -> bytes:
     buffer = io.BytesIO()
     torch.save(whole, buffer, _use_new_zipfile_serialization=random.random() < 0.7)
     return buffer.getvalue()
-
-
-# ----------------------------------------------------------------------------------------------------
-# HDF5
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_hdf5(random: Random) -> bytes:
@@ -381,10 +335,6 @@ def outward_hdf5(random: Random, path: Path, secret: Path) -> None:
             file.create_virtual_dataset(name, layout)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Parquet
-# ----------------------------------------------------------------------------------------------------
-
 ODD_COLUMNS: tuple[Callable[[], pa.Array], ...] = (
     lambda: pa.array([[1.0], [1.0, 2.0], None] * 3, pa.list_(pa.float32())),
     lambda: pa.array([[]] * 9, pa.list_(pa.float32())),
@@ -417,22 +367,10 @@ def make_parquet(random: Random) -> bytes:
     return mutate(random, content, BYTES) if random.random() < 0.6 else content
 
 
-# ----------------------------------------------------------------------------------------------------
-# torchmil's folders
-# ----------------------------------------------------------------------------------------------------
-
 SPLITS = (
-    "bag_name,split,patient_id\nA,train,P1\n",
-    "bag_name,split\nA," + "x" * 200_000 + "\n",
-    "bag_name,split\nA,train,more,and,more\n",
-    "bag_name\n",
-    "",
-    "split\ntrain\n",
-    'bag_name,split\n"A,train\n',
-    "bag_name,split\nA,\x00\n",
-    "bag_name,split\nA,dev\n",
-    "bag_name,bag_name\nA,B\n",
-    "bag_name,split\n\n\nA\n",
+    *("bag_name,split,patient_id\nA,train,P1\n", "bag_name,split\nA," + "x" * 200_000 + "\n"),
+    *("bag_name,split\nA,train,more,and,more\n", "bag_name\n", "", "split\ntrain\n", 'bag_name,split\n"A,train\n'),
+    *("bag_name,split\nA,\x00\n", "bag_name,split\nA,dev\n", "bag_name,bag_name\nA,B\n", "bag_name,split\n\n\nA\n"),
 )
 ABOUTS = (
     b"", b"{}", b"[]", b"[" * 100_000, b"\xff", b'{"provenance": 0, "recipe": 0, "order": 0}', b"1e999",

@@ -1,4 +1,4 @@
-"""Detects what a case must not do: write elsewhere, read secrets, use too much memory.
+"""What every case is held to: errors that say something; no writing elsewhere, no secret read, not too much memory.
 
 An audit hook sees every file that Python opens, makes, moves or removes.  The tree of the case's folder is compared as
 well, because the hook does not see native code.
@@ -6,12 +6,16 @@ well, because the hook does not see native code.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.scans.index.problems import KINDS as PROBLEM_KINDS
 
 MEMORY = 2 * 2**30
 """Most bytes of real memory that a case may use."""
@@ -140,7 +144,8 @@ def _judge(probe: Probe, event: str, path: str | bytes | os.PathLike[str], *, wr
 
 
 def _reset_memory() -> None:
-    """Resets Linux's record of the peak memory."""
+    """Resets Linux's record of the peak memory, after memory that was freed is given back: workers keep it."""
+    ctypes.CDLL(None).malloc_trim(0)
     with open("/proc/self/clear_refs", "w") as file:
         file.write("5")
 
@@ -149,3 +154,33 @@ def peak_memory() -> int:
     with open("/proc/self/status") as file:
         line = next(line for line in file if line.startswith("VmHWM"))
     return int(line.split()[1]) * 1024
+
+
+LONGEST_MESSAGE = 3000
+"""Longest message on the terminal; problems.csv cuts its own."""
+
+
+def expect(condition: object, detail: str) -> None:
+    if not condition:
+        raise Finding("wrong", detail)
+
+
+def attempt(read: Callable[[], object]) -> str:
+    """The outcome of reading; errors must be described in words."""
+    try:
+        read()
+        return "read"
+    except UnreadableError as error:
+        expect(error.kind in PROBLEM_KINDS and error.detail.strip(), f"an error that says nothing: {error!r}")
+        _check_memory(str(error))
+        return error.kind
+    except UserError as error:
+        text = str(error)
+        expect(len(text) < LONGEST_MESSAGE, f"a message of {len(text)} characters: {text[:200]}")
+        _check_memory(text)
+        return "user error"
+
+
+def _check_memory(text: str) -> None:
+    if "MemoryError" in text or "bad_alloc" in text:
+        raise Finding("memory", text)

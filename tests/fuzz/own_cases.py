@@ -12,11 +12,10 @@ from pathlib import Path
 from random import Random
 from tempfile import mkdtemp
 
-from guard import Probe
+from guard import Probe, attempt
 from own_folders import READERS, files_in, make_folders
 from own_mutations import MUTATORS, seal_again
 from samples import OWN, Samples
-from watching import attempt
 
 NEEDED = {name: () if name in ("index", "bundle") else ("index", "store") for name in READERS}
 """Folders that a reader needs beside its own."""

@@ -69,11 +69,6 @@ class Read(NamedTuple):
     shown: str = ""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Making
-# ----------------------------------------------------------------------------------------------------
-
-
 def make_folders(folder: Path) -> Path:
     """Fills a new folder; `READERS` read its folders."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -139,11 +134,6 @@ def one_process() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Reading
-# ----------------------------------------------------------------------------------------------------
 
 
 def _text(*values: object) -> str:

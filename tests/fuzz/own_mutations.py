@@ -34,11 +34,6 @@ def seal_again(content: bytes) -> bytes:
     return before + MARK + hashlib.sha256(opened).hexdigest().encode() + after[DIGITS:]
 
 
-# ----------------------------------------------------------------------------------------------------
-# JSON
-# ----------------------------------------------------------------------------------------------------
-
-
 def _nested(levels: int) -> Any:
     value: Any = 1
     for number in range(levels):
@@ -48,24 +43,8 @@ def _nested(levels: int) -> Any:
 
 PLAIN: tuple[Any, ...] = (
     *(None, True, False, 0, 1, 2, -1, 0.5, -0.0, 7.5, 1e308, -1e308, 1e-320, 2**31, 2**53, 2**63, 2**64, -(2**63)),
-    *(10**30, 10**4200, float("nan"), float("inf"), float("-inf")),
-    *(
-        "",
-        "0",
-        "1",
-        "NaN",
-        "x",
-        "ng",
-        "abmil",
-        "train",
-        "\x00",
-        "\ud800",
-        "../../etc/passwd",
-        "/",
-        "%s",
-        "{0}",
-        "x" * 10**5,
-    ),
+    *(10**30, 10**4200, float("nan"), float("inf"), float("-inf"), "", "0", "1", "NaN", "x", "ng", "abmil", "train"),
+    *("\x00", "\ud800", "../../etc/passwd", "/", "%s", "{0}", "x" * 10**5),
 )
 WHOLE: tuple[Any, ...] = (
     [],
@@ -164,18 +143,8 @@ def mutate_tensors(random: Random, content: bytes) -> bytes:
     return len(text).to_bytes(8, "little") + text + rest
 
 
-# ----------------------------------------------------------------------------------------------------
-# Parquet
-# ----------------------------------------------------------------------------------------------------
-
 KINDS = (
-    pa.string(),
-    pa.int64(),
-    pa.float64(),
-    pa.float16(),
-    pa.bool_(),
-    pa.binary(),
-    pa.timestamp("s"),
+    *(pa.string(), pa.int64(), pa.float64(), pa.float16(), pa.bool_(), pa.binary(), pa.timestamp("s")),
     pa.list_(pa.int64()),
 )
 CELLS: tuple[Any, ...] = (

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from random import Random
 
 import numpy as np
-from guard import MEMORY, Probe
+from guard import MEMORY, Probe, attempt
 from samples import Samples
-from watching import attempt
 
 from normal_guidance.base.errors import UnreadableError, UserError
 

@@ -6,6 +6,7 @@ The first process makes them once per run; the workers only read them.
 from __future__ import annotations
 
 import io
+import sys
 import zipfile
 from collections.abc import Callable
 from functools import cache
@@ -143,3 +144,7 @@ def _files(folder: Path, suffix: str) -> list[Path]:
 @cache
 def _manifest(folder: Path) -> Manifest:
     return read_manifest(folder)
+
+
+if __name__ == "__main__":
+    write_samples(Path(sys.argv[1]))

@@ -13,57 +13,17 @@ from mutations import BYTES, mutate
 
 HOSTILE = (
     *("../evil.dcm", "../../evil.dcm", "a/../../evil.dcm", "..\\evil.dcm", "/tmp/evil.dcm", "//host/evil.dcm"),
-    *(
-        "C:\\evil.dcm",
-        "c:evil.dcm",
-        "\\\\host\\share\\evil.dcm",
-        "..",
-        ".",
-        "./",
-        "a//b.dcm",
-        "a/./b.dcm",
-        "a/..",
-        "~/evil.dcm",
-    ),
-    *(
-        "x.zip!y.dcm",
-        "deep.zip",
-        "a!b.dcm",
-        "!",
-        "a\nb.dcm",
-        "a\rb",
-        "\x1b[31m.dcm",
-        "ä日本.dcm",
-        "=1+1.dcm",
-        "x" * 5000,
-        " ",
-    ),
-    *(
-        "CON",
-        "nul.dcm",
-        ".hidden",
-        "%2e%2e/evil.dcm",
-        "a/b/c/d/e/f/g/h/" * 50 + "1.dcm",
-        "\u202egpj.dcm",
-        "1.dcm/",
-        "1.dcm/2",
-    ),
+    *("C:\\evil.dcm", "c:evil.dcm", "\\\\host\\share\\evil.dcm", "..", ".", "./", "a//b.dcm", "a/./b.dcm", "a/.."),
+    *("~/evil.dcm", "x.zip!y.dcm", "deep.zip", "a!b.dcm", "!", "a\nb.dcm", "a\rb", "\x1b[31m.dcm", "ä日本.dcm"),
+    *("=1+1.dcm", "x" * 5000, " ", "CON", "nul.dcm", ".hidden", "%2e%2e/evil.dcm", "a/b/c/d/e/f/g/h/" * 50 + "1.dcm"),
+    *("\u202egpj.dcm", "1.dcm/", "1.dcm/2"),
 )
 """Names of members."""
 
 NAMES = (
-    *HOSTILE,
-    *("../outside/secret.dcm", "z.zip!../outside/secret.dcm", "z.zip!../../outside/secret.dcm", "z.zip!", "z.zip", ""),
-    *(
-        "a\0b",
-        "\ud800",
-        "y" * 300,
-        "z.zip!" + "y" * 1500,
-        "link",
-        "link/secret.dcm",
-        "z.zip!/etc/passwd",
-        "z.zip/1.dcm",
-    ),
+    *(*HOSTILE, "../outside/secret.dcm", "z.zip!../outside/secret.dcm", "z.zip!../../outside/secret.dcm", "z.zip!"),
+    *("z.zip", "", "a\0b", "\ud800", "y" * 300, "z.zip!" + "y" * 1500, "link", "link/secret.dcm", "z.zip!/etc/passwd"),
+    "z.zip/1.dcm",
 )
 """Names that a reader may receive."""
 

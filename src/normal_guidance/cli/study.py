@@ -364,7 +364,7 @@ def reproduce_scans(
     from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
     from normal_guidance.scans.features.encoders import ENCODERS
     from normal_guidance.scans.features.store import open_store
-    from normal_guidance.scans.index.sources import SOURCES
+    from normal_guidance.scans.index.indexing import SOURCES
     from normal_guidance.study.experiment import stored_dataset
 
     recipe = SCAN_RECIPES[name]

@@ -282,7 +282,7 @@ def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
 
 def experiment_page(experiment: Experiment) -> str:
     """Draws the figures into the study's folder and returns the page as HTML."""
-    from normal_guidance.scans.index.sources import SOURCES
+    from normal_guidance.scans.index.indexing import SOURCES
 
     folder, manifest = experiment.study.folder / FIGURES, experiment.manifest
     make_folder(folder)

@@ -8,15 +8,14 @@ import struct
 import sys
 import zlib
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import gdcm
 import numpy as np
 import pydicom
 import pytest
+from drawn_dicom import AXIAL, JPEG, SYNTAXES, image, saved
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydicom.dataset import Dataset, FileMetaDataset
+from pydicom.dataset import Dataset
 from pydicom.encaps import encapsulate
 from pydicom.uid import (
     CTImageStorage,
@@ -29,94 +28,17 @@ from pydicom.uid import (
     JPEG2000Lossless,
     JPEGLossless,
     JPEGLosslessSV1,
-    JPEGLSLossless,
     RLELossless,
     SecondaryCaptureImageStorage,
 )
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import dicom_files, pixels
-from normal_guidance.scans.index.dicom_slices import (
-    Header,
-    exclusion,
-    read_header,
-    read_pixels,
-)
-from normal_guidance.scans.index.pixels import parse_codestream
+from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
+from normal_guidance.scans.index.pixels import parse_codestream, read_pixels
 from normal_guidance.scans.index.problems import KINDS
 
-NATIVE = (ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, DeflatedExplicitVRLittleEndian)
-JPEG = {
-    JPEGLossless: gdcm.TransferSyntax.JPEGLosslessProcess14,
-    JPEGLosslessSV1: gdcm.TransferSyntax.JPEGLosslessProcess14_1,
-    JPEGLSLossless: gdcm.TransferSyntax.JPEGLSLossless,
-}
-SYNTAXES = (*NATIVE, RLELossless, JPEG2000Lossless, *JPEG)
 SHAPE = (40, 36)
-AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
-
-
-def image(stored: np.ndarray, *, syntax: str = ExplicitVRLittleEndian, bits: int = 16, **tags: object) -> Dataset:
-    """A CT file of one or more frames, its pixels encoded."""
-    signed = int(stored.dtype.kind == "i")
-    frames = stored.reshape(-1, *stored.shape[-2:])
-    file = Dataset()
-    file.file_meta = FileMetaDataset()
-    file.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian if syntax not in NATIVE else syntax
-    file.SOPClassUID = file.file_meta.MediaStorageSOPClassUID = CTImageStorage
-    file.SOPInstanceUID = file.file_meta.MediaStorageSOPInstanceUID = "1.2.3.4"
-    file.SeriesInstanceUID, file.StudyInstanceUID, file.PatientID, file.Modality = "1.2.3", "1.2", "P1", "CT"
-    file.ImageType, file.InstanceNumber = ["ORIGINAL", "PRIMARY", "AXIAL"], 7
-    file.ImagePositionPatient, file.ImageOrientationPatient = ["-10", "-20.5", "30.25"], list("100010")
-    file.PixelSpacing, file.SliceThickness = ["0.5", "0.75"], "2.5"
-    file.Rows, file.Columns = frames.shape[1:]
-    file.SamplesPerPixel, file.PhotometricInterpretation = 1, "MONOCHROME2"
-    file.BitsAllocated, file.BitsStored, file.HighBit = 8 * stored.dtype.itemsize, bits, bits - 1
-    file.PixelRepresentation, file.RescaleSlope, file.RescaleIntercept = signed, "1", "-1024"
-    if len(frames) > 1:
-        file.NumberOfFrames = len(frames)
-    order = ">" if syntax == ExplicitVRBigEndian else "<"
-    file.PixelData = frames.astype(frames.dtype.newbyteorder(order)).tobytes()
-    file["PixelData"].VR = "OW"
-    if syntax == RLELossless:
-        file.compress(RLELossless, encoding_plugin="pydicom", generate_instance_uid=False)
-    elif syntax == JPEG2000Lossless:
-        file.compress(JPEG2000Lossless, encoding_plugin="pylibjpeg", generate_instance_uid=False)
-    elif syntax in JPEG:
-        transcoded(file, syntax)
-    for name, value in tags.items():
-        setattr(file, name, value)
-    return file
-
-
-def transcoded(file: Dataset, syntax: str) -> Dataset:
-    """Compresses an image with GDCM, through files, which are simpler than its objects in memory."""
-    with TemporaryDirectory() as folder:
-        path = f"{folder}/x.dcm"
-        file.save_as(path, enforce_file_format=True)
-        reader = gdcm.ImageReader()
-        reader.SetFileName(path)
-        assert reader.Read()
-        change = gdcm.ImageChangeTransferSyntax()
-        change.SetTransferSyntax(gdcm.TransferSyntax(JPEG[syntax]))
-        change.SetInput(reader.GetImage())
-        assert change.Change()
-        writer = gdcm.ImageWriter()
-        writer.SetFileName(path)
-        writer.SetFile(reader.GetFile())
-        writer.SetImage(change.GetOutput())
-        assert writer.Write()
-        compressed = pydicom.dcmread(path)
-    assert compressed.file_meta.TransferSyntaxUID == syntax
-    file.file_meta.TransferSyntaxUID, file.PixelData = syntax, compressed.PixelData
-    file["PixelData"].is_undefined_length = True
-    return file
-
-
-def saved(file: Dataset) -> bytes:
-    buffer = io.BytesIO()
-    file.save_as(buffer, enforce_file_format=True)
-    return buffer.getvalue()
 
 
 def values(bits: int, signed: bool, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
@@ -141,15 +63,11 @@ def assert_refused(content: bytes | Path, kind: str, *words: str) -> None:
         assert word in caught.value.detail
 
 
-# ----------------------------------------------------------------------------------------------------
-# Golden HU
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
-@pytest.mark.parametrize("bits", [12, 16])
-@pytest.mark.parametrize("signed", [False, True], ids=["unsigned", "signed"])
-@pytest.mark.parametrize(("slope", "intercept"), [(1, -1024), (0.5, -1000), (2, -3024.5)])
+@pytest.mark.parametrize(
+    ("bits", "signed", "slope", "intercept"),
+    [(12, False, 1, -1024), (12, True, 0.5, -1000), (16, False, 2, -3024.5), (16, True, 1, -1024)],
+)
 def test_golden_hu_of_every_transfer_syntax(syntax, bits, signed, slope, intercept):
     stored = values(bits, signed)
     file = image(stored, syntax=syntax, bits=bits, RescaleSlope=str(slope), RescaleIntercept=str(intercept))
@@ -195,11 +113,6 @@ def test_hu_are_int16_only_where_that_is_exact(dtype, lowest, highest, slope, in
     hu, _ = read_pixels(saved(file), "x.dcm")
     assert hu.dtype == expected
     assert np.array_equal(hu[0], (stored.astype(np.float64) * slope + intercept).astype(np.float32))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Plain files, which are read without pydicom
-# ----------------------------------------------------------------------------------------------------
 
 
 def element(tag: int, kind: bytes, value: bytes) -> bytes:
@@ -305,17 +218,12 @@ def test_missing_packages_are_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gdcm", None)
     with pytest.raises(UserError, match=r"python-gdcm; pip install 'normal-guidance\[dicom\]'"):
         read_pixels(compressed, "x.dcm")
-    monkeypatch.setattr(pixels, "find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "openjpeg", None)
     with pytest.raises(UserError, match=r"pylibjpeg-openjpeg; pip install 'normal-guidance\[dicom\]'"):
         read_pixels(saved(image(values(16, True), syntax=JPEG2000Lossless)), "x.dcm")
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(UserError, match=r"pydicom; pip install 'normal-guidance\[dicom\]'"):
         runpy.run_path(dicom_files.__file__)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Several frames
-# ----------------------------------------------------------------------------------------------------
 
 
 def item(**tags: object) -> Dataset:
@@ -341,7 +249,7 @@ def enhanced(stored: np.ndarray, syntax: str, *, shared_rescale: bool = False, p
         if not shared_rescale:
             frame.PixelValueTransformationSequence = rescale[k]
         if planes:
-            frame.PlaneOrientationSequence = [item(ImageOrientationPatient=planes[k])]
+            frame.PlaneOrientationSequence = [item(ImageOrientationPatient=list(planes[k]))]
     if shared_rescale:
         shared.PixelValueTransformationSequence = rescale[1]
     if planes:
@@ -376,11 +284,10 @@ def test_enhanced_ct_with_shared_rescale():
 
 def test_frames_of_several_planes_are_refused():
     stored = values(16, True, (2, *SHAPE))
-    planes = [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 0, -1]]
     with pytest.raises(UnreadableError, match="mixed_orientation"):
-        read_header(saved(enhanced(stored, ExplicitVRLittleEndian, planes=planes)), "x.dcm")
-    same = [[1, 0, 0, 0, 1, 0], [1, 0, 0, 0, 1, 1e-5]]
-    assert read_header(saved(enhanced(stored, ExplicitVRLittleEndian, planes=same)), "x").frame_orientation[4] == 1
+        read_header(saved(enhanced(stored, ExplicitVRLittleEndian, planes=[AXIAL, (*AXIAL[:4], 0, -1)])), "x.dcm")
+    nearly = enhanced(stored, ExplicitVRLittleEndian, planes=[AXIAL, (*AXIAL[:5], 1e-5)])
+    assert read_header(saved(nearly), "x").frame_orientation[4] == 1
 
 
 def test_frames_without_all_positions_have_none():
@@ -391,11 +298,6 @@ def test_frames_without_all_positions_have_none():
     assert read_header(saved(plain), "x.dcm").frame_positions is None
     assert read_header(saved(plain), "x.dcm").frames == 2
     assert read_pixels(saved(plain), "x.dcm")[0].shape == (2, *SHAPE)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Repairs
-# ----------------------------------------------------------------------------------------------------
 
 
 def wrapped(hu: np.ndarray) -> np.ndarray:
@@ -419,28 +321,21 @@ def test_wrong_intercept_is_repaired_and_noted():
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("stored", "options"),
     [
-        {"RescaleIntercept": "-1024"},  # as it should be
-        {"RescaleIntercept": "-100"},  # at the limit
-        {"RescaleSlope": "0.5", "RescaleIntercept": "0"},  # no integers in HU
-        {"bits": 16, "RescaleIntercept": "0"},  # another width
+        (wrapped(HU), {"RescaleIntercept": "-1024"}),  # as it should be
+        (wrapped(HU), {"RescaleIntercept": "-100"}),  # at the limit
+        (wrapped(HU), {"RescaleSlope": "0.5"}),  # no integers in HU
+        (wrapped(HU), {"bits": 16}),  # another width
+        (HU.clip(-2048, 2047).astype(np.int16), {}),  # signed
+        (wrapped(HU.clip(0)), {}),  # without negative values
     ],
 )
-def test_intercept_is_left_alone(options):
-    stored = wrapped(HU)
-    hu, notes = read_pixels(saved(image(stored, **{"bits": 12, **options})), "x.dcm")
-    slope, intercept = float(options.get("RescaleSlope", 1)), float(options["RescaleIntercept"])
-    assert np.array_equal(hu[0], stored * slope + intercept)
+def test_intercept_is_left_alone(stored, options):
+    options = {"bits": 12, "RescaleSlope": "1", "RescaleIntercept": "0", **options}
+    hu, notes = read_pixels(saved(image(stored, **options)), "x.dcm")
+    assert np.array_equal(hu[0], stored * float(options["RescaleSlope"]) + float(options["RescaleIntercept"]))
     assert notes == []
-
-
-def test_intercept_of_signed_data_and_of_data_without_negative_values_is_left_alone():
-    signed = HU.clip(-2048, 2047).astype(np.int16)
-    for stored in (signed, wrapped(HU.clip(0))):
-        hu, notes = read_pixels(saved(image(stored, bits=12, RescaleIntercept="0")), "x.dcm")
-        assert np.array_equal(hu[0], stored)
-        assert notes == []
 
 
 @pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, RLELossless])
@@ -490,11 +385,6 @@ def test_rescale_that_is_no_number_is_noted():
     _, [(kind, detail)] = read_pixels(content, "x.dcm")
     assert kind == "no_rescale"
     assert "minus1" in detail
-
-
-# ----------------------------------------------------------------------------------------------------
-# Headers
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
@@ -571,29 +461,28 @@ def test_a_header_of_many_elements():
     assert read_header(path, "x").patient_id == "1CT1"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Images that are not slices
-# ----------------------------------------------------------------------------------------------------
+CT = Header("x", modality="CT", orientation=AXIAL, image_type=("ORIGINAL", "PRIMARY", "AXIAL"))
+DERIVED = ("DERIVED", "SECONDARY")
 
 
-def test_exclusion():
-    ct = Header("x", modality="CT", orientation=AXIAL, image_type=("ORIGINAL", "PRIMARY", "AXIAL"))
-    derived = ("DERIVED", "SECONDARY")
-    cases = [
-        (ct, None),
+@pytest.mark.parametrize(
+    ("header", "kind"),
+    [
+        (CT, None),
         (Header("x"), None),
         (Header("x", modality="MR"), "wrong_modality"),
         (Header("x", modality="CT", image_type=("ORIGINAL", "PRIMARY", "LOCALIZER")), "localizer"),
-        (Header("x", modality="CT", image_type=derived), "secondary_capture"),
-        (Header("x", modality="CT", image_type=derived, orientation=ct.orientation), None),
+        (Header("x", modality="CT", image_type=DERIVED), "secondary_capture"),
+        (Header("x", modality="CT", image_type=DERIVED, orientation=AXIAL), None),
         (Header("x", modality="CT", samples=3), "secondary_capture"),
         (Header("x", modality="OT", sop_class=SecondaryCaptureImageStorage), "secondary_capture"),
         (Header("x", modality="OT", sop_class=f"{SecondaryCaptureImageStorage}.2"), "secondary_capture"),
-    ]
-    for header, kind in cases:
-        found = exclusion(header)
-        assert (found and found.kind) == kind
-        assert kind is None or kind in KINDS
+    ],
+)
+def test_exclusion(header, kind):
+    found = exclusion(header)
+    assert (found and found.kind) == kind
+    assert kind is None or kind in KINDS
 
 
 def test_what_has_no_pixels_is_no_image():
@@ -606,8 +495,11 @@ def test_what_has_no_pixels_is_no_image():
         assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", why)
 
 
-@pytest.mark.parametrize("content", [b"scan_id,label\nA17,1\n", b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"])
-def test_other_files_are_no_image(content):
+TEXT = b"scan_id,label\nA17,1\n"
+
+
+@pytest.mark.parametrize("content", [TEXT, b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"])
+def test_other_files_are_not_images(content):
     assert_refused(content, "no_image", "not a DICOM file")
 
 
@@ -617,13 +509,8 @@ def test_empty_and_missing_files(tmp_path):
     assert_refused(tmp_path, "unreadable", "directory")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Damage and malice
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
-@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.95])
+@pytest.mark.parametrize("share", [0.05, 0.6, 0.95])
 def test_files_cut_off_are_refused(syntax, share):
     content = saved(image(values(16, True, (96, 96)), syntax=syntax))
     with pytest.raises(UnreadableError):
@@ -672,17 +559,6 @@ def test_missing_frames_are_refused(syntax):
     assert_refused(saved(file), "unreadable")
 
 
-def test_a_deflated_bomb_is_refused(monkeypatch):
-    monkeypatch.setattr(dicom_files, "INFLATED_BYTES", 10_000)
-    small = saved(image(np.zeros(SHAPE, np.int16), syntax=DeflatedExplicitVRLittleEndian))
-    assert read_header(small, "x.dcm").rows == 40
-    assert_refused(
-        saved(image(np.zeros((200, 200), np.int16), syntax=DeflatedExplicitVRLittleEndian)),
-        "unreadable",
-        "inflates to more than 10,000",
-    )
-
-
 def test_a_deflated_file_inflates_to_a_multiple_of_its_size():
     """510 kB became half a gigabyte of tiny elements, which took 90 s to parse."""
     content = saved(image(np.zeros((4096, 4096), np.int16), syntax=DeflatedExplicitVRLittleEndian))
@@ -699,17 +575,14 @@ def test_a_compressed_bomb_is_refused(monkeypatch):
     assert_refused(content, "unreadable", "131,072 bytes")
 
 
-def test_a_stream_that_gdcm_cannot_decode_is_refused():
+def test_streams_that_do_not_decode_or_fit_are_refused():
     """pydicom's plugin would return uninitialized memory."""
-    file = image(values(16, True), syntax=JPEGLosslessSV1)
-    file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
-    assert_refused(saved(file), "unreadable", "GDCM cannot decode")
-
-
-def test_a_stream_of_more_bits_than_the_header_is_refused():
     file = image(values(16, True), syntax=JPEGLosslessSV1)
     file.BitsAllocated = file.BitsStored = 8
     assert_refused(saved(file), "unreadable", "16 bits in 8 bits")
+    file = image(values(16, True), syntax=JPEGLosslessSV1)
+    file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
+    assert_refused(saved(file), "unreadable", "GDCM cannot decode")
 
 
 def test_pixels_without_a_size_are_no_image():

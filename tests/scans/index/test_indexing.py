@@ -3,65 +3,42 @@
 import pickle
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
-from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
+import torch
+from drawn_dicom import write_slice
+from test_manifest import row
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.scans.index import indexing as header_reading
+from normal_guidance.core.bags import Bags
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index import header_reading
 from normal_guidance.scans.index.containers import Refusal
 from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.header_reading import CHUNK, HeaderRequest, read_all, read_one
 from normal_guidance.scans.index.indexing import (
-    CHUNK,
+    BINS,
     PACKAGES,
-    HeaderRequest,
     _Share,
-    check_options,
+    describe,
+    describe_scans,
     index,
-    read_all,
-    read_one,
+    positive_density,
 )
-from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.scans.index.manifest import read_manifest, write_manifest
 from normal_guidance.scans.index.problems import Problem, read_problems
-
-
-def write_slice(path: Path, series: str, z: float, number: int) -> None:
-    meta = FileMetaDataset()
-    meta.TransferSyntaxUID, meta.MediaStorageSOPClassUID = ExplicitVRLittleEndian, CTImageStorage
-    meta.MediaStorageSOPInstanceUID = "1.2.3"
-    values = {
-        "SOPClassUID": CTImageStorage,
-        "SOPInstanceUID": f"{series}.{number}",
-        "SeriesInstanceUID": series,
-        "PatientID": f"patient of {series}",
-        "Modality": "CT",
-        "InstanceNumber": number,
-        "ImagePositionPatient": [-8, -8, z],
-        "ImageOrientationPatient": [1, 0, 0, 0, 1, 0],
-        "Rows": 16,
-        "Columns": 16,
-        "SamplesPerPixel": 1,
-        "BitsAllocated": 16,
-        "PixelRepresentation": 1,
-        "PixelData": np.zeros((16, 16), np.int16).tobytes(),
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        dataset = FileDataset(str(path), Dataset(), file_meta=meta, preamble=bytes(128))
-        for name, value in values.items():
-            setattr(dataset, name, value)
-        dataset.save_as(path, enforce_file_format=True)
-
+from normal_guidance.study.study_tables import description_tables
 
 SCANS, SLICES = 5, 30
+
+
+def put(path: Path, series: str, z: float, number: int) -> None:
+    write_slice(path, f"{series}.{number}", series, z=z, number=number, PatientID=f"patient of {series}")
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +47,9 @@ def root(tmp_path_factory) -> Path:
     root = tmp_path_factory.mktemp("data") / "root"
     for scan in range(SCANS):
         for place in range(SLICES):
-            write_slice(root / f"scan{scan}" / f"{place:02d}.dcm", f"1.2.{scan}", 2.0 * place, SLICES - place)
+            put(root / f"scan{scan}" / f"{place:02d}.dcm", f"1.2.{scan}", 2.0 * place, SLICES - place)
     (root / "scan1/07.dcm").write_bytes(b"\0" * 1000)
-    write_slice(root / "scan2/zz.dcm", "1.2.2", 4.0, 99)
+    put(root / "scan2/zz.dcm", "1.2.2", 4.0, 99)
     rows = [{"scan_id": f"s{scan}", "path": f"scan{scan}", "label": scan % 2} for scan in range(SCANS)]
     pd.DataFrame(rows).to_csv(root.parent / "labels.csv", index=False)
     return root
@@ -165,21 +142,13 @@ def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
         ("rsna-ct", {}, "source 'rsna-ct' is unknown; choose one of rsna-ich, rsna-pe, rsna-at, prostatex, folder"),
         ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
         ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
+        ("rsna-at", {"labels": "organ"}, "labels 'organ' are unknown; choose one of image, patient"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(source, options, message):
+def test_options_that_mean_nothing_are_refused(tmp_path, source, options, message):
     with pytest.raises(UserError, match=message):
-        check_options(source, **options)
+        index(source, tmp_path, tmp_path / "out", **options)
 
-
-def test_unknown_labels_are_refused(tmp_path):
-    with pytest.raises(UserError, match="labels 'organ' are unknown; choose one of image, patient"):
-        index("rsna-at", tmp_path, tmp_path / "out", labels="organ")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Workers
-# ----------------------------------------------------------------------------------------------------
 
 HOOK = """
 import os, signal, sys, time
@@ -253,7 +222,7 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
 
 def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
     hook(
-        'if "data/__pycache__/header_reading." in name or name.endswith("scans/index/indexing.py"): '
+        'if "index/__pycache__/header_reading." in name or name.endswith("index/header_reading.py"): '
         'raise ImportError("no such disk")'
     )
     with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
@@ -270,13 +239,6 @@ def test_an_index_that_is_given_up_ends_its_workers(root):
     assert all(process.poll() is None for process in processes)
     stream.close()
     assert all(process.poll() is not None for process in processes)
-
-
-def test_results_come_in_the_order_of_the_files(root):
-    files = [f"scan{number % SCANS}/{number % SLICES:02d}.dcm" for number in range(3 * CHUNK + 1)]
-    found = list(read_all(root, map(HeaderRequest, files), workers=2))
-    assert [one.file for one in found] == files
-    assert found == list(read_all(root, map(HeaderRequest, files)))
 
 
 def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
@@ -320,11 +282,6 @@ def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
     assert read_one(root, HeaderRequest("scan0/00.dcm")).kind == "unreadable"
 
 
-def test_problems_of_readers_travel_between_processes():
-    error = pickle.loads(pickle.dumps(UnreadableError("localizer", "it is one")))
-    assert (error.kind, error.detail) == ("localizer", "it is one")
-
-
 def test_headers_share_what_is_equal():
     share = _Share()
     template = Header("1.dcm", series_uid="1.2", orientation=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0), position=(0.0, 0.0, 1.0))
@@ -333,3 +290,68 @@ def test_headers_share_what_is_equal():
     assert one.orientation is two.orientation
     assert one.series_uid is two.series_uid
     assert sys.getsizeof(one.__dict__) <= sys.getsizeof(template.__dict__)
+
+
+def test_a_small_set_described_by_hand(tmp_path: Path) -> None:
+    labels = np.array([0, 1, 1, 0, 0, 0, 0, 1, 0, 0], np.int8)
+    rows = [
+        row(1, slices=10, slice_labels=labels),
+        row(3, slices=4, slice_labels=np.array([0, 0, 1, 1], np.int8)),
+        row(4, slices=6),
+        row(6, slices=8, slice_labels=None),
+    ]
+    found = describe(write_manifest(tmp_path / "m.parquet", rows, {"source": "folder", "root": "."}))
+    assert (found.scans, found.positive, found.patients, found.slices) == (4, 2, 4, 28)
+    assert (found.labelled, found.positive_slices) == (3, 5)
+    assert found.lengths["mean"] == 7
+    assert found.blocks is not None
+    assert found.blocks.bags_by_blocks == {1: 1, 2: 1}
+    assert sorted(found.blocks.lengths.tolist()) == [1, 2, 2]
+    tables = description_tables("folder", {"all": found})
+    assert [table.title for table in tables][2:] == [
+        "Blocks in a positive scan",
+        "Slices in a block",
+        "Share of the scan in a block",
+    ]
+    assert tables[2].rows == [["all", "1/2", "1/2"]]
+    assert found.to_dict()["bags_by_blocks"] == {"1": 1, "2": 1}
+
+
+def test_density_counts_the_slices_of_each_twentieth() -> None:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(1, 70, 50)
+    labels = generator.integers(0, 2, lengths.sum())
+    want, start = np.zeros(BINS), 0
+    for length in lengths:
+        for j in range(1, length + 1):
+            if labels[start + j - 1]:
+                # The bin k with k/20 < j/S <= (k+1)/20, in whole numbers.
+                want[next(k for k in range(BINS) if k * length < BINS * j <= (k + 1) * length)] += 1
+        start += length
+    got = positive_density(labels, lengths)
+    np.testing.assert_allclose(got, want / want.sum() * BINS)
+    assert got.mean() == pytest.approx(1)
+
+
+def test_no_scans_and_no_slice_labels(tmp_path: Path) -> None:
+    about = {"source": "folder", "root": "."}
+    with pytest.raises(UserError, match="no scans"):
+        describe(write_manifest(tmp_path / "m.parquet", [], about))
+    bare = describe(write_manifest(tmp_path / "m.parquet", [row(1, slice_labels=None)], about))
+    assert (bare.labelled, bare.blocks, bare.density.sum()) == (0, None, 0)
+    assert len(description_tables("folder", {"all": bare})) == 2
+
+
+def test_scans_with_features_are_described_as_their_manifest_is(phantom: Path) -> None:
+    store = open_store(phantom / "store")
+    assert describe_scans(store).to_dict() == describe(read_manifest(phantom / "index")).to_dict()
+    assert describe_scans(store.bags()).to_dict() == describe_scans(store).to_dict()
+
+
+def test_scans_without_slice_labels_count_as_such() -> None:
+    features, lengths, labels = torch.zeros(7, 2), torch.tensor([3, 2, 2]), torch.tensor([1, 0, 1])
+    some = describe_scans(Bags(features, lengths, labels, torch.tensor([0, 1, 1, 0, 0, -1, -1])))
+    assert (some.scans, some.labelled, some.positive_slices, some.slices) == (3, 2, 2, 7)
+    none = describe_scans(Bags(features, lengths, labels))
+    assert (none.labelled, none.positive, none.positive_slices, none.blocks) == (0, 2, 0, None)
+    assert none.density.tolist() == [0.0] * BINS

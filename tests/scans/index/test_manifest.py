@@ -8,16 +8,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import write_parquet
 from normal_guidance.scans.index.manifest import (
     SCHEMA,
+    Finding,
     Manifest,
     ScanRow,
+    parse_findings,
+    read_findings,
     read_manifest,
     write_manifest,
 )
-from normal_guidance.scans.index.problems import KINDS, Problem, read_problems, summarize, write_problems
 
 
 def row(number: int, slices: int = 3, **more: object) -> ScanRow:
@@ -122,28 +124,6 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-def test_problems_are_sorted_and_survive_odd_text(tmp_path: Path) -> None:
-    odd = Problem("B", "b.dcm", "unreadable", 'line\nbreak, "quotes", \udce4', "left out")
-    write_problems(tmp_path / "problems.csv", [odd, Problem("A", "", "gap", "x" * 900, "kept")])
-    first, second = read_problems(tmp_path / "problems.csv")
-    assert (first.scan_id, len(first.detail)) == ("A", 500)
-    assert second.detail == 'line break, "quotes", ?'
-    assert summarize([first, second]) == {"gap": 1, "unreadable": 1}
-    assert {first.kind, second.kind} <= set(KINDS)
-    write_problems(tmp_path / "problems.csv", [Problem("=cmd|'/c calc'!A1", "", "gap", "", "")])
-    assert read_problems(tmp_path / "problems.csv")[0].scan_id.startswith("'=cmd")
-    (tmp_path / "problems.csv").write_text("a,b\n")
-    with pytest.raises(UserError, match="no column 'scan_id', only a, b"):
-        read_problems(tmp_path / "problems.csv")
-
-
-def test_an_unreadable_image_can_be_raised_in_a_worker() -> None:
-    import pickle
-
-    error = pickle.loads(pickle.dumps(UnreadableError("localizer", "ImageType")))
-    assert (error.kind, error.detail, str(error)) == ("localizer", "ImageType", "localizer: ImageType")
-
-
 @pytest.mark.parametrize(
     ("name", "values", "reason"),
     [
@@ -183,3 +163,34 @@ def test_metadata_of_another_shape_are_refused(tmp_path: Path, about: str, reaso
     write_parquet(path, pq.read_table(path).replace_schema_metadata({"normal_guidance": about}))
     with pytest.raises(UserError, match=rf"manifest.parquet {reason}"):
         read_manifest(path)
+
+
+def test_names_and_codes_survive_a_file():
+    findings = (Finding("any", "1386000", "Intracranial hemorrhage"), Finding("epidural"))
+    assert read_findings([finding.as_json() for finding in findings]) == findings
+    assert list(map(str, findings)) == ["any (Intracranial hemorrhage, SNOMED CT 1386000)", "epidural"]
+    assert parse_findings(" any = 1386000 , epidural ") == (Finding("any", "1386000"), Finding("epidural"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("any,", "a name is empty"),
+        ("", "a name is empty"),
+        ("any,Any", "finding 'Any' occurs twice"),
+        ("../up", "finding '../up': a name has up to 32 letters"),
+        ("-x", "finding '-x': a name"),
+        ("a" * 33, "a name has up to 32 letters"),
+        ("any=", "code '' is not an identifier of SNOMED CT"),
+        ("any=I60", "code 'I60' is not an identifier of SNOMED CT"),
+    ],
+)
+def test_wrong_names_and_codes_are_refused(text, message):
+    with pytest.raises(UserError, match=message):
+        parse_findings(text)
+
+
+@pytest.mark.parametrize("content", [3, [3], [{"name": "../up"}], [{"nome": "any"}], [{"name": "a"}, {"name": "A"}]])
+def test_damaged_findings_are_value_errors(content):
+    with pytest.raises(ValueError, match=r"not a list|not an object|another one|unknown|twice"):
+        read_findings(content)

@@ -87,10 +87,8 @@ def test_slices_are_positive_by_the_masks_of_significant_findings(clone):
     assert made.manifest[2].files[0] == "Images/ADC/ProstateX-0025_ep2d_diff_tra_7a.nii.gz"
     detail, action = "no row of PROSTATEx_Classes.csv", "no finding: counts as negative"
     assert made.problems == [Problem("ProstateX-0056", "", "image_without_label", detail, action)]
-
-
-def test_the_folder_of_the_lesions_may_be_given_itself(clone):
-    assert labels(clone.index(clone.base)) == EXPECTED
+    (clone.root.parent / "out").rename(clone.root.parent / "first")
+    assert labels(clone.index(clone.base)) == EXPECTED  # the folder of the lesions may be given itself
 
 
 def test_a_table_of_labels_gives_the_same_scans(clone, tmp_path):
@@ -106,22 +104,21 @@ def test_a_table_of_labels_gives_the_same_scans(clone, tmp_path):
     assert made.manifest.table.select(own).equals(clone.index().manifest.table.select(own))
 
 
-def test_a_positive_scan_without_masks_has_no_slice_labels(clone):
-    (clone.base / "Masks/ADC/ProstateX-0025-Finding1-ep2d_diff_tra_DYNDIST_ADC0_ROI.nii.gz").unlink()
+@pytest.mark.parametrize(
+    ("mask", "labelled", "finding", "action"),
+    [
+        ("0025-Finding1-ep2d_diff_tra_DYNDIST_ADC0", None, "Finding1", "positive without slice labels"),
+        ("0000-Finding2-ep2d_diff_tra_DYNDIST_MIX_ADC", [1, 0, 0, 0, 0], "Finding2", "its slices count as negative"),
+    ],
+)
+def test_significant_findings_without_a_mask_are_reported(clone, mask, labelled, finding, action):
+    scan = f"ProstateX-{mask[:4]}"
+    (clone.base / f"Masks/ADC/ProstateX-{mask}_ROI.nii.gz").unlink()
     made = clone.index()
-    assert labels(made) == {**EXPECTED, "ProstateX-0025": (1, None)}
-    (problem,) = (one for one in made.problems if one.scan_id == "ProstateX-0025")
-    assert problem.detail == "Finding1 is clinically significant and has no mask in Masks/ADC"
-    assert (problem.kind, problem.action) == ("label_mismatch", "positive without slice labels")
-
-
-def test_one_of_two_significant_findings_without_a_mask_is_reported(clone):
-    (clone.base / "Masks/ADC/ProstateX-0000-Finding2-ep2d_diff_tra_DYNDIST_MIX_ADC_ROI.nii.gz").unlink()
-    made = clone.index()
-    assert labels(made)["ProstateX-0000"] == (1, [1, 0, 0, 0, 0])
-    (problem,) = (one for one in made.problems if one.scan_id == "ProstateX-0000")
-    assert problem.detail == "Finding2 is clinically significant and has no mask in Masks/ADC"
-    assert problem.action == "its slices count as negative"
+    assert labels(made) == {**EXPECTED, scan: (1, labelled)}
+    (problem,) = (problem for problem in made.problems if problem.scan_id == scan)
+    detail = f"{finding} is clinically significant and has no mask in Masks/ADC"
+    assert problem == Problem(scan, "", "label_mismatch", detail, action)
 
 
 @pytest.mark.parametrize(

@@ -110,34 +110,34 @@ def test_the_paper_draws_with_scikit_learn() -> None:
     assert {patients[n] for n in split.numbers("val")} == set(val)
 
 
-def test_files_come_back_and_wrong_ones_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "split.csv"
+def test_files_come_back(tmp_path: Path) -> None:
     split = Split(("007", "NA"), ("P1", "P2"), (0, 1), ("train", "test"))
-    write_split(path, split)
-    read = read_split(path)
-    assert (read.scan_ids, read.patient_ids, read.labels, read.parts) == (
-        ("007", "NA"),
-        ("P1", "P2"),
-        (0, 1),
-        split.parts,
-    )
-    for text, message in (
+    write_split(tmp_path / "split.csv", split)
+    read = read_split(tmp_path / "split.csv")
+    assert all(getattr(read, name) == getattr(split, name) for name in ("scan_ids", "patient_ids", "labels", "parts"))
+
+
+HEADER = "scan_id,patient_id,label,part\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
         ("scan_id,part\nA,train\n", "no column 'patient_id'"),
-        (
-            "scan_id,patient_id,label,part\nA,P,0,train\nB,P,0,test\n",
-            "patient 'P' is in part 'train' and in part 'test'",
-        ),
-        ("scan_id,patient_id,label,part\nA,P,0,training\n", "part 'training' is unknown"),
-        ("scan_id,patient_id,label,part\nA,P,0,val\nA,P,0,val\n", "scan 'A' occurs 2 times"),
-        ("scan_id,patient_id,label,part\nA,P,yes,val\n", "row 1: label is 'yes', not one of 0, 1"),
-        ("scan_id,patient_id,label,part\nA,P,2,val\n", "row 1: label is 2, not one of 0, 1"),
-        ("scan_id,patient_id,label,part\nA,P,0\n", "row 1 has 3 cells, not 4"),
-        ('scan_id,patient_id,label,part\n"A,P,0,val\n', "cannot be read"),
+        (HEADER + "A,P,0,train\nB,P,0,test\n", "patient 'P' is in part 'train' and in part 'test'"),
+        (HEADER + "A,P,0,training\n", "part 'training' is unknown"),
+        (HEADER + "A,P,0,val\nA,P,0,val\n", "scan 'A' occurs 2 times"),
+        (HEADER + "A,P,yes,val\n", "row 1: label is 'yes', not one of 0, 1"),
+        (HEADER + "A,P,2,val\n", "row 1: label is 2, not one of 0, 1"),
+        (HEADER + "A,P,0\n", "row 1 has 3 cells, not 4"),
+        (HEADER + '"A,P,0,val\n', "cannot be read"),
         ("", "no column 'scan_id', only none"),
-    ):
-        path.write_text(text)
-        with pytest.raises(UserError, match=message):
-            read_split(path)
+    ],
+)
+def test_wrong_files_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "split.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        read_split(tmp_path / "split.csv")
 
 
 def test_too_few_patients_and_wrong_proportions() -> None:

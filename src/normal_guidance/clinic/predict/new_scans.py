@@ -19,7 +19,7 @@ from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.scans.index.containers import CT, LEADS_OUT, NIFTI, Mask, is_nifti, list_files, list_members
 from normal_guidance.scans.index.manifest import Finding, Labels, ScanRow
 from normal_guidance.scans.index.problems import KINDS, Problem, Report, safe_name, same_name
-from normal_guidance.scans.index.source import Candidate, Group, list_below, patient_of, series_folders
+from normal_guidance.scans.index.source import Candidate, FileGroup, list_below, patient_of, series_folders
 
 if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
@@ -181,11 +181,11 @@ class _NewScans:
         self.names: dict[_LeafSeries, str] = {}
         self.unlisted: dict[str, _Leaf] = {}
 
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[FileGroup]:
         for place in self.places:
             for leaf in _leaves(self.root, place, list(self._files(place))):
                 self.leaf_of[leaf.files[0]] = leaf
-                yield Group("", leaf.files)
+                yield FileGroup("", leaf.files)
 
     def _files(self, place: str) -> Iterator[str]:
         if place == ".":
@@ -196,13 +196,13 @@ class _NewScans:
             return list_members(self.root / place, f"{place}!", self.report)
         return iter([place])
 
-    def scan_of(self, group: Group, series_uid: str) -> str:
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
         series = _LeafSeries(self.leaf_of[group.files[0]], series_uid)
         scan_id = self.ids.setdefault(series, str(len(self.ids)))
         self.series_of[scan_id] = series
         return scan_id
 
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         series: dict[str, list[Header]] = defaultdict(list)
         for header in headers:
             series[header.series_uid].append(header)

@@ -54,15 +54,15 @@ def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
     """
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; name the folder that holds the scans")
-    said: Report = report or (lambda problem: None)
+    report = report or (lambda problem: None)
     real_root = root.resolve()
     pending = [""]
     while pending:  # no recursion: folders may be nested deeper than Python's stack
         name = pending.pop()
         if not name or name.endswith("/"):
-            pending.extend(sorted(_entries(root, real_root, name, said), reverse=True))
+            pending.extend(sorted(_entries(root, real_root, name, report), reverse=True))
         elif name.endswith(SEPARATOR):
-            yield from list_members(root / name[:-1], name, said)
+            yield from list_members(root / name[:-1], name, report)
         else:
             yield name
 
@@ -72,7 +72,9 @@ def locate(root: Path, file: str) -> Path | bytes:
 
     Raises UnreadableError: 'unsafe_path' where the name leads out of the root, 'unreadable' otherwise.
     """
-    archive, member = _split(file)
+    start = file.lower().find(_SUFFIX + SEPARATOR)
+    end = len(file) if start < 0 else start + len(_SUFFIX)
+    archive, member = file[:end], None if start < 0 else file[end + 1 :]
     if _is_unsafe(archive) or (member is not None and _is_unsafe(member)):
         raise UnreadableError("unsafe_path", f"{file}: leads out of its folder")
     path = root / archive
@@ -98,10 +100,14 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
         name = folder + entry.name
         if is_draft(Path(name)):  # of a process that writes beside the scans, or was killed
             continue
-        if not _is_text(name):
+        link = entry.is_symlink()
+        if name != name.encode(errors="replace").decode():
             report(Problem("", ascii(name), "unreadable", "the name is not UTF-8", LEFT))
-        elif entry.is_symlink() and (problem := _problem_of_link(Path(entry.path), name, real_root)):
-            report(problem)
+        elif link and not _is_below(Path(entry.path), real_root):
+            detail = f"a link to {os.readlink(entry.path)}{LEADS_OUT}"
+            report(Problem("", name, "unsafe_path", detail, LEFT))
+        elif link and not os.path.exists(entry.path):
+            report(Problem("", name, "unreadable", "a link that leads nowhere", LEFT))
         elif entry.is_dir(follow_symlinks=False):
             yield f"{name}/"
         elif entry.is_file():
@@ -110,37 +116,14 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
             report(Problem("", name, "unreadable", "a pipe, a socket or a device", LEFT))
 
 
-def _problem_of_link(path: Path, name: str, real_root: Path) -> Problem | None:
-    if not _is_below(path, real_root):
-        return Problem("", name, "unsafe_path", f"a link to {os.readlink(path)}{LEADS_OUT}", LEFT)
-    return None if path.exists() else Problem("", name, "unreadable", "a link that leads nowhere", LEFT)
-
-
 def _is_below(path: Path, real_root: Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(real_root)
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _is_unsafe(name: str) -> bool:
     """Whether a path is absolute or has a step upwards, by the rules of any operating system."""
     parts = PurePosixPath(name.replace("\\", "/")).parts
     return not parts or "\0" in name or ".." in parts or parts[0] == "/" or parts[0][1:2] == ":"
-
-
-def _split(file: str) -> tuple[str, str | None]:
-    """The archive and the member of 'a.zip!member'; other names have no member."""
-    place = file.lower().find(_SUFFIX + SEPARATOR)
-    if place < 0:
-        return file, None
-    end = place + len(_SUFFIX)
-    return file[:end], file[end + 1 :]
 
 
 def list_members(path: Path, prefix: str, report: Report) -> Iterator[str]:
@@ -204,10 +187,6 @@ def _archive(path: Path) -> zipfile.ZipFile:
 @lru_cache(maxsize=ARCHIVES)
 def _open_archive(path: Path, modified: int, size: int, process: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
-
-
-# Results of reading a file other than a header, which files are NIfTI, and what a file is taken for.
-# Modules without pydicom import these.
 
 
 NIFTI = (".nii", ".nii.gz")

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 
-try:
+with importing("dicom", "reading DICOM needs pydicom"):
     from pydicom import Dataset as Dataset  # for the modules that build on this one
     from pydicom import dcmread
     from pydicom.dataelem import DataElement, RawDataElement
@@ -29,8 +29,6 @@ try:
     from pydicom.uid import UID
     from pydicom.valuerep import EXPLICIT_VR_LENGTH_16 as _KINDS_16
     from pydicom.valuerep import EXPLICIT_VR_LENGTH_32 as _KINDS_32
-except ImportError as error:
-    raise UserError(f"reading DICOM needs pydicom; {install_command('dicom')}") from error
 
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"
@@ -72,16 +70,19 @@ class Elements(NamedTuple):
 
 
 @contextmanager
-def refusing() -> Iterator[None]:
-    """Turns any exception of a parser or decoder into an UnreadableError, and hides its warnings."""
+def refusing(file: str = "") -> Iterator[None]:
+    """Turns any exception of a parser or decoder into an UnreadableError that names the file, and hides warnings."""
+    prefix = f"{file}: " if file else ""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # pydicom warns of each odd value; important ones are checked here
             yield
-    except (UnreadableError, UserError):
+    except UserError:
         raise
+    except UnreadableError as error:
+        raise UnreadableError(error.kind, prefix + error.detail) from error
     except Exception as error:  # decoders raise any exception, also RecursionError and MemoryError
-        raise UnreadableError("unreadable", f"{type(error).__name__}: {error}") from error
+        raise UnreadableError("unreadable", f"{prefix}{type(error).__name__}: {error}") from error
 
 
 def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = False) -> Elements:
@@ -96,7 +97,10 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
             return plain
     with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as file:
         head = file.read(2048)
-        _check_is_dicom(head)
+        if not head:
+            raise UnreadableError("unreadable", "the file is empty")
+        if head[128:132] != b"DICM" and head[:2] not in _FIRST_GROUPS:
+            raise UnreadableError("no_image", "not a DICOM file")
         size = file.seek(0, os.SEEK_END)
         deflated = DEFLATED.encode() in head
         source = file
@@ -117,7 +121,7 @@ def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
     """
     if content[128:132] != b"DICM":
         return None
-    found: dict[BaseTag, DataElement | RawDataElement] = {}
+    elements: dict[BaseTag, DataElement | RawDataElement] = {}
     place, before, syntax = 132, 0, b""
     try:
         while before != PIXELS:
@@ -133,7 +137,7 @@ def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
                 return None
             if tag in tags:
                 value: Any = memoryview(content)[place:end] if tag == PIXELS else content[place:end]
-                found[BaseTag(tag)] = RawDataElement(BaseTag(tag), kind.decode(), length, value, place, False, True)
+                elements[BaseTag(tag)] = RawDataElement(BaseTag(tag), kind.decode(), length, value, place, False, True)
             elif tag == _SYNTAX:
                 syntax = content[place:end]
             before, place = tag, end
@@ -141,14 +145,7 @@ def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
         return None
     if place != len(content) or syntax.rstrip(b" \0") != EXPLICIT.encode():
         return None
-    return Elements(Dataset(found), EXPLICIT, 0)
-
-
-def _check_is_dicom(head: bytes) -> None:
-    if not head:
-        raise UnreadableError("unreadable", "the file is empty")
-    if head[128:132] != b"DICM" and head[:2] not in _FIRST_GROUPS:
-        raise UnreadableError("no_image", "not a DICOM file")
+    return Elements(Dataset(elements), EXPLICIT, 0)
 
 
 def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
@@ -246,6 +243,16 @@ def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
         return []
     items = dataset[tag].value
     return list(items) if items and dataset[tag].VR == "SQ" else []
+
+
+def first_item(groups: Iterable[Dataset], tag: int) -> Dataset | None:
+    """The first item of a functional group's sequence, in the first group that has one."""
+    return next((items[0] for group in groups if (items := sequence(group, tag))), None)
+
+
+def frame_count(dataset: Dataset) -> int:
+    """NumberOfFrames; 0, which some writers use for a single image, and malformed values count as one frame."""
+    return max(1, integer(dataset, 0x00280008) or 1)
 
 
 def uid_name(uid: str) -> str:

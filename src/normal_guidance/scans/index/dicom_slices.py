@@ -1,4 +1,4 @@
-"""DICOM files: the header of a slice, files that are not slices, and pixels in HU.
+"""Headers of DICOM slices, files that are not slices, and which slices of a series are one acquisition.
 
 Headers are read without the pixels.  A value that is missing or malformed is None; the code that needs it decides.
 """
@@ -19,6 +19,8 @@ from normal_guidance.scans.index.dicom_files import (
     NATIVE,
     Dataset,
     Elements,
+    first_item,
+    frame_count,
     integer,
     number,
     numbers,
@@ -29,9 +31,6 @@ from normal_guidance.scans.index.dicom_files import (
     uid_name,
     unsigned,
 )
-from normal_guidance.scans.index.pixels import read_pixels
-
-__all__ = ["Header", "Triple", "exclusion", "read_header", "read_pixels"]
 
 Triple = tuple[float, float, float]
 
@@ -114,7 +113,7 @@ class Header:
     body_part: str = ""
     """BodyPartExamined."""
     acquisition: int | None = None
-    """AcquisitionNumber; this and the next four tell acquisitions of one series apart (`data.acquisitions`)."""
+    """AcquisitionNumber; this and the next four tell acquisitions of one series apart."""
     temporal_position: int | None = None
     """TemporalPositionIdentifier."""
     echo_time: float | None = None
@@ -138,7 +137,10 @@ def read_header(content: bytes | Path, file: str) -> Header:
         dataset = elements.dataset
         modality = text(dataset, 0x00080060).upper()
         sop_class = text(dataset, 0x00080016) or text(dataset.file_meta, 0x00020002)
-        _check_object(sop_class, modality)
+        listed = any(f"{sop_class}.".startswith(f"{known}.") for known in NO_SCAN_CLASSES)
+        if listed or modality in NO_SCAN_MODALITIES:
+            raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
+        moment, date, time = (text(dataset, tag) for tag in _ACQUIRED)
         header = Header(
             file=file,
             sop_uid=text(dataset, 0x00080018),
@@ -150,7 +152,7 @@ def read_header(content: bytes | Path, file: str) -> Header:
             instance_number=integer(dataset, 0x00200013),
             rows=unsigned(dataset, 0x00280010) or 0,
             columns=unsigned(dataset, 0x00280011) or 0,
-            frames=_frames(dataset),
+            frames=frame_count(dataset),
             transfer_syntax=elements.syntax,
             description=text(dataset, 0x0008103E),
             sop_class=sop_class,
@@ -161,29 +163,12 @@ def read_header(content: bytes | Path, file: str) -> Header:
             temporal_position=integer(dataset, _TEMPORAL_POSITION),
             echo_time=number(dataset, _ECHO_TIME),
             b_value=number(dataset, _B_VALUE),
-            acquired=_acquired(dataset),
+            acquired=moment or (date + time if time else ""),
             burned_in=text(dataset, _BURNED_IN).upper() == "YES",
             **_geometry(dataset),
         )
         _check_pixels(header, elements)
         return header
-
-
-def _acquired(dataset: Dataset) -> str:
-    both, date, time = (text(dataset, tag) for tag in _ACQUIRED)
-    return both or (date + time if time else "")
-
-
-def _frames(dataset: Dataset) -> int:
-    """NumberOfFrames; 0, which some writers use for a single image, and malformed values count as one frame."""
-    return max(1, integer(dataset, 0x00280008) or 1)
-
-
-def _check_object(sop_class: str, modality: str) -> None:
-    """Refuses reports, segmentations, maps and other objects of a study that are not scans."""
-    listed = any(f"{sop_class}.".startswith(f"{known}.") for known in NO_SCAN_CLASSES)
-    if listed or modality in NO_SCAN_MODALITIES:
-        raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
 
 
 def _check_pixels(header: Header, elements: Elements) -> None:
@@ -207,50 +192,36 @@ def _check_pixels(header: Header, elements: Elements) -> None:
 
 def _geometry(dataset: Dataset) -> dict[str, Any]:
     """Position, orientation, spacing and thickness of the file or of its frames."""
-    found: dict[str, Any] = {
+    geometry: dict[str, Any] = {
         "position": numbers(dataset, _POSITION, 3),
         "orientation": numbers(dataset, _ORIENTATION, 6),
         "pixel_spacing": _positive(numbers(dataset, _SPACING, 2)),
         "thickness": number(dataset, _THICKNESS),
     }
     if _PER_FRAME not in dataset and _SHARED not in dataset:
-        return found
-    shared = sequence(dataset, _SHARED)[:1]
-    groups = sequence(dataset, _PER_FRAME)
-    measures = _macro(groups[:1] + shared, _PIXEL_MEASURES)
+        return geometry
+    shared, groups = sequence(dataset, _SHARED)[:1], sequence(dataset, _PER_FRAME)
+    measures = first_item(groups[:1] + shared, _PIXEL_MEASURES)
     if measures is not None:
-        found["pixel_spacing"] = _positive(numbers(measures, _SPACING, 2))
-        found["thickness"] = number(measures, _THICKNESS)
-    found["frame_orientation"] = _one_orientation(_of_frames(groups, shared, _PLANE_ORIENTATION, _ORIENTATION, 6))
-    positions = _of_frames(groups, shared, _PLANE_POSITION, _POSITION, 3)
-    if positions and len(positions) == _frames(dataset) and None not in positions:
-        found["frame_positions"] = positions
-        found["position"] = positions[0]
-    found["orientation"] = found["frame_orientation"] or found["orientation"]
-    return found
+        geometry["pixel_spacing"] = _positive(numbers(measures, _SPACING, 2))
+        geometry["thickness"] = number(measures, _THICKNESS)
 
+    def of_frames(macro: int, tag: int, count: int) -> tuple[tuple[float, ...] | None, ...]:
+        """One value per frame: its own, or the one that all frames share."""
+        items = (first_item([group, *shared], macro) for group in groups or shared)
+        return tuple(None if item is None else numbers(item, tag, count) for item in items)
 
-def _of_frames(
-    groups: Sequence[Dataset], shared: list[Dataset], macro: int, tag: int, count: int
-) -> tuple[tuple[float, ...] | None, ...]:
-    """One value per frame: its own, or the one that all frames share."""
-    macros = (_macro([group, *shared], macro) for group in groups or shared)
-    return tuple(None if found is None else numbers(found, tag, count) for found in macros)
-
-
-def _macro(groups: Sequence[Dataset], tag: int) -> Dataset | None:
-    """The first item of a functional group's sequence, in the first group that has one."""
-    return next((items[0] for group in groups if (items := sequence(group, tag))), None)
-
-
-def _one_orientation(orientations: Sequence[tuple[float, ...] | None]) -> tuple[float, ...] | None:
-    known = [orientation for orientation in orientations if orientation is not None]
-    for other in known[1:]:
-        if max(abs(a - b) for a, b in zip(known[0], other, strict=True)) > SAME_DIRECTION:
-            raise UnreadableError(
-                "mixed_orientation", f"frames of one file have the orientations {known[0]} and {other}"
-            )
-    return known[0] if known else None
+    orientations = [values for values in of_frames(_PLANE_ORIENTATION, _ORIENTATION, 6) if values is not None]
+    for other in orientations[1:]:
+        if max(abs(a - b) for a, b in zip(orientations[0], other, strict=True)) > SAME_DIRECTION:
+            detail = f"frames of one file have the orientations {orientations[0]} and {other}"
+            raise UnreadableError("mixed_orientation", detail)
+    geometry["frame_orientation"] = orientations[0] if orientations else None
+    geometry["orientation"] = geometry["frame_orientation"] or geometry["orientation"]
+    positions = of_frames(_PLANE_POSITION, _POSITION, 3)
+    if positions and len(positions) == frame_count(dataset) and None not in positions:
+        geometry["frame_positions"], geometry["position"] = positions, positions[0]
+    return geometry
 
 
 def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
@@ -277,11 +248,10 @@ def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> Unreadable
     return None
 
 
-# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body.
-# Scanners may put several of them into one series.  Slices of two of them, sorted by position, would make a volume that
-# was never acquired, so one is kept: the longest, and of equally long ones the first by time or number.  Acquisitions
-# of other parts of the body stay, as those of a head that is scanned in two blocks.
-
+# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body, which
+# scanners may put into one series.  Slices of two of them, sorted by position, would make a volume that was never
+# acquired, so one is kept: the longest, and of equally long ones the first by time or number.  Acquisitions of other
+# parts of the body stay, as those of a head that is scanned in two blocks.
 
 FEWEST = 3
 """Fewer slices are not an acquisition: two may be one slice that was sent twice."""
@@ -308,29 +278,22 @@ ATTRIBUTES: dict[str, Callable[[Header], float | str | None]] = {
 """What tells acquisitions apart, in the order in which it is tried."""
 
 
-class Place(NamedTuple):
+class AcquisitionPlace(NamedTuple):
     """A slice and where it is: mm along the slice normal, or its InstanceNumber where that is unknown."""
 
     header: Header
     height: float
 
 
-class Choice(NamedTuple):
+class ChosenRun(NamedTuple):
     """The slices of one acquisition."""
 
     kept: list[int]
-    """Places in the given order."""
-    left_out: list[Repeat]
+    """Their numbers in the given order."""
+    left_out: list[tuple[str, str]]
+    """For each repeat of it that is left out, the first file and why."""
     mixed: str = ""
     """Why acquisitions could not be told apart; empty if there is one, or if they could."""
-
-
-class Repeat(NamedTuple):
-    """An acquisition that is left out."""
-
-    file: str
-    """Its first file."""
-    detail: str
 
 
 class _Run(NamedTuple):
@@ -338,7 +301,7 @@ class _Run(NamedTuple):
 
     first: float | str
     last: float | str
-    places: list[int]
+    members: list[int]
     low: float
     high: float
 
@@ -346,70 +309,69 @@ class _Run(NamedTuple):
         values = f"{self.first:g}" if isinstance(self.first, float | int) else self.first
         if self.last != self.first:
             values += f" to {self.last:g}" if isinstance(self.last, float | int) else f" to {self.last}"
-        return f"{attribute} {values} ({len(self.places)} slices)"
+        return f"{attribute} {values} ({len(self.members)} slices)"
 
     def repeats(self, other: _Run) -> bool:
         """Whether both show the same part of the body."""
-        if min(len(self.places), len(other.places)) < FEWEST:
+        if min(len(self.members), len(other.members)) < FEWEST:
             return False
         shared = min(self.high, other.high) - max(self.low, other.low)
         return shared > OVERLAP * min(self.high - self.low, other.high - other.low)
 
 
-def choose_acquisition(series: Sequence[Place]) -> Choice:
+def choose_acquisition(series: Sequence[AcquisitionPlace]) -> ChosenRun:
     """The longest acquisition of a series, together with those of other parts of the body."""
-    everything = Choice(list(range(len(series))), [])
+    everything = ChosenRun(list(range(len(series))), [])
     if len(series) < 2 * FEWEST or not _may_repeat(series):
         return everything
     for attribute, value_of in ATTRIBUTES.items():
-        runs = sorted(_runs(series, value_of), key=lambda run: -len(run.places))  # stable: the first of equal ones
         kept: list[_Run] = []
-        left_out: list[Repeat] = []
-        for run in runs:
-            other = next((one for one in kept if run.repeats(one)), None)
+        left_out: list[tuple[str, str]] = []
+        for run in sorted(_runs(series, value_of), key=lambda run: -len(run.members)):  # stable: the first of equals
+            other = next((longer for longer in kept if run.repeats(longer)), None)
             if other is None:
                 kept.append(run)
             else:
                 detail = f"{run.name(attribute)} shows the same part of the body as {other.name(attribute)}"
-                left_out.append(Repeat(series[run.places[0]].header.file, detail))
+                left_out.append((series[run.members[0]].header.file, detail))
         if left_out:
-            return Choice(sorted(place for run in kept for place in run.places), left_out)
+            return ChosenRun(sorted(member for run in kept for member in run.members), left_out)
     return everything._replace(mixed=_why_mixed(series))
 
 
-def _may_repeat(series: Sequence[Place]) -> bool:
+def _may_repeat(series: Sequence[AcquisitionPlace]) -> bool:
     """Whether positions or numbers occur more than once, or steps are uneven."""
-    numbers = Counter(one.header.instance_number for one in series if one.header.instance_number is not None)
-    if len([number for number, count in numbers.items() if count > 1]) >= FEWEST:
+    times = Counter(place.header.instance_number for place in series if place.header.instance_number is not None)
+    if sum(count > 1 for count in times.values()) >= FEWEST:
         return True
-    steps = np.diff(np.sort([one.height for one in series]))
+    steps = np.diff(np.sort([place.height for place in series]))
     return bool(np.abs(steps - np.median(steps)).max() > max(EVEN_SHARE * float(np.median(steps)), SAME_MM))
 
 
-def _runs(series: Sequence[Place], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
+def _runs(series: Sequence[AcquisitionPlace], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
     """Divides the slices, in the order of an attribute, where they come back to a part of the body; none if unknown."""
     groups: dict[float | str, list[int]] = {}
-    for place, one in enumerate(series):
-        value = value_of(one.header)
+    for member, place in enumerate(series):
+        value = value_of(place.header)
         if value is None:
             return []
-        groups.setdefault(value, []).append(place)
+        groups.setdefault(value, []).append(member)
     runs: list[_Run] = []
-    for value, places in sorted(groups.items()):
-        heights = [series[place].height for place in places]
+    for value, members in sorted(groups.items()):
+        heights = [series[member].height for member in members]
         low, high = min(heights), max(heights)
         before = runs[-1] if runs else None
         if before is None or (low < before.high + SAME_MM and high > before.low - SAME_MM):
-            runs.append(_Run(value, value, list(places), low, high))
+            runs.append(_Run(value, value, list(members), low, high))
         else:
-            joined = [*before.places, *places]
+            joined = [*before.members, *members]
             runs[-1] = _Run(before.first, value, joined, min(before.low, low), max(before.high, high))
     return runs
 
 
-def _why_mixed(series: Sequence[Place]) -> str:
+def _why_mixed(series: Sequence[AcquisitionPlace]) -> str:
     """Says that most positions have several slices, unless these are copies of one file."""
-    single = {one.header.sop_uid or one.header.file: one.height for one in series}
+    single = {place.header.sop_uid or place.header.file: place.height for place in series}
     heights = sorted(single.values())
     starts = 1 + sum(after - before >= SAME_MM for before, after in pairwise(heights))
     double = len(heights) - starts

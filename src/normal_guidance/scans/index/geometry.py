@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from normal_guidance.scans.index.dicom_slices import Place, choose_acquisition
+from normal_guidance.scans.index.dicom_slices import AcquisitionPlace, choose_acquisition
 
 if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
@@ -246,17 +246,19 @@ def _keep_acquisition(
     heights: Sequence[float | None] = _heights(slices, orientation)
     if None in heights:
         heights = [one.header.instance_number for one in slices]
-    series = [Place(one.header, height) for one, height in zip(slices, heights, strict=True) if height is not None]
-    if len(series) < len(slices):
+    places = [
+        AcquisitionPlace(one.header, height) for one, height in zip(slices, heights, strict=True) if height is not None
+    ]
+    if len(places) < len(slices):
         return slices
-    choice = choose_acquisition(series)
-    for repeat in choice.left_out:
+    chosen = choose_acquisition(places)
+    for file, detail in chosen.left_out:
         action = "left out; the longest is kept, the first of equally long ones"
-        findings.append(GeometryFinding(repeat.file, "several_acquisitions", repeat.detail, action))
-    if choice.mixed:
+        findings.append(GeometryFinding(file, "several_acquisitions", detail, action))
+    if chosen.mixed:
         action = "the lowest InstanceNumber of each position is kept"
-        findings.append(GeometryFinding("", "mixed_acquisitions", choice.mixed, action))
-    return [slices[place] for place in choice.kept]
+        findings.append(GeometryFinding("", "mixed_acquisitions", chosen.mixed, action))
+    return [slices[number] for number in chosen.kept]
 
 
 def _heights(slices: Sequence[_Slice], orientation: tuple[float, ...] | None) -> list[float | None]:

@@ -13,152 +13,53 @@ from __future__ import annotations
 import platform
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UnreadableError, UserError, shorten
+from normal_guidance.base.errors import UserError, choose_one_of, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
-from normal_guidance.base.workers import Death, Failure, Pool, StartError
 from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
-from normal_guidance.scans.index.containers import (
-    CT,
-    Mask,
-    Refusal,
-    is_nifti,
-    locate,
-)
-from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
-from normal_guidance.scans.index.geometry import Ordered, order_slices
-from normal_guidance.scans.index.manifest import (
-    MANIFEST,
-    Finding,
-    Labels,
-    Manifest,
-    ScanRow,
-    write_manifest,
-)
-from normal_guidance.scans.index.problems import Problem, summarize, write_problems
-from normal_guidance.scans.index.sources import (
-    SOURCES,
-    Candidate,
-    Group,
-    ScanSource,
-    SourceOptions,
-)
-
-# Headers of many files, read in worker processes in the order of the files.
-# A parser in C may crash its whole process: then only the file that it was reading is refused.
+from normal_guidance.scans.index.containers import CT, Mask, Refusal, is_nifti
+from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.geometry import order_slices
+from normal_guidance.scans.index.header_reading import HeaderRequest, HeaderResult, read_all
+from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, ScanRow, write_manifest
+from normal_guidance.scans.index.problems import Problem, Report, summarize, write_problems
+from normal_guidance.scans.index.prostatex import ATTRIBUTION, open_prostatex
+from normal_guidance.scans.index.rsna import AbdomenScans, ChestScans, HeadScans
+from normal_guidance.scans.index.source import Candidate, FileGroup, FolderScans, ScanSource, SourceOptions
 
 
-CHUNK = 64
-"""Files sent to a worker at once: about 50 ms of work, so that sockets are idle and progress is smooth."""
+@dataclass(frozen=True)
+class Source:
+    """One kind of dataset."""
 
-AHEAD = 4
-"""Chunks per worker that may be read ahead of the first unfinished one: some take longer, such as those with masks."""
-
-PATIENCE = 300.0
-"""Seconds for one chunk; a worker that needs longer hangs and is killed."""
-
-MAX_FRAMES = 100_000
-"""Most slices in one file; a higher number means damage."""
-
-
-class HeaderRequest(NamedTuple):
-    """A file to read."""
-
-    file: str
-    mask: bool = False
-    any_modality: bool = False
-    """Whether to accept images of any modality."""
-    modalities: tuple[str, ...] = CT
-    """Modalities to accept; NIfTI has no field for its own and counts as the first."""
+    title: str
+    open: Callable[[Path, SourceOptions, Report], ScanSource]
+    options: tuple[str, ...] = ()
+    """Fields of `SourceOptions` that this source uses."""
+    attribution: tuple[str, ...] = ()
+    """Sentences that a page with results on these scans must carry."""
 
 
-Found = Header | Mask | Refusal
-"""The result of reading a file."""
-
-
-def read_all(root: Path, wanted: Iterable[HeaderRequest], workers: int = 0) -> Iterator[Found]:
-    """Reads every file, in their order; with 0 workers, in this process."""
-    files: deque[str] = deque()
-
-    def draw() -> Iterator[HeaderRequest]:
-        for one in wanted:
-            files.append(one.file)
-            yield one
-
-    with Pool(workers, PATIENCE) as pool:
-        try:
-            for found in pool.map(partial(read_one, root), draw(), batch=CHUNK, batches=AHEAD):
-                file = files.popleft()
-                yield _refuse(file, found) if isinstance(found, Failure) else found
-        except StartError as error:
-            what = f"one {_brief(error.death)}" if error.death else str(error)
-            raise UserError(f"worker processes cannot start: {what}; use --workers 0") from error
-
-
-def _refuse(file: str, failure: Failure) -> Refusal:
-    """The refusal of a file whose worker died; `read_one` returns all other refusals."""
-    assert failure.death is not None, failure
-    return Refusal(file, "unreadable", f"the process that read it {_brief(failure.death)}")
-
-
-def _brief(death: Death) -> str:
-    """How a worker ended."""
-    return f"died ({death.cause})" if death.cause else f"did not answer within {death.silence:g} s"
-
-
-def read_one(root: Path, wanted: HeaderRequest) -> Found:
-    """Reads a header, or returns why there is none; nothing that is wrong with the file raises an error."""
-    try:
-        return _read_mask(root, wanted.file) if wanted.mask else _read_header(root, wanted)
-    except UnreadableError as error:
-        return Refusal(wanted.file, error.kind, error.detail)
-    except UserError:
-        raise  # a missing package, which is not the file's fault
-    except Exception as error:  # a bug of a parser, triggered by the file
-        return Refusal(wanted.file, "unreadable", f"{type(error).__name__}: {error}")
-
-
-def _read_header(root: Path, wanted: HeaderRequest) -> Header | Refusal:
-    file, modality = wanted.file, wanted.modalities[0]
-    content = locate(root, file)
-    if is_nifti(file):
-        from normal_guidance.scans.index.volumes import read_nifti_header
-
-        # a file is a series of its own
-        header = replace(read_nifti_header(content, file), series_uid=file, modality=modality)
-        refused = None
-    else:
-        header = read_header(content, file)
-        refused = exclusion(replace(header, modality="") if wanted.any_modality else header, wanted.modalities)
-        header = header if header.modality else replace(header, modality=modality)
-    if refused is None and header.frames > MAX_FRAMES:
-        refused = UnreadableError("unreadable", f"{header.frames} frames are more than {MAX_FRAMES}")
-    return header if refused is None else Refusal(file, refused.kind, refused.detail, header.series_uid)
-
-
-def _read_mask(root: Path, file: str) -> Mask:
-    from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header
-
-    if not is_nifti(file):
-        raise UnreadableError("unreadable", "a mask is a NIfTI file: .nii or .nii.gz")
-    content = locate(root, file)
-    header = read_nifti_header(content, file)
-    if header.frame_positions is None or header.frame_orientation is None:
-        raise UnreadableError("unreadable", "the mask has no positions")
-    positive = np.abs(read_nifti(content, file)).max(axis=(1, 2)) > 0
-    return Mask(file, header.frame_orientation, header.frame_positions, tuple(positive.tolist()))
-
+SOURCES = {
+    "rsna-ich": Source("head CT, RSNA 2019 Intracranial Hemorrhage", HeadScans),
+    "rsna-pe": Source("chest CT, RSNA 2020 Pulmonary Embolism", ChestScans),
+    "rsna-at": Source("abdominal CT, RSNA 2023 Abdominal Trauma", AbdomenScans, ("labels",)),
+    "prostatex": Source(
+        "prostate MR (ADC maps), PROSTATEx with masks of its lesions", open_prostatex, attribution=ATTRIBUTION
+    ),
+    "folder": Source("DICOM folders, zips or NIfTI files with a table", FolderScans, ("table", "findings")),
+}
+"""The sources of `nguide index`: three challenges as Kaggle distributes them, PROSTATEx, any folder with a table."""
 
 PROBLEMS, REPORT = "problems.csv", "report.json"
 
@@ -225,17 +126,17 @@ def index(
         about: dict[str, Any] = {
             "source": source,
             "root": str(dataset.root.resolve()),
-            "options": _stated(source, options),
+            "options": {name: str(getattr(options, name)) for name in SOURCES[source].options if name != "findings"},
+            "version": __version__,
         }
-        about["version"] = __version__
         if dataset.findings:
-            about["findings"] = [one.as_json() for one in dataset.findings]
-        run = _Run(dataset, problems, watch)
-        manifest = write_manifest(draft / MANIFEST, run.rows(workers), about)
+            about["findings"] = [finding.as_json() for finding in dataset.findings]
+        indexing = _Indexing(dataset, problems, watch)
+        manifest = write_manifest(draft / MANIFEST, indexing.rows(workers), about)
         if not len(manifest):
             raise UserError(f"{root} has no usable scan; {_why(problems)}")
         write_problems(draft / PROBLEMS, problems)
-        report = make_report(manifest, problems, run.files, time.monotonic() - begin)
+        report = make_report(manifest, problems, indexing.files, time.monotonic() - begin)
         write_json(draft / REPORT, report)
     return Index(manifest, problems, report)
 
@@ -256,9 +157,9 @@ def read_rows(
     `any_modality` accepts all images. `with_series` keeps the UIDs, the description and the instance
     numbers of each series in its row.
     """
-    return _Run(dataset, problems, watch or (lambda progress: None), any_modality, tuple(modalities), with_series).rows(
-        workers
-    )
+    watch = watch or (lambda progress: None)
+    indexing = _Indexing(dataset, problems, watch, any_modality, tuple(modalities), with_series)
+    return indexing.rows(workers)
 
 
 def check_options(
@@ -268,8 +169,7 @@ def check_options(
     findings: Sequence[Finding] = (),
 ) -> SourceOptions:
     """The options of a source; refuses options that it does not have."""
-    if source not in SOURCES:
-        raise UserError(f"source {source!r} is unknown; choose one of {', '.join(SOURCES)}")
+    choose_one_of("source", source, SOURCES)
     given = {"table": None if table is None else Path(table), "labels": labels, "findings": tuple(findings) or None}
     chosen: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     for name, value in chosen.items():
@@ -279,25 +179,30 @@ def check_options(
     return SourceOptions(**chosen)
 
 
-def _stated(source: str, options: SourceOptions) -> dict[str, str]:
-    return {name: str(getattr(options, name)) for name in SOURCES[source].options if name != "findings"}
-
-
 def _why(problems: Sequence[Problem]) -> str:
+    """Why no scan is usable."""
     if not problems:
         return "no file was found"
-    first = min((one for one in problems if one.kind != "failed"), default=min(problems))  # what failed says no cause
+    first = min((problem for problem in problems if problem.kind != "failed"), default=min(problems))  # has a cause
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(problems).items())
-    place, detail = shorten(first.file or first.scan_id, 200), shorten(first.detail, 400)
+    name, detail = shorten(first.file or first.scan_id, 200), shorten(first.detail, 400)
     reads = "; give DICOM files or NIfTI (.nii, .nii.gz)" if first.kind == "no_image" else ""
-    return f"problems: {counts}; for instance {place}: {first.kind}, {detail}{reads}"
+    return f"problems: {counts}; for instance {name}: {first.kind}, {detail}{reads}"
 
 
 def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, seconds: float) -> dict[str, Any]:
     """The content of report.json."""
+    versions: dict[str, str | None] = {"normal_guidance": __version__, "python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = None
+    names = [finding.name for finding in manifest.findings]
+    of_findings = {name: int(manifest.of_finding(name).labels.sum()) for name in names}
     return {
         **manifest.about,
-        "versions": {"normal_guidance": __version__, "python": platform.python_version(), **_versions()},
+        "versions": versions,
         "counts": {
             "files": files,
             "scans": len(manifest),
@@ -305,30 +210,14 @@ def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, sec
             "positive": int(manifest.labels.sum()),
             "with_slice_labels": len(manifest) - manifest.table["slice_labels"].null_count,
             "patients": len(set(manifest.patient_ids)),
-            **_finding_counts(manifest),
+            **({"findings": of_findings} if names else {}),
             "problems": summarize(problems),
         },
         "seconds": round(seconds, 1),
     }
 
 
-def _finding_counts(manifest: Manifest) -> dict[str, Any]:
-    """Positive scans of each finding; nothing where the label has no name."""
-    counts = {one.name: int(manifest.of_finding(one.name).labels.sum()) for one in manifest.findings}
-    return {"findings": counts} if counts else {}
-
-
-def _versions() -> dict[str, str | None]:
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: of(package) for package in PACKAGES}
-
-
-class _Run:
+class _Indexing:
     """One pass over a dataset, with counts for the progress."""
 
     def __init__(
@@ -344,20 +233,21 @@ class _Run:
         self.any_modality, self.modalities, self.with_series = any_modality, modalities, with_series
         self.files = self.groups = self.scans = 0
         self.share = _Share()
-        self.seen: set[str] = set()
+        self.scan_ids: set[str] = set()
 
     def rows(self, workers: int) -> Iterator[ScanRow]:
-        for group, found in self._read(workers):
-            masks = [one for one in found if isinstance(one, Mask)]
-            headers = [one for one in found if isinstance(one, Header)]
-            for refusal in found:
+        for group, results in self._read(workers):
+            masks = [result for result in results if isinstance(result, Mask)]
+            headers = [result for result in results if isinstance(result, Header)]
+            for refusal in results:
                 if isinstance(refusal, Refusal):
-                    self._refuse(group, refusal)
+                    scan_id = self.dataset.scan_of(group, refusal.series_uid)
+                    self.report(Problem(scan_id, refusal.file, refusal.kind, refusal.detail, "left out"))
             if group.name and not headers:
                 scan_id = self.dataset.scan_of(group, "")
                 detail = f"none of its {len(group.files)} files is a slice"
                 self.report(Problem(scan_id, "", "failed", detail, "left out"))
-            found.clear()  # the headers of a flat folder are gigabytes
+            results.clear()  # the headers of a flat folder are gigabytes
             for candidate in self.dataset.candidates(group, headers):
                 row = self._row(candidate, masks)
                 if row is not None:
@@ -365,21 +255,21 @@ class _Run:
                     yield row
         self.dataset.finish()
 
-    def _read(self, workers: int) -> Iterator[tuple[Group, list[Found]]]:
+    def _read(self, workers: int) -> Iterator[tuple[FileGroup, list[HeaderResult]]]:
         """The groups with the results of reading their files."""
-        waiting: deque[Group] = deque()
-        found: list[Found] = []
-        for one in read_all(self.dataset.root, self._wanted(waiting), workers):
-            found.append(self.share(one) if isinstance(one, Header) else one)
+        waiting: deque[FileGroup] = deque()
+        results: list[HeaderResult] = []
+        for result in read_all(self.dataset.root, self._wanted(waiting), workers):
+            results.append(self.share(result) if isinstance(result, Header) else result)
             self._count()
             group = waiting[0]
-            if len(found) == len(group.files) + len(group.masks):
+            if len(results) == len(group.files) + len(group.masks):
                 waiting.popleft()
                 self.groups += 1
-                yield group, found
-                found = []
+                yield group, results
+                results = []
 
-    def _wanted(self, waiting: deque[Group]) -> Iterator[HeaderRequest]:
+    def _wanted(self, waiting: deque[FileGroup]) -> Iterator[HeaderRequest]:
         for group in self.dataset.groups():
             waiting.append(group)
             modalities = (group.modality,) if group.modality else self.modalities
@@ -391,56 +281,49 @@ class _Run:
         if self.files % WATCH_FILES == 0:
             done = None
             if self.dataset.expected_files:
-                done = self.files / self.dataset.expected_files
+                done = min(self.files / self.dataset.expected_files, 1.0)
             elif self.dataset.expected_groups:
-                done = self.groups / self.dataset.expected_groups
-            self.watch(IndexProgress(self.files, self.scans, None if done is None else min(done, 1.0)))
-
-    def _refuse(self, group: Group, refusal: Refusal) -> None:
-        scan_id = self.dataset.scan_of(group, refusal.series_uid)
-        self.report(Problem(scan_id, refusal.file, refusal.kind, refusal.detail, "left out"))
+                done = min(self.groups / self.dataset.expected_groups, 1.0)
+            self.watch(IndexProgress(self.files, self.scans, done))
 
     def _row(self, candidate: Candidate, masks: Sequence[Mask]) -> ScanRow | None:
         scan_id = candidate.scan_id
-        if scan_id in self.seen:
-            place = candidate.headers[0].file
-            self.report(Problem(scan_id, place, "double_scan", "another scan has this id", "left out"))
+        if scan_id in self.scan_ids:
+            file = candidate.headers[0].file
+            self.report(Problem(scan_id, file, "double_scan", "another scan has this id", "left out"))
             return None
-        self.seen.add(scan_id)
+        self.scan_ids.add(scan_id)
         ordered = order_slices(candidate.headers)
-        nifti = is_nifti(ordered.slices[0][0])
+        files = tuple(file for file, _ in ordered.slices)
+        nifti = is_nifti(files[0])
         for finding in ordered.findings:
             if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
                 self.report(Problem(scan_id, *finding))
         labels = self.dataset.join(candidate, ordered, masks)
         if labels.label is None:
             return None
-        row = _make_row(candidate, ordered, "nifti" if nifti else "dicom", labels.label, labels)
+        kept = set(files)
+        headers = [header for header in candidate.headers if header.file in kept]
+        row = ScanRow(
+            scan_id=scan_id,
+            patient_id=candidate.patient_id,
+            label=labels.label,
+            slice_labels=labels.slices,
+            kind="nifti" if nifti else "dicom",
+            files=files,
+            frames=tuple(frame for _, frame in ordered.slices),
+            positions=ordered.positions,
+            rows=ordered.rows,
+            columns=ordered.columns,
+            pixel_spacing=ordered.pixel_spacing,
+            slice_spacing=ordered.spacing,
+            orientation=ordered.orientation,
+            modality=headers[0].modality or "CT",
+            transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
+            dataset_labels=candidate.dataset_labels,
+            further=labels.further or {},
+        )
         return _with_series(row, candidate.headers) if self.with_series else row
-
-
-def _make_row(candidate: Candidate, ordered: Ordered, kind: str, label: int, labels: Labels) -> ScanRow:
-    kept = {file for file, _ in ordered.slices}
-    headers = [header for header in candidate.headers if header.file in kept]
-    return ScanRow(
-        scan_id=candidate.scan_id,
-        patient_id=candidate.patient_id,
-        label=label,
-        slice_labels=labels.slices,
-        kind=kind,
-        files=tuple(file for file, _ in ordered.slices),
-        frames=tuple(frame for _, frame in ordered.slices),
-        positions=ordered.positions,
-        rows=ordered.rows,
-        columns=ordered.columns,
-        pixel_spacing=ordered.pixel_spacing,
-        slice_spacing=ordered.spacing,
-        orientation=ordered.orientation,
-        modality=headers[0].modality or "CT",
-        transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
-        dataset_labels=candidate.dataset_labels,
-        further=labels.further or {},
-    )
 
 
 def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
@@ -467,17 +350,16 @@ class _Share:
         self.known: dict[Any, Any] = {}
 
     def __call__(self, header: Header) -> Header:
-        own = ("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired")
-        values = {one.name: getattr(header, one.name) for one in fields(Header)}
+        different = ("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired")
+        values = {field.name: getattr(header, field.name) for field in fields(Header)}
         for name, value in values.items():
-            if name not in own:
+            if name not in different:
                 values[name] = self.known.setdefault((name, value), value)
         return Header(**values)
 
 
-# Statistics of labelled scans: lengths, blocks of positive slices, and their places in a scan.
+# Statistics of labelled scans: lengths, blocks of positive slices, and their positions in a scan.
 # They fill the three block tables and the density figure of the paper, for any manifest.
-
 
 BINS = 20
 """Bars of the density figure, as in the paper."""
@@ -529,7 +411,7 @@ def describe_scans(scans: LabelledScans) -> Description:
     lengths, known, labels = scans.lengths.cpu(), np.zeros(len(scans.lengths), bool), np.zeros(0, np.int64)
     if scans.slice_labels is not None:
         packed = scans.slice_labels.cpu()
-        known = np.array([bool((own != UNKNOWN).all()) for own in packed.split(lengths.tolist())])
+        known = np.array([bool((of_scan != UNKNOWN).all()) for of_scan in packed.split(lengths.tolist())])
         labels = packed.numpy()[np.repeat(known, lengths.numpy())].astype(np.int64)
     return _describe(lengths.numpy(), scans.labels.cpu().numpy(), scans.patient_ids, known, labels)
 
@@ -538,8 +420,8 @@ def _describe(
     lengths: np.ndarray, labels: np.ndarray, patient_ids: Sequence[str], known: np.ndarray, slice_labels: np.ndarray
 ) -> Description:
     """`known` says for each scan whether its slices are labelled; `slice_labels` are the packed labels of those."""
-    own, positive = lengths[known], int(slice_labels.sum())
-    blocks = block_statistics(torch.from_numpy(slice_labels), torch.from_numpy(own)) if positive else None
+    labelled, positive = lengths[known], int(slice_labels.sum())
+    quantiles = np.quantile(lengths, list(PERCENTILES.values())).tolist()
     return Description(
         scans=len(lengths),
         positive=int(labels.sum()),
@@ -547,9 +429,9 @@ def _describe(
         slices=int(lengths.sum()),
         labelled=int(known.sum()),
         positive_slices=positive,
-        lengths=_percentiles(lengths),
-        blocks=blocks,
-        density=positive_density(slice_labels, own),
+        lengths={"mean": float(lengths.mean()), **dict(zip(PERCENTILES, quantiles, strict=True))},
+        blocks=block_statistics(torch.from_numpy(slice_labels), torch.from_numpy(labelled)) if positive else None,
+        density=positive_density(slice_labels, labelled),
     )
 
 
@@ -560,11 +442,6 @@ def positive_density(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     slice_number = np.arange(1, len(labels) + 1) - (ends - sizes)
     relative = slice_number[labels == 1] / sizes[labels == 1]
     # A slice at the border of two bins belongs to the lower one: j / S lies in (0, 1].
-    found = np.clip(np.ceil(relative * BINS - 1e-9).astype(int) - 1, 0, BINS - 1)
-    counts = np.bincount(found, minlength=BINS)
+    bins = np.clip(np.ceil(relative * BINS - 1e-9).astype(int) - 1, 0, BINS - 1)
+    counts = np.bincount(bins, minlength=BINS)
     return counts / max(1, counts.sum()) * BINS
-
-
-def _percentiles(values: np.ndarray) -> dict[str, float]:
-    found = np.quantile(values, list(PERCENTILES.values()))
-    return {"mean": float(values.mean()), **dict(zip(PERCENTILES, map(float, found), strict=True))}

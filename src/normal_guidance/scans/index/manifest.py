@@ -3,8 +3,6 @@
     manifest.parquet   one row per scan: ids, label, slices in order with their files and positions, geometry
     problems.csv       problems of the scans (`normal_guidance.scans.index.problems`)
 
-Further findings have two more columns each (`normal_guidance.scans.index.manifest`).
-
 Paths are relative to the root in the manifest's metadata, so that a dataset can be moved.
 Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is read.
 """
@@ -23,17 +21,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float32, Shaped
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.base.files import read_json, read_parquet_about, write_json, write_parquet
 from normal_guidance.base.records import Between, ContentError, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 
 # Findings: what scans are labelled for, each with a name and, where known, a SNOMED CT code.
 # Most scans have one label.  Others have a label for each of several findings, as any hemorrhage and five kinds of it.
-# `label` and `slice_labels` are those of the first finding everywhere, so whatever takes one label takes the first.
-# Manifests and stores list their findings in their metadata, and keep the labels for the others in two columns each:
-# `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
-
+# `label` and `slice_labels` are those of the first finding everywhere.  Manifests and stores list their findings in
+# their metadata, and keep the others' labels in `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A name is also that of a folder and of a part of columns' names."""
@@ -97,25 +93,24 @@ def parse_findings(text: str) -> tuple[Finding, ...]:
     if "" in words:
         raise UserError(f"{OPTION} {text!r}: a name is empty; give names with commas between, as any,epidural")
     pairs = [word.partition("=") for word in words]
-    findings = [Finding(name.strip(), code.strip() if mark else None) for name, mark, code in pairs]
-    return _unique(findings)
+    return _unique([Finding(name.strip(), code.strip() if mark else None) for name, mark, code in pairs])
 
 
 def read_findings(content: Any) -> tuple[Finding, ...]:
     """Findings as a manifest, a store or a model records them; raises a `ContentError` for anything else."""
-    found = read_as(list[Finding], content, "findings")
+    findings = read_as(list[Finding], content, "findings")
     try:
-        return _unique(found)
+        return _unique(findings)
     except UserError as error:
         raise ContentError(str(error)) from error
 
 
 def _unique(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     seen: set[str] = set()
-    for one in findings:
-        if one.name.casefold() in seen:  # some disks do not tell capitals apart
-            raise UserError(f"finding {one.name!r} occurs twice; give each once")
-        seen.add(one.name.casefold())
+    for finding in findings:
+        if finding.name.casefold() in seen:  # some disks do not tell capitals apart
+            raise UserError(f"finding {finding.name!r} occurs twice; give each once")
+        seen.add(finding.name.casefold())
     return tuple(findings)
 
 
@@ -123,10 +118,10 @@ def choose_finding(findings: Sequence[Finding], name: str, where: str) -> Findin
     """The finding of a name; another name is refused."""
     if not findings:
         raise UserError(f"{where} has no finding {name!r}, but one label without a name; leave it out")
-    found = next((one for one in findings if one.name == name), None)
-    if found is None:
-        raise UserError(f"{where} has no finding {name!r}; it has {', '.join(one.name for one in findings)}")
-    return found
+    for finding in findings:
+        if finding.name == name:
+            return finding
+    raise UserError(f"{where} has no finding {name!r}; it has {', '.join(finding.name for finding in findings)}")
 
 
 def label_column(name: str) -> str:
@@ -141,26 +136,42 @@ def slices_column(name: str) -> str:
 
 def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
     """A table's schema with the columns of all findings but the first, whose labels it has already."""
-    for one in findings[1:]:
-        schema = schema.append(pa.field(label_column(one.name), pa.int8()))
-        schema = schema.append(pa.field(slices_column(one.name), pa.list_(pa.int8())))
+    for finding in findings[1:]:
+        schema = schema.append(pa.field(label_column(finding.name), pa.int8()))
+        schema = schema.append(pa.field(slices_column(finding.name), pa.list_(pa.int8())))
     return schema
 
 
 def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) -> dict[str, Any]:
     """A scan's values in the columns that `with_findings` adds."""
-    found: dict[str, Any] = {}
-    for one in findings[1:]:
-        labels = further.get(one.name, Labels(None, None))
-        found |= {label_column(one.name): labels.label, slices_column(one.name): labels.slices}
-    return found
+    values: dict[str, Any] = {}
+    for finding in findings[1:]:
+        labels = further.get(finding.name, Labels(None, None))
+        values |= {label_column(finding.name): labels.label, slices_column(finding.name): labels.slices}
+    return values
+
+
+@dataclass(frozen=True)
+class SkippedFinding:
+    """A finding without a model."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class FindingsFile:
+    """The content of findings.json."""
+
+    format: int
+    findings: list[Finding]
+    skipped: list[SkippedFinding]
 
 
 def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
-    """Write findings.json; `skipped` says why there is no model of a finding, by its name."""
-    why = [{"name": name, "reason": reason} for name, reason in (skipped or {}).items()]
-    about = {"format": FINDINGS_FORMAT, "findings": [one.as_json() for one in findings], "skipped": why}
-    write_json(folder / FINDINGS, about)
+    """Writes findings.json; `skipped` says why there is no model of a finding, by its name."""
+    why = [SkippedFinding(name, reason) for name, reason in (skipped or {}).items()]
+    write_json(folder / FINDINGS, asdict(FindingsFile(FINDINGS_FORMAT, list(findings), why)))
 
 
 def findings_in(folder: Path) -> tuple[Finding, ...]:
@@ -174,38 +185,19 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
         raise UserError(
             f"{path}: format {content.get('format')!r:.60}, but this version reads format {FINDINGS_FORMAT}; fit again"
         )
-    try:
-        found = read_findings(read_as(_Content, content).findings)
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; {again}") from error
-    except UserError as error:  # a finding's own checks
-        raise UserError(f"{path}: {error}") from error
-    if not found:
+    with reading(path, again):
+        findings = _unique(read_as(FindingsFile, content).findings)
+    if not findings:
         raise UserError(f"{path} is damaged: it lists no finding; {again}")
-    return found
-
-
-@dataclass(frozen=True)
-class _Skipped:
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class _Content:
-    """The types of findings.json."""
-
-    format: int
-    findings: list[Any]
-    skipped: list[_Skipped]
+    return findings
 
 
 def refuse_several(folder: Path) -> None:
     """Refuses a folder with models of several findings, where one is wanted."""
-    found = findings_in(folder)
-    if found:
-        names = ", ".join(one.name for one in found)
-        raise UserError(f"{folder} holds a model of each of the findings {names}; give one: {folder / found[0].name}")
+    findings = findings_in(folder)
+    if findings:
+        names, first = ", ".join(finding.name for finding in findings), folder / findings[0].name
+        raise UserError(f"{folder} holds a model of each of the findings {names}; give one: {first}")
 
 
 MANIFEST = "manifest.parquet"
@@ -251,11 +243,10 @@ FEATURES = "features"
 BATCH = 1024
 """Scans per piece of the table."""
 
-
 DatasetLabel = int | list[str] | None
 
 
-class Extra(NamedTuple):
+class ManifestExtra(NamedTuple):
     """Fields of `ScanRow` that are kept in the column `extra`."""
 
     study_uid: str | None = None
@@ -266,7 +257,7 @@ class Extra(NamedTuple):
     burned_in: bool | None = None
 
 
-IN_EXTRA = Extra._fields
+IN_EXTRA = ManifestExtra._fields
 
 
 @dataclass(frozen=True, eq=False)
@@ -309,7 +300,7 @@ class ScanRow:
     burned_in: bool | None = None
     """Whether a header says that the pixels name the patient (BurnedInAnnotation)."""
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
-    """Other labels that the dataset's tables give the scan, by the names of `normal_guidance.scans.index.sources`."""
+    """Other labels that the dataset's tables give the scan, by the names of their sources."""
     further: Mapping[str, Labels] = field(default_factory=dict)
     """Labels for the findings after the first, by their names."""
 
@@ -355,8 +346,8 @@ class Manifest:
         about, table = {**self.about, "findings": [finding.as_json()]}, self.table
         if finding != self.findings[0]:
             table = table.filter(pc.is_valid(table[label_column(name)]))
-            for own, column in (("label", label_column(name)), ("slice_labels", slices_column(name))):
-                table = table.set_column(table.column_names.index(own), SCHEMA.field(own), table[column])
+            for first, column in (("label", label_column(name)), ("slice_labels", slices_column(name))):
+                table = table.set_column(table.column_names.index(first), SCHEMA.field(first), table[column])
         return Manifest(table.select(SCHEMA.names), about)
 
     @property
@@ -392,19 +383,18 @@ class Manifest:
 
 
 def _scan_row(values: dict[str, Any], findings: Sequence[Finding]) -> ScanRow:
+    def int8(labels: Sequence[int] | None) -> np.ndarray | None:
+        return None if labels is None else np.array(labels, np.int8)
+
     extra = _decode_extra(values.pop("extra"), values["scan_id"])
-    labels = values["slice_labels"]
     lists = {name: tuple(values[name]) for name in ("files", "frames", "positions")}
     optional = {name: values[name] and tuple(values[name]) for name in ("pixel_spacing", "orientation")}
     further = {
-        one.name: Labels(values.pop(label_column(one.name)), _int8(values.pop(slices_column(one.name))))
-        for one in findings[1:]
+        finding.name: Labels(values.pop(label_column(finding.name)), int8(values.pop(slices_column(finding.name))))
+        for finding in findings[1:]
     }
-    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": _int8(labels), "further": further})
-
-
-def _int8(labels: Sequence[int] | None) -> np.ndarray | None:
-    return None if labels is None else np.array(labels, np.int8)
+    labels = int8(values["slice_labels"])
+    return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": labels, "further": further})
 
 
 def _encode_extra(row: ScanRow) -> str:
@@ -415,16 +405,16 @@ def _encode_extra(row: ScanRow) -> str:
 def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
     """The fields of a `ScanRow` in the column `extra`, which may be empty."""
     try:
-        found = read_as(dict, parse_json(text or "{}"))
-        known = read_as(Extra, found, exact=False)
-        others = {name: value for name, value in found.items() if name not in IN_EXTRA}
+        values = read_as(dict, parse_json(text or "{}"))
+        known = read_as(ManifestExtra, values, exact=False)
+        others = {name: value for name, value in values.items() if name not in IN_EXTRA}
         return {**known._asdict(), "dataset_labels": read_as(dict[str, DatasetLabel], others)}
     except ValueError as error:
         raise UserError(f"scan {shorten(scan_id)!r}: extra is {text!r:.60} ({error}); {AGAIN}") from error
 
 
 def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
-    """Writes manifest.parquet and return its content.
+    """Writes manifest.parquet and returns its content.
 
     `about` holds at least `source` and `root`, and the `findings` as JSON if they have names.  Scan ids must be unique.
     """
@@ -453,7 +443,7 @@ def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
     def column(name: str) -> list[Any]:
         if name not in SCHEMA.names:
             return [values[name] for values in further]
-        return [_encode_extra(row) if name == "extra" else getattr(row, name) for row in rows]
+        return [getattr(row, name) for row in rows] if name != "extra" else list(map(_encode_extra, rows))
 
     return pa.table([pa.array(column(name), schema.field(name).type) for name in schema.names], schema=schema)
 
@@ -467,22 +457,18 @@ def read_manifest(path: str | Path) -> Manifest:
     about = read_parquet_about(path, "normal_guidance", AGAIN)
     if about.get("format") != FORMAT:
         raise UserError(f"{path}: format {about.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}")
-    try:
-        read_as(_About, about, exact=False)
+    with reading(path, AGAIN):
+        read_as(ManifestHead, about, exact=False)
         findings = read_findings(about.get("findings", []))
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
-    except UserError as error:  # a finding's own checks
-        raise UserError(f"{path}: {error}") from error
-    further = [name for one in findings[1:] for name in (label_column(one.name), slices_column(one.name))]
+    further = [name for finding in findings[1:] for name in (label_column(finding.name), slices_column(finding.name))]
     table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
     _check_columns(path, table, findings)
     return Manifest(table.replace_schema_metadata(), about)
 
 
 @dataclass(frozen=True)
-class _About:
-    """The types of what is read from the manifest's metadata."""
+class ManifestHead:
+    """What is read from the manifest's metadata."""
 
     format: int
     source: str
@@ -505,8 +491,8 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
         refuse(pc.not_equal(pc.list_value_length(table[name]), count), f"has not {count} numbers of {name}")
     for name in ("rows", "columns"):
         refuse(pc.less(table[name], 1), f"has no {name}")
-    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
-    for label, of_slices in labels.items():
+    further = {label_column(finding.name): slices_column(finding.name) for finding in findings[1:]}
+    for label, of_slices in {"label": "slice_labels", **further}.items():
         refuse(pc.or_(pc.less(table[label], -1), pc.greater(table[label], 1)), f"has a {label} other than 0 and 1")
         refuse(pc.not_equal(pc.list_value_length(table[of_slices]), slices), f"has not as many {of_slices} as files")
         for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
@@ -586,6 +572,6 @@ def range_of_values(scans: Sequence[Values]) -> ValueRange | None:
     """The range of some scans; None without any."""
     if not scans:
         return None
-    ends = np.percentile([(one.low, one.high, one.distinct) for one in scans], AMONG, axis=0).round(3).tolist()
+    ends = np.percentile([(scan.low, scan.high, scan.distinct) for scan in scans], AMONG, axis=0).round(3).tolist()
     (low, high, distinct), (low_end, high_end, _) = ends
     return ValueRange((low, low_end), (high, high_end), int(distinct))

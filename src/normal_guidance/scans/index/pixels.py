@@ -9,22 +9,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int16, Integer
 
-from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.errors import UnreadableError
+from normal_guidance.base.system import importing
 from normal_guidance.scans.index.dicom_files import (
     BIG_ENDIAN,
     NATIVE,
     PIXELS,
     Dataset,
     Elements,
-    integer,
+    first_item,
+    frame_count,
     number,
     raw,
     read_elements,
@@ -35,10 +36,8 @@ from normal_guidance.scans.index.dicom_files import (
     unsigned,
 )
 
-# JPEG streams inside DICOM files: their stated size and precision, and decoding with GDCM.
-# A stream is checked before native code decodes it: GDCM ends the whole process if a JPEG-LS stream has another size
-# than the header, and OpenJPEG allocates as much memory as the stream states.
-
+# JPEG streams inside DICOM files are checked before native code decodes them: GDCM ends the whole process if a JPEG-LS
+# stream has another size than the header, and OpenJPEG allocates as much memory as the stream states.
 
 _START, _END = b"\xff\xd8", b"\xff\xd9"
 _START_2000 = b"\xff\x4f\xff\x51"
@@ -98,10 +97,8 @@ def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -
 
     pydicom's plugin for GDCM is not used: it returns uninitialized memory if decoding fails.
     """
-    try:
+    with importing("dicom", "JPEG and JPEG-LS need python-gdcm"):
         import gdcm
-    except ImportError as error:
-        raise UserError(f"JPEG and JPEG-LS need python-gdcm; {install_command('dicom')}") from error
     for quiet in (gdcm.Trace.DebugOff, gdcm.Trace.WarningOff, gdcm.Trace.ErrorOff):
         quiet()
 
@@ -217,17 +214,14 @@ def read_pixels(
 
     Raises UnreadableError if the pixels cannot be decoded.
     """
-    try:
-        with refusing():
-            elements = read_elements(content, _TAGS, pixels=True)
-            image = _image(elements)
-            stored = _decode(image, _pixel_bytes(elements.dataset, image))
-            notes: Notes = []
-            if repair:
-                stored = _repair_bits(stored, image, notes)
-            return _to_hu(stored, image, _rescales(elements.dataset, image.frames, notes), notes, repair), notes
-    except UnreadableError as error:
-        raise UnreadableError(error.kind, f"{file}: {error.detail}") from error
+    with refusing(file):
+        elements = read_elements(content, _TAGS, pixels=True)
+        image = _image(elements)
+        stored = _decode(image, _pixel_bytes(elements.dataset, image))
+        notes: Notes = []
+        if repair:
+            stored = _repair_bits(stored, image, notes)
+        return _to_hu(stored, image, _rescales(elements.dataset, image.frames, notes), notes, repair), notes
 
 
 def _image(elements: Elements) -> _Image:
@@ -246,7 +240,7 @@ def _image(elements: Elements) -> _Image:
         )
     return _Image(
         syntax=elements.syntax,
-        frames=max(1, integer(dataset, 0x00280008) or 1),
+        frames=frame_count(dataset),
         rows=rows,
         columns=columns,
         allocated=allocated,
@@ -275,15 +269,12 @@ def _pixel_bytes(dataset: Dataset, image: _Image) -> bytes | memoryview:
 
 def _rescales(dataset: Dataset, frames: int, notes: Notes) -> list[tuple[float, float]]:
     """Slope and intercept of every frame: the frame's own, those that the frames share, or the file's."""
-    shared = sequence(dataset, _SHARED)[:1]
-    groups = sequence(dataset, _PER_FRAME)
+    shared, groups = sequence(dataset, _SHARED)[:1], sequence(dataset, _PER_FRAME)
     if len(groups) != frames:
-        return [_rescale(_transformation(shared, dataset), notes)] * frames
-    return [_rescale(_transformation([group, *shared], dataset), notes) for group in groups]
-
-
-def _transformation(groups: Iterable[Dataset], otherwise: Dataset) -> Dataset:
-    return next((items[0] for group in groups if (items := sequence(group, _TRANSFORMATION))), otherwise)
+        item = first_item(shared, _TRANSFORMATION)
+        return [_rescale(dataset if item is None else item, notes)] * frames
+    items = (first_item([group, *shared], _TRANSFORMATION) for group in groups)
+    return [_rescale(dataset if item is None else item, notes) for item in items]
 
 
 def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
@@ -310,8 +301,8 @@ def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "
     if image.syntax in PYDICOM:
         return _decode_pydicom(image, content, "pydicom" if image.syntax not in NATIVE else "")
     if image.syntax in OPENJPEG:
-        if find_spec("openjpeg") is None:
-            raise UserError(f"JPEG 2000 needs pylibjpeg-openjpeg; {install_command('dicom')}")
+        with importing("dicom", "JPEG 2000 needs pylibjpeg-openjpeg"):
+            import_module("openjpeg")
         list(_codestreams(image, content))  # runs its checks
         return _decode_pydicom(image, content, "pylibjpeg")
     if image.syntax in GDCM:
@@ -396,7 +387,8 @@ def _to_hu(
     notes: Notes,
     repair: bool,
 ) -> Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"]:
-    wraps = [repair and _may_wrap(image, *rescale) for rescale in rescales]
+    may_wrap = repair and image.stored == 12 and not image.signed
+    wraps = [may_wrap and slope == 1 and intercept > WRONG_INTERCEPT for slope, intercept in rescales]
     bounds = int(stored.min()), int(stored.max())
     exact = all(wrap or _is_exact(bounds, *rescale) for wrap, rescale in zip(wraps, rescales, strict=True))
     hu = np.empty(image.shape, np.int16 if exact else np.float32)
@@ -416,10 +408,6 @@ def _to_hu(
             )
         )
     return hu
-
-
-def _may_wrap(image: _Image, slope: float, intercept: float) -> bool:
-    return image.stored == 12 and not image.signed and slope == 1 and intercept > WRONG_INTERCEPT
 
 
 def _is_exact(bounds: tuple[int, int], slope: float, intercept: float) -> bool:

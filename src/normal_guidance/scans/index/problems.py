@@ -91,15 +91,15 @@ def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     text = io.StringIO(newline="")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(Problem._fields)
-    writer.writerows(sorted(_one_line(problem) for problem in problems))
+    writer.writerows(sorted(tuple(map(_one_line, problem)) for problem in problems))
     write_atomically(path, text.getvalue().encode())
 
 
-def _one_line(problem: Problem) -> Problem:
+def _one_line(field: str) -> str:
     """Cleans a message: those of decoders may have line breaks, bytes that are not text, or be very long."""
-    words = (" ".join(field.split()) for field in problem)
-    safe = ("'" + word if word.startswith(("=", "@")) else word for word in words)  # spreadsheets run such text
-    return Problem(*(word.encode("utf-8", "replace").decode()[:500] for word in safe))
+    words = " ".join(field.split())
+    safe = "'" + words if words.startswith(("=", "@")) else words  # spreadsheets run such text
+    return safe.encode("utf-8", "replace").decode()[:500]
 
 
 def read_problems(path: str | Path) -> list[Problem]:
@@ -107,11 +107,11 @@ def read_problems(path: str | Path) -> list[Problem]:
     from normal_guidance.base.tables import read_rows  # only here: others need no pyarrow
 
     again = "index the scans again"
-    found = read_rows(Path(path), Problem, again)
-    for number, problem in enumerate(found, start=1):
+    problems = read_rows(Path(path), Problem, again)
+    for number, problem in enumerate(problems, start=1):
         if problem.kind not in KINDS:
             raise UserError(f"{path}, row {number}: kind {shorten(problem.kind)!r} is unknown; {again}")
-    return found
+    return problems
 
 
 def summarize(problems: Iterable[Problem]) -> dict[str, int]:
@@ -183,11 +183,8 @@ def folder_name(scan_id: str) -> str:
     return scan_id if is_safe else file_name(scan_id)
 
 
-# What a reader must know before trusting a result: what was forced, left out, double or incomplete.
-# What a model was not shown to do is a caution too, of every scan (`clinical.bundle.Bundle.cautions`).  Pages, strips,
-# DICOM results, messages and the viewer all say these sentences.  They hold no names of files, ids or values of
-# headers.
-
+# What a reader must know before trusting a result: what was forced, left out, double or incomplete.  Pages, strips,
+# DICOM results, messages and the viewer all say these sentences, without names of files, ids or values of headers.
 
 HARMLESS = frozenset({"header", "localizer", "multi_frame", "no_image", "no_patient", "secondary_capture", "tilt"})
 """Kinds that change nothing about a prediction, or occur in every good study."""
@@ -215,26 +212,26 @@ class Caution(NamedTuple):
 def cautions(problems: Iterable[Problem]) -> tuple[Caution, ...]:
     """The cautions of a scan, the gravest first."""
     every = list(problems)
-    files = {problem.file for problem in every if problem.file}
-    told = [problem for problem in every if problem.kind not in HARMLESS]
-    forced = (_forced(problem.detail, files) for problem in told if flag_of(problem) == FORCED)
-    counts = Counter((flag_of(one), one.kind, one.action) for one in told if flag_of(one) != FORCED)
-    others = (Caution(flag, _sentence(kind, action, count)) for (flag, kind, action), count in counts.items())
-    return tuple(sorted(dict.fromkeys((*forced, *others)), key=lambda one: FLAGS.index(one.flag)))
+    files = sorted({problem.file for problem in every if problem.file}, key=len, reverse=True)
+    stated: dict[Caution, None] = {}
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for problem in every:
+        if problem.kind in HARMLESS:
+            continue
+        if flag_of(problem) != FORCED:
+            counts[flag_of(problem), problem.kind, problem.action] += 1
+            continue
+        detail = problem.detail
+        for file in files:
+            detail = detail.replace(file, "a file")
+        stated[Caution(FORCED, f"Forced: {detail.rstrip('.')}.")] = None
+    for (flag, kind, action), count in counts.items():
+        parts = [*([f"{count} times"] if count > 1 else []), *([action] if action != "kept" else [])]
+        stated[Caution(flag, KINDS[kind].rstrip(".") + (f": {', '.join(parts)}." if parts else "."))] = None
+    return tuple(sorted(stated, key=lambda caution: FLAGS.index(caution.flag)))
 
 
 def flag_of(problem: Problem) -> str:
     """The flag of a problem that is not harmless."""
     lost = LEFT_OUT if problem.action.startswith("left out") else DOUBTFUL
     return FLAG_OF_KIND.get(problem.kind, lost)
-
-
-def _forced(detail: str, files: Iterable[str]) -> Caution:
-    for file in sorted(files, key=len, reverse=True):
-        detail = detail.replace(file, "a file")
-    return Caution(FORCED, f"Forced: {detail.rstrip('.')}.")
-
-
-def _sentence(kind: str, action: str, count: int) -> str:
-    parts = [*([f"{count} times"] if count > 1 else []), *([action] if action != "kept" else [])]
-    return KINDS[kind].rstrip(".") + (f": {', '.join(parts)}." if parts else ".")

@@ -33,8 +33,8 @@ from normal_guidance.scans.index.manifest import Finding, Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
+    FileGroup,
     FolderScans,
-    Group,
     ScanSource,
     SourceOptions,
     bad_row,
@@ -80,11 +80,11 @@ class ProstateScans:
     expected_files: int | None = None
 
     def __init__(self, base: Path, report: Report) -> None:
-        for place in (TABLE, IMAGES, MASKS):
-            if not (base / place).exists():
+        for name in (TABLE, IMAGES, MASKS):
+            if not (base / name).exists():
                 raise UserError(
-                    f"{base / place} is not there; give the clone of github.com/rcuocolo/PROSTATEx_masks, which has "
-                    f"{LESIONS}/{place}"
+                    f"{base / name} is not there; give the clone of github.com/rcuocolo/PROSTATEx_masks, which has "
+                    f"{LESIONS}/{name}"
                 )
         self.root, self.report = base.resolve(), report
         self.significant = _read_classes(base / TABLE, report)
@@ -92,27 +92,30 @@ class ProstateScans:
         self.masks = self._find_masks()
         self.expected_groups: int | None = len(self.images)
 
+    def _volumes(self, folder: str) -> list[str]:
+        return sorted(file for file in list_below(self.root, folder, self.report) if is_nifti(file))
+
     def _find_images(self) -> dict[str, str]:
         """The image of each patient; of several, the one whose name sorts first."""
-        found: dict[str, str] = {}
+        images: dict[str, str] = {}
         for file in self._volumes(IMAGES):
             named = re.match(r"(ProstateX-\d+)_", PurePosixPath(file).name)
             if named is None:
                 detail = "the name does not begin with a patient, as ProstateX-0001_ does"
                 self.report(Problem("", file, "image_without_label", detail, "left out"))
-            elif named[1] in found:
-                detail = f"a second image of the patient, beside {found[named[1]]}"
+            elif named[1] in images:
+                detail = f"a second image of the patient, beside {images[named[1]]}"
                 self.report(Problem(named[1], file, "double_scan", detail, "the first one counts"))
             else:
-                found[named[1]] = file
-        return found
+                images[named[1]] = file
+        return images
 
     def _find_masks(self) -> dict[str, list[str]]:
         """The masks of each patient's significant findings; those of other findings say nothing about positive slices.
 
         A mask of a finding that the table does not list is reported.
         """
-        found: dict[str, list[str]] = defaultdict(list)
+        masks: dict[str, list[str]] = defaultdict(list)
         for file in self._volumes(MASKS):
             named = re.match(r"(ProstateX-\d+)[-_](Finding\d+)[-_]", PurePosixPath(file).name)
             patient, finding = named.groups() if named else ("", "")
@@ -120,20 +123,17 @@ class ProstateScans:
                 detail = f"{TABLE} has no row {patient}_{finding}" if named else "the name has no patient and finding"
                 self.report(Problem(patient, file, "image_without_label", detail, "mask ignored"))
             elif self.significant[patient][finding]:
-                found[patient].append(file)
-        return found
+                masks[patient].append(file)
+        return masks
 
-    def _volumes(self, folder: str) -> list[str]:
-        return sorted(file for file in list_below(self.root, folder, self.report) if is_nifti(file))
-
-    def groups(self) -> Iterator[Group]:
+    def groups(self) -> Iterator[FileGroup]:
         for patient, file in self.images.items():
-            yield Group(patient, [file], self.masks.get(patient, ()), MODALITY)
+            yield FileGroup(patient, [file], self.masks.get(patient, ()), MODALITY)
 
-    def scan_of(self, group: Group, series_uid: str) -> str:
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
         return group.name
 
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         if headers:
             yield Candidate(group.name, group.name, headers)
 
@@ -145,23 +145,19 @@ class ProstateScans:
             self.report(Problem(patient, "", "image_without_label", detail, "no finding: counts as negative"))
         if not any((known or {}).values()):
             return Labels(0, np.zeros(len(ordered.slices), np.int8))
-        self._report_unmasked(patient)
-        return Labels(1, self._slices(patient, ordered, masks))
-
-    def _report_unmasked(self, patient: str) -> None:
-        """Reports the significant findings without a mask: the slices of a lesion are missing among the labels."""
-        names = [PurePosixPath(file).name for file in self.masks.get(patient, ())]
+        wanted = self.masks.get(patient, [])
+        names = [PurePosixPath(file).name for file in wanted]
         for finding, significant in self.significant[patient].items():
             if significant and not any(re.match(rf"{patient}[-_]{finding}[-_]", name) for name in names):
                 action = "its slices count as negative" if names else "positive without slice labels"
                 detail = f"{finding} is clinically significant and has no mask in {MASKS}"
                 self.report(Problem(patient, "", "label_mismatch", detail, action))
+        return Labels(1, self._slices(patient, wanted, ordered, masks) if wanted else None)
 
-    def _slices(self, patient: str, ordered: Ordered, masks: Sequence[Mask]) -> np.ndarray | None:
+    def _slices(
+        self, patient: str, wanted: Sequence[str], ordered: Ordered, masks: Sequence[Mask]
+    ) -> np.ndarray | None:
         """The slices in which a mask has a voxel; None, with a report, if a mask is missing, empty or does not fit."""
-        wanted = self.masks.get(patient, ())
-        if not wanted:
-            return None
         try:
             if len(masks) < len(wanted):
                 raise ValueError(f"{len(wanted) - len(masks)} of {len(wanted)} masks cannot be read")
@@ -182,19 +178,19 @@ class ProstateScans:
 def _read_classes(path: Path, report: Report) -> dict[str, dict[str, bool]]:
     """Whether each finding of each patient is clinically significant."""
     texts = read_texts(path, (ID, SIGNIFICANT), report)
-    found: dict[str, dict[str, bool]] = {}
+    classes: dict[str, dict[str, bool]] = {}
     for name, word in zip(texts[ID].to_pylist(), texts[SIGNIFICANT].to_pylist(), strict=True):
         named = re.fullmatch(r"(ProstateX-\d+)[-_](Finding\d+)", name)
         if named is None or word.lower() not in BINARY:
             report(bad_row(path, f"{ID} is {name!r}, {SIGNIFICANT} is {word!r}"))
             continue
         (patient, finding), value = named.groups(), bool(BINARY[word.lower()])
-        known = found.setdefault(patient, {})
+        known = classes.setdefault(patient, {})
         if finding in known:
             same = known[finding] == value
             kind, action = ("double_label", "counted once") if same else ("conflicting_label", "counts as True")
             report(Problem(patient, path.name, kind, f"{finding} is {known[finding]} and {value}", action))
         known[finding] = value or known.get(finding, False)
-    if not found:
+    if not classes:
         raise UserError(f"{path} has no usable row; it needs {ID} (ProstateX-0000_Finding1) and {SIGNIFICANT}")
-    return found
+    return classes

@@ -1,20 +1,9 @@
-"""RSNA Intracranial Hemorrhage Detection (2019): head CT, one flat folder of slices.
-
-    stage_2_train.csv            ID,Label: six rows per slice, ID_<sop>_<type>
-    stage_2_train/ID_<sop>.dcm
-
-A scan is a DICOM series; only headers say which slices it has, so all headers are read before the first scan is known.
-A slice's label is `any`; the five types of hemorrhage are further findings.  A few rows of the table occur twice, and
-one file cannot be read.
-
-Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
-Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
-"""
+"""Three challenges as Kaggle distributes them: head (2019), chest (2020) and abdomen (2023) CT of the RSNA."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
@@ -28,12 +17,9 @@ from normal_guidance.scans.index.manifest import DatasetLabel, Finding, Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
-    Group,
+    FileGroup,
     SourceOptions,
     bad_row,
-    find_base,
-    join_files,
-    label_files,
     largest_series,
     list_below,
     missing,
@@ -42,7 +28,6 @@ from normal_guidance.scans.index.source import (
     read_texts,
     report_some,
     series_folders,
-    stem,
 )
 
 if TYPE_CHECKING:
@@ -50,8 +35,89 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.geometry import Ordered
 
 
-HEAD_COMPETITION = "rsna-intracranial-hemorrhage-detection"
-HEAD_TABLE, HEAD_FOLDER = "stage_2_train.csv", "stage_2_train"
+class ChallengeScans:
+    """What the challenges share: tables beside a folder of images, one folder for a series, labels by file."""
+
+    findings: tuple[Finding, ...] = ()
+    expected_files: int | None = None
+    expected_groups: int | None = None
+    competition: str
+    tables: tuple[str, ...]
+    folder: str
+    unseen: dict[str, None]
+    """Series of the tables that no folder was found for, as they are called below `folder`."""
+
+    def __init__(self, root: Path, report: Report) -> None:
+        """Finds the tables and images in `root`, or in the competition's folder in it."""
+        self.root, self.report = root, report
+        if not root.is_dir():
+            raise UserError(
+                f"{root} is not a folder; give the folder that holds {', '.join(self.tables)} and {self.folder}"
+            )
+        if not (root / self.tables[0]).is_file() and (root / self.competition / self.tables[0]).is_file():
+            self.root = root / self.competition
+        place = f"Kaggle's {self.competition} to that place"
+        for table in self.tables:
+            if not (self.root / table).is_file():
+                raise UserError(f"{self.root / table} is not there; unpack the table from {place}")
+        if not (self.root / self.folder).is_dir():
+            raise UserError(f"{self.root / self.folder} is not a folder; unpack the images of {place}")
+
+    def groups(self) -> Iterator[FileGroup]:
+        for path, files in series_folders(list_below(self.root, self.folder, self.report)):
+            name = str(path.relative_to(self.folder))
+            self.unseen.pop(name, None)
+            yield FileGroup(name, files)
+
+    def label_files(
+        self, scan_id: str, headers: Sequence[Header], find: Callable[[Header], int | None]
+    ) -> tuple[list[Header], dict[str, int]]:
+        """The slices that have a label, and these labels by file; the other slices are reported."""
+        labels = {header.file: find(header) for header in headers}
+        known = {file: label for file, label in labels.items() if label is not None}
+        if not known:
+            detail = f"none of its {len(labels)} files has a label"
+            self.report(Problem(scan_id, "", "image_without_label", detail, "left out"))
+        else:
+            for file, label in labels.items():
+                if label is None:
+                    self.report(Problem(scan_id, file, "image_without_label", "no row of the label table", "left out"))
+        return [header for header in headers if header.file in known], known
+
+    def label_by_name(self, scan_id: str, header: Header, label_of: Callable[[str], int | None]) -> int | None:
+        """The label by SOPInstanceUID or, where that has none, by the file's name."""
+        by_file, label = label_of(stem(header.file)), label_of(header.sop_uid)
+        if label is None:
+            return by_file
+        if by_file not in (None, label):
+            detail = f"SOPInstanceUID has label {label}, the file's name another"
+            self.report(Problem(scan_id, header.file, "label_mismatch", detail, "label of its SOPInstanceUID"))
+        return label
+
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
+        """Labels of ordered slices from labels by file; a scan is positive if one of its slices is."""
+        slices = np.array([candidate.known[file] for file, _ in ordered.slices], np.int8)
+        label = int(slices.any())
+        kept = {file for file, _ in ordered.slices}
+        lost = [file for file, value in candidate.known.items() if value and file not in kept]
+        if lost:
+            detail, action = f"{len(lost)} positive slices were left out, first {lost[0]}", f"scan counts as {label}"
+            self.report(Problem(candidate.scan_id, lost[0], "label_mismatch", detail, f"{action} by the others"))
+        return Labels(label, slices)
+
+
+def stem(file: str) -> str:
+    """A file's name without folder, archive and ending."""
+    return PurePosixPath(file.replace("!", "/")).stem
+
+
+# RSNA Intracranial Hemorrhage Detection (2019): one flat folder of slices.
+#     stage_2_train.csv            ID,Label: six rows per slice, ID_<sop>_<type>
+#     stage_2_train/ID_<sop>.dcm
+# A scan is a DICOM series; only headers say which slices it has, so all are read before the first scan is known.
+# A slice's label is `any`; the five types of hemorrhage are further findings.
+# Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
+# Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
 
 TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
 """Types of hemorrhage; the last is the slice's label."""
@@ -59,89 +125,76 @@ TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "su
 FINDINGS = (Finding("any", "1386000", "Intracranial hemorrhage"), *map(Finding, TYPES[:-1]))
 """pydicom's dictionary of SNOMED CT has the code of `any`, and none of the types'."""
 
+HEAD_FOLDER = "stage_2_train"
 
-class HeadScans:
-    """The 2019 challenge as Kaggle distributes it."""
 
-    findings: tuple[Finding, ...] = FINDINGS
-    expected_groups: int | None = None
+class HeadScans(ChallengeScans):
+    """The 2019 challenge: labels by slice, as bits in the order of `TYPES`."""
+
+    competition = "rsna-intracranial-hemorrhage-detection"
+    tables, folder = ("stage_2_train.csv",), HEAD_FOLDER
+    findings = FINDINGS
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
-        self.root = find_base(root, HEAD_COMPETITION, (HEAD_TABLE,), HEAD_FOLDER)
-        self.report = report
-        self.labels = _read_labels(self.root / HEAD_TABLE, report)
-        self.unseen = set(self.labels)
-        self.expected_files: int | None = len(self.labels)
+        super().__init__(root, report)
+        self.labels = _read_head_labels(self.root / self.tables[0], report)
+        self.slices_unseen = set(self.labels)
+        self.expected_files = len(self.labels)
 
-    def groups(self) -> Iterator[Group]:
-        files = list(list_below(self.root, HEAD_FOLDER, self.report))
-        self.unseen.difference_update(map(_stem, files))
+    def groups(self) -> Iterator[FileGroup]:
+        files = list(list_below(self.root, self.folder, self.report))
+        self.slices_unseen.difference_update(_sop(stem(file)) for file in files)
         if files:
-            yield Group("", files)
+            yield FileGroup("", files)
 
-    def scan_of(self, group: Group, series_uid: str) -> str:
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
         return series_uid
 
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         series: dict[str, list[Header]] = {}
         for header in headers:
-            self.unseen.discard(_sop(header))
+            self.slices_unseen.discard(_sop(header.sop_uid))
             series.setdefault(header.series_uid, []).append(header)
         for header in series.pop("", ()):
             self.report(Problem("", header.file, "no_series", "SeriesInstanceUID is missing or empty", "left out"))
         for scan_id in sorted(series):
-            candidate = self._candidate(scan_id, series.pop(scan_id))
-            if candidate.headers:
-                yield candidate
+            members = series.pop(scan_id)
+            kept, known = self.label_files(
+                scan_id, members, lambda header: self.label_by_name(header.series_uid, header, self._any)
+            )
+            patient = patient_of(scan_id, members, self.report) or scan_id
+            if kept:
+                bits = [self._bits(header) for header in kept]
+                types = [name for number, name in enumerate(TYPES[:-1]) if any(bit >> number & 1 for bit in bits)]
+                yield Candidate(scan_id, patient, kept, known, {"types": types})
 
-    def _candidate(self, scan_id: str, members: Sequence[Header]) -> Candidate:
-        headers, known = label_files(scan_id, members, self._label, self.report)
-        bits = [self.labels[key] for header in headers if (key := self._key(header))]
-        shown = [name for number, name in enumerate(TYPES[:-1]) if any(bit >> number & 1 for bit in bits)]
-        patient = patient_of(scan_id, members, self.report) or scan_id
-        return Candidate(scan_id, patient, headers, known, {"types": shown})
+    def _any(self, name: str) -> int | None:
+        bits = self.labels.get(_sop(name))
+        return None if bits is None else bits >> len(TYPES) - 1
 
-    def _key(self, header: Header) -> str | None:
-        """A slice's name in the table: its SOPInstanceUID or, where that has no label, its file's name."""
-        return next((key for key in (_sop(header), _stem(header.file)) if key in self.labels), None)
-
-    def _label(self, header: Header) -> int | None:
-        key = self._key(header)
-        if key is None:
-            return None
-        label = self.labels[key] >> len(TYPES) - 1
-        other = self.labels.get(_stem(header.file))
-        if other is not None and other >> len(TYPES) - 1 != label:
-            detail = f"SOPInstanceUID has label {label}, the file's name another"
-            action = "label of its SOPInstanceUID"
-            self.report(Problem(header.series_uid, header.file, "label_mismatch", detail, action))
-        return label
+    def _bits(self, header: Header) -> int:
+        names = (_sop(header.sop_uid), _sop(stem(header.file)))
+        return next(self.labels[name] for name in names if name in self.labels)
 
     def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
-        return join_files(candidate, ordered, self.report)._replace(further=self._types(candidate, ordered))
-
-    def _types(self, candidate: Candidate, ordered: Ordered) -> dict[str, Labels]:
-        """The labels for each type; a slice of which `any` is 0 shows none."""
-        keys = {header.file: self._key(header) for header in candidate.headers}
-        bits = np.array([self.labels[keys[file] or ""] for file, _ in ordered.slices])
+        """The labels for each type, too; a slice of which `any` is 0 shows none."""
+        bits_of = {header.file: self._bits(header) for header in candidate.headers}
+        bits = np.array([bits_of[file] for file, _ in ordered.slices])
         shown = bits >> len(TYPES) - 1 & 1
         slices = {name: (bits >> number & shown).astype(np.int8) for number, name in enumerate(TYPES[:-1])}
-        return {name: Labels(int(own.any()), own) for name, own in slices.items()}
+        further = {name: Labels(int(labels.any()), labels) for name, labels in slices.items()}
+        return super().join(candidate, ordered, masks)._replace(further=further)
 
     def finish(self) -> None:
-        files = (f"{HEAD_FOLDER}/ID_{sop}.dcm" for sop in sorted(self.unseen))
+        files = (f"{self.folder}/ID_{sop}.dcm" for sop in sorted(self.slices_unseen))
         report_some((missing("", file, "no such file") for file in files), self.report)
 
 
-def _sop(header: Header) -> str:
-    return header.sop_uid.removeprefix("ID_")
+def _sop(name: str) -> str:
+    return name.removeprefix("ID_")
 
 
-def _stem(file: str) -> str:
-    return stem(file).removeprefix("ID_")
-
-
-def _read_labels(path: Path, report: Report) -> dict[str, int]:
+def _read_head_labels(path: Path, report: Report) -> dict[str, int]:
     """The types of every slice in the table, as bits; 4.5 million rows take seconds."""
     columns = read_texts(path, ("ID", "Label"), report)
     parts = pc.extract_regex(columns["ID"], r"^(?:ID_)?(?P<sop>.+)_(?P<type>[^_]+)$")
@@ -156,129 +209,53 @@ def _read_labels(path: Path, report: Report) -> dict[str, int]:
     shape = (len(names), len(TYPES))
     rows = np.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
     positive = np.bincount(cells[values[usable] == 1], minlength=shape[0] * shape[1]).reshape(shape)
-    _check_labels(names, rows, positive, report)
-    bits = ((positive > 0) << np.arange(len(TYPES))).sum(1)
-    return {
-        name: bit for name, bit, known in zip(names, bits.tolist(), (rows[:, -1] > 0).tolist(), strict=True) if known
-    }
+    _check_head_labels(names, rows, positive, report)
+    bits, known = ((positive > 0) << np.arange(len(TYPES))).sum(1).tolist(), (rows[:, -1] > 0).tolist()
+    return {name: bit for name, bit, has_any in zip(names, bits, known, strict=True) if has_any}
 
 
-def _check_labels(names: Sequence[str], rows: np.ndarray, positive: np.ndarray, report: Report) -> None:
+def _check_head_labels(names: Sequence[str], rows: np.ndarray, positive: np.ndarray, report: Report) -> None:
     """Reports labels that occur twice, contradict each other, or lack the row `any`; all are rare."""
-
-    def say(number: int, kind: str, chosen: np.ndarray, detail: str, action: str) -> None:
-        types = ", ".join(name for name, one in zip(TYPES, chosen[number].tolist(), strict=True) if one)
-        report(Problem("", f"{HEAD_FOLDER}/ID_{names[number]}.dcm", kind, f"{detail}: {types}", action))
-
-    twice, torn = rows > 1, (positive > 0) & (positive < rows)
-    for number in np.flatnonzero((twice & ~torn).any(1)).tolist():
-        say(number, "double_label", twice & ~torn, "the same row more than once", "counted once")
-    for number in np.flatnonzero(torn.any(1)).tolist():
-        say(number, "conflicting_label", torn, "rows with label 0 and with label 1", "counts as 1")
-    without = (rows[:, -1:] == 0) & (rows > 0)
-    for number in np.flatnonzero(without.any(1)).tolist():
-        say(number, "image_without_label", without, "no row for any, only for", "slice has no label")
-    shown = positive > 0
-    denied = (rows[:, -1:] > 0) & ~shown[:, -1:] & shown
-    for number in np.flatnonzero(denied.any(1)).tolist():
-        say(number, "conflicting_label", denied, "any is 0, but these are 1", "counts as 0, as any says")
+    twice, torn, has_any = rows > 1, (positive > 0) & (positive < rows), rows[:, -1:] > 0
+    for kind, cells, detail, action in (
+        ("double_label", twice & ~torn, "the same row more than once", "counted once"),
+        ("conflicting_label", torn, "rows with label 0 and with label 1", "counts as 1"),
+        ("image_without_label", ~has_any & (rows > 0), "no row for any, only for", "slice has no label"),
+        (
+            "conflicting_label",
+            has_any & ~(positive[:, -1:] > 0) & (positive > 0),
+            "any is 0, but these are 1",
+            "counts as 0, as any says",
+        ),
+    ):
+        for number in np.flatnonzero(cells.any(1)).tolist():
+            types = ", ".join(name for name, cell in zip(TYPES, cells[number].tolist(), strict=True) if cell)
+            report(Problem("", f"{HEAD_FOLDER}/ID_{names[number]}.dcm", kind, f"{detail}: {types}", action))
 
 
-# RSNA STR Pulmonary Embolism Detection (2020): chest CT angiography, one folder per series.
+# RSNA STR Pulmonary Embolism Detection (2020): CT angiography, one folder per series.
 #     train.csv                             one row per slice: UIDs, pe_present_on_image, labels of the exam
 #     train/<study>/<series>/<sop>.dcm
 # A slice's label is pe_present_on_image.  Exams that their readers called indeterminate count as negative.  The dataset
 # has no patient ids, so each study counts as a patient.
 # Reference: Colak et al., The RSNA Pulmonary Embolism CT Dataset, Radiology: Artificial Intelligence 2021.
 
-
-CHEST_COMPETITION = "rsna-str-pulmonary-embolism-detection"
-CHEST_TABLE, CHEST_FOLDER = "train.csv", "train"
 UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 LABEL, NEGATIVE, INDETERMINATE = "pe_present_on_image", "negative_exam_for_pe", "indeterminate"
 
 
-class ChestScans:
-    """The 2020 challenge as Kaggle distributes it."""
+class ChestScans(ChallengeScans):
+    """The 2020 challenge.
 
-    findings: tuple[Finding, ...] = ()
-    expected_groups: int | None = None
+    Rows are sorted by series: millions stay in Arrow's memory, and those of a series, study/series, are found at once.
+    """
+
+    competition = "rsna-str-pulmonary-embolism-detection"
+    tables, folder = ("train.csv",), "train"
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
-        self.root = find_base(root, CHEST_COMPETITION, (CHEST_TABLE,), CHEST_FOLDER)
-        self.report = report
-        self.table = _Table(self.root / CHEST_TABLE, report)
-        self.unseen = dict.fromkeys(self.table.places)
-        self.expected_files: int | None = len(self.table.label)
-
-    def groups(self) -> Iterator[Group]:
-        for place, files in series_folders(list_below(self.root, CHEST_FOLDER, self.report)):
-            folder = place.relative_to(CHEST_FOLDER)
-            self.unseen.pop(str(folder), None)
-            yield Group(str(folder), files)
-
-    def scan_of(self, group: Group, series_uid: str) -> str:
-        return PurePosixPath(group.name).name
-
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
-        scan_id, patient = self.scan_of(group, ""), PurePosixPath(group.name).parent.name
-        labels = self._labels(group.name, scan_id)
-        files = {stem(file) for file in group.files}
-        for sop in labels.keys() - files - {header.sop_uid for header in headers}:
-            self.report(missing(scan_id, f"{CHEST_FOLDER}/{group.name}/{sop}.dcm", "no such file"))
-        series = largest_series(scan_id, headers, self.report)
-        kept, known = label_files(scan_id, series, lambda header: self._label(labels, scan_id, header), self.report)
-        if kept:
-            yield Candidate(scan_id, patient or scan_id, kept, known, self._exam(group.name, scan_id, known))
-
-    def _labels(self, name: str, scan_id: str) -> dict[str, int]:
-        labels: dict[str, int] = {}
-        for sop, label in self.table.slices(name):
-            if sop in labels:
-                same = labels[sop] == label
-                kind, action = ("double_label", "counted once") if same else ("conflicting_label", "counts as 1")
-                detail = f"{LABEL} is {labels[sop]} and {label}"
-                self.report(Problem(scan_id, f"{CHEST_FOLDER}/{name}/{sop}.dcm", kind, detail, action))
-            labels[sop] = max(label, labels.get(sop, 0))
-        return labels
-
-    def _label(self, labels: dict[str, int], scan_id: str, header: Header) -> int | None:
-        """The label by SOPInstanceUID or, where that has none, by the file's name."""
-        named = labels.get(stem(header.file))
-        label = labels.get(header.sop_uid, named)
-        if named is not None and named != label:
-            detail = f"SOPInstanceUID has label {label}, the file's name another"
-            self.report(Problem(scan_id, header.file, "label_mismatch", detail, "label of its SOPInstanceUID"))
-        return label
-
-    def _exam(self, name: str, scan_id: str, known: dict[str, int]) -> dict[str, int]:
-        """The exam's own labels, for the manifest; slices decide the scan's label, and contradictions are reported."""
-        exam = self.table.exam(name)
-        positive = any(known.values())
-        if exam.get(INDETERMINATE) == 1:
-            action = "counts as positive by its slices" if positive else "counts as negative"
-            self.report(Problem(scan_id, "", "indeterminate", f"{INDETERMINATE} is 1", action))
-        if positive and exam.get(NEGATIVE) == 1:
-            detail = f"{NEGATIVE} is 1, but {sum(known.values())} slices show one"
-            self.report(Problem(scan_id, "", "conflicting_label", detail, "counts as positive by its slices"))
-        return exam
-
-    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
-        return join_files(candidate, ordered, self.report)
-
-    def finish(self) -> None:
-        rows = ((name, len(self.table.slices(name))) for name in sorted(self.unseen))
-        problems = (
-            missing(PurePosixPath(name).name, f"{CHEST_FOLDER}/{name}", f"no such folder; {count} slices have labels")
-            for name, count in rows
-        )
-        report_some(problems, self.report)
-
-
-class _Table:
-    """The rows sorted by series: millions stay in Arrow's memory, and those of a series are found at once."""
-
-    def __init__(self, path: Path, report: Report) -> None:
+        super().__init__(root, report)
+        path = self.root / self.tables[0]
         texts = read_texts(path, (*UIDS, LABEL, NEGATIVE, INDETERMINATE), report)
         label = numbers_of(texts[LABEL])
         usable = label >= 0
@@ -289,26 +266,64 @@ class _Table:
         names = pc.binary_join_element_wise(texts[UIDS[0]], texts[UIDS[1]], "/").dictionary_encode()
         codes = names.indices.to_numpy()
         order = np.flatnonzero(usable)[np.argsort(codes[usable], kind="stable")]
-        self.label = label[order]
+        self.slice_labels, self.sops = label[order], texts[UIDS[2]].take(pa.array(order))
         self.exams = {name: numbers_of(texts[name])[order] for name in (NEGATIVE, INDETERMINATE)}
-        self.sops = texts[UIDS[2]].take(pa.array(order))
         starts = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
-        places = zip(names.dictionary.to_pylist(), starts, starts[1:], strict=False)
-        self.places = {name: (first, end) for name, first, end in places if first < end}
+        bounds = zip(names.dictionary.to_pylist(), starts, starts[1:], strict=False)
+        self.rows = {name: slice(first, end) for name, first, end in bounds if first < end}
+        self.unseen = dict.fromkeys(self.rows)
+        self.expected_files = len(order)
 
-    def slices(self, name: str) -> list[tuple[str, int]]:
-        """SOPInstanceUID and label of every row of a series, named study/series."""
-        first, end = self.places.get(name, (0, 0))
-        return list(zip(self.sops[first:end].to_pylist(), self.label[first:end].tolist(), strict=True))
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
+        return PurePosixPath(group.name).name
 
-    def exam(self, name: str) -> dict[str, int]:
-        """The labels of the exam, which repeat in every row."""
-        first, end = self.places.get(name, (0, 0))
-        values = {column: self.exams[column][first:end] for column in self.exams}
-        return {column: int(numbers.max()) for column, numbers in values.items() if len(numbers) and numbers.max() >= 0}
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
+        scan_id, patient = self.scan_of(group, ""), PurePosixPath(group.name).parent.name
+        labels = self._labels(group.name, scan_id)
+        files = {stem(file) for file in group.files}
+        for sop in labels.keys() - files - {header.sop_uid for header in headers}:
+            self.report(missing(scan_id, f"{self.folder}/{group.name}/{sop}.dcm", "no such file"))
+        series = largest_series(scan_id, headers, self.report)
+        kept, known = self.label_files(scan_id, series, lambda header: self.label_by_name(scan_id, header, labels.get))
+        if kept:
+            yield Candidate(scan_id, patient or scan_id, kept, known, self._exam(group.name, scan_id, known))
+
+    def _labels(self, name: str, scan_id: str) -> dict[str, int]:
+        """The labels of a series by SOPInstanceUID."""
+        rows = self.rows.get(name, slice(0))
+        labels: dict[str, int] = {}
+        for sop, label in zip(self.sops[rows].to_pylist(), self.slice_labels[rows].tolist(), strict=True):
+            if sop in labels:
+                same = labels[sop] == label
+                kind, action = ("double_label", "counted once") if same else ("conflicting_label", "counts as 1")
+                detail = f"{LABEL} is {labels[sop]} and {label}"
+                self.report(Problem(scan_id, f"{self.folder}/{name}/{sop}.dcm", kind, detail, action))
+            labels[sop] = max(label, labels.get(sop, 0))
+        return labels
+
+    def _exam(self, name: str, scan_id: str, known: dict[str, int]) -> dict[str, int]:
+        """The exam's own labels, for the manifest; slices decide the scan's label, and contradictions are reported."""
+        columns = {column: values[self.rows[name]] for column, values in self.exams.items()}
+        exam = {column: int(values.max()) for column, values in columns.items() if values.max() >= 0}
+        positive = any(known.values())
+        if exam.get(INDETERMINATE) == 1:
+            action = "counts as positive by its slices" if positive else "counts as negative"
+            self.report(Problem(scan_id, "", "indeterminate", f"{INDETERMINATE} is 1", action))
+        if positive and exam.get(NEGATIVE) == 1:
+            detail = f"{NEGATIVE} is 1, but {sum(known.values())} slices show one"
+            self.report(Problem(scan_id, "", "conflicting_label", detail, "counts as positive by its slices"))
+        return exam
+
+    def finish(self) -> None:
+        counts = {name: self.rows[name].stop - self.rows[name].start for name in sorted(self.unseen)}
+        problems = (
+            missing(PurePosixPath(name).name, f"{self.folder}/{name}", f"no such folder; {count} slices have labels")
+            for name, count in counts.items()
+        )
+        report_some(problems, self.report)
 
 
-# RSNA Abdominal Trauma Detection (2023): abdominal CT, one or two series per patient.
+# RSNA Abdominal Trauma Detection (2023): one or two series per patient.
 #     train_images/<patient>/<series>/<instance>.dcm
 #     image_level_labels_2024.csv   patient_id, series_id, instance_number, injury_name: a row per injured slice
 #     train_series_meta.csv         patient_id, series_id, aortic_hu, incomplete_organ
@@ -323,14 +338,8 @@ class _Table:
 # Reference: Rudie et al., The RSNA Abdominal Traumatic Injury CT (RATIC) Dataset, Radiology: Artificial
 # Intelligence 2024.
 
-
-ABDOMEN_COMPETITION = "rsna-2023-abdominal-trauma-detection"
-IMAGES, META, PATIENTS, ABDOMEN_FOLDER = (
-    "image_level_labels_2024.csv",
-    "train_series_meta.csv",
-    "train_2024.csv",
-    "train_images",
-)
+IMAGES, META, PATIENTS = "image_level_labels_2024.csv", "train_series_meta.csv", "train_2024.csv"
+ABDOMEN_FOLDER = "train_images"
 LABELS = ("image", "patient")
 
 WITHOUT_ROWS = ("kidney", "liver", "spleen")
@@ -343,105 +352,94 @@ INJURIES = (
 )
 
 
-class AbdomenScans:
-    """The 2023 challenge as Kaggle distributes it."""
+class AbdomenScans(ChallengeScans):
+    """The 2023 challenge."""
 
-    findings: tuple[Finding, ...] = ()
-    expected_files: int | None = None
+    competition = "rsna-2023-abdominal-trauma-detection"
+    tables, folder = (IMAGES, META, PATIENTS), ABDOMEN_FOLDER
 
     def __init__(self, root: Path, options: SourceOptions, report: Report) -> None:
         if options.labels not in LABELS:
             raise UserError(f"labels {options.labels!r} are unknown; choose one of {', '.join(LABELS)}")
-        self.root = find_base(root, ABDOMEN_COMPETITION, (IMAGES, META, PATIENTS), ABDOMEN_FOLDER)
-        self.by_patient, self.report = options.labels == "patient", report
-        self.rows = _read_images(self.root / IMAGES, report)
+        super().__init__(root, report)
+        self.by_patient = options.labels == "patient"
+        self.rows = _read_injured_slices(self.root / IMAGES, report)
         self.meta = _read_meta(self.root / META, report)
         self.patients = _read_patients(self.root / PATIENTS, report)
         self.unseen = dict.fromkeys([*self.meta, *self.rows])
-        self.without_scan = dict.fromkeys(self.patients)
-        self.expected_groups: int | None = len(self.meta)
+        self.without_scan = set(self.patients)
+        self.expected_groups = len(self.meta)
 
-    def groups(self) -> Iterator[Group]:
-        for place, files in series_folders(list_below(self.root, ABDOMEN_FOLDER, self.report)):
-            folder = place.relative_to(ABDOMEN_FOLDER)
-            if len(folder.parts) != 2:
-                for file in files:
-                    detail = f"not in {ABDOMEN_FOLDER}/<patient>/<series>"
+    def groups(self) -> Iterator[FileGroup]:
+        for group in super().groups():
+            if group.name.count("/") != 1:
+                detail = f"not in {self.folder}/<patient>/<series>"
+                for file in group.files:
                     self.report(Problem("", file, "image_without_label", detail, "left out"))
                 continue
-            self.unseen.pop(str(folder), None)
-            self.without_scan.pop(folder.parent.name, None)
-            yield Group(str(folder), files)
+            self.without_scan.discard(group.name.partition("/")[0])
+            yield group
 
-    def scan_of(self, group: Group, series_uid: str) -> str:
+    def scan_of(self, group: FileGroup, series_uid: str) -> str:
         return group.name.replace("/", "_")
 
-    def candidates(self, group: Group, headers: Sequence[Header]) -> Iterator[Candidate]:
-        scan_id, patient = self.scan_of(group, ""), PurePosixPath(group.name).parent.name
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
+        scan_id, patient = self.scan_of(group, ""), group.name.partition("/")[0]
         rows = self.rows.get(group.name, {})
         series = largest_series(scan_id, headers, self.report)
-        places = {header.file: _instance(header) for header in series}
-        there = {stem(file) for file in group.files} | {str(place) for place in places.values()}
-        for instance in rows:
-            if str(instance) not in there:
-                self.report(missing(scan_id, f"{ABDOMEN_FOLDER}/{group.name}/{instance}.dcm", "no such file"))
-        known = {file: int(place in rows) for file, place in places.items()}
+        numbers = {header.file: _instance(header) for header in series}
+        there = {stem(file) for file in group.files} | {str(number) for number in numbers.values()}
+        for number in rows:
+            if str(number) not in there:
+                self.report(missing(scan_id, f"{self.folder}/{group.name}/{number}.dcm", "no such file"))
         if group.name not in self.meta:
             detail = f"the series has no row in {META}"
             self.report(Problem(scan_id, "", "image_without_label", detail, f"labelled by {IMAGES} alone"))
         if self.meta.get(group.name) == 1:
             detail = "incomplete_organ is 1: the series does not show the whole organ"
             self.report(Problem(scan_id, "", "incomplete_organ", detail, "kept"))
-        if series:
-            labels = self._labels(group.name, patient, rows, known)
-            yield Candidate(scan_id, patient or scan_id, series, known, labels)
-
-    def _labels(
-        self, name: str, patient: str, rows: dict[int, set[str]], known: dict[str, int]
-    ) -> dict[str, DatasetLabel]:
-        found = self.patients.get(patient, {})
-        return {
+        if not series:
+            return
+        known = {file: int(number in rows) for file, number in numbers.items()}
+        injured = self.patients.get(patient, {})
+        labels: dict[str, DatasetLabel] = {
             "image_label": int(any(known.values())),
             "image_injuries": sorted(set().union(*rows.values())),
-            "patient_label": found.get("any_injury"),
-            "patient_injuries": [injury for injury in INJURIES if found.get(injury) == 1],
-            "incomplete_organ": self.meta.get(name),
+            "patient_label": injured.get("any_injury"),
+            "patient_injuries": [injury for injury in INJURIES if injured.get(injury) == 1],
+            "incomplete_organ": self.meta.get(group.name),
         }
+        yield Candidate(scan_id, patient, series, known, labels)
 
     def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
-        images = join_files(candidate, ordered, self.report)
-        return self._patient_labels(candidate, images) if self.by_patient else images
-
-    def _patient_labels(self, candidate: Candidate, images: Labels) -> Labels:
-        found = self.patients.get(candidate.patient_id)
-        if found is None:
+        images = super().join(candidate, ordered, masks)
+        if not self.by_patient:
+            return images
+        injured = self.patients.get(candidate.patient_id)
+        if injured is None:
             detail = f"patient {candidate.patient_id} has no row in {PATIENTS}"
             self.report(Problem(candidate.scan_id, "", "image_without_label", detail, "left out"))
             return Labels(None, None)
-        if not found["any_injury"]:
-            if not images.label:
-                return Labels(0, images.slices)
-            detail = f"any_injury is 0, but {IMAGES} has rows of the series"
-            self.report(Problem(candidate.scan_id, "", "conflicting_label", detail, "counts as 0, slices unknown"))
-            return Labels(0, None)
-        hidden = any(found[injury] for injury in INJURIES if injury.startswith(WITHOUT_ROWS))
-        return Labels(1, images.slices if images.label and not hidden else None)
+        if injured["any_injury"]:
+            hidden = any(injured[injury] for injury in INJURIES if injury.startswith(WITHOUT_ROWS))
+            return Labels(1, images.slices if images.label and not hidden else None)
+        if not images.label:
+            return Labels(0, images.slices)
+        detail = f"any_injury is 0, but {IMAGES} has rows of the series"
+        self.report(Problem(candidate.scan_id, "", "conflicting_label", detail, "counts as 0, slices unknown"))
+        return Labels(0, None)
 
     def finish(self) -> None:
         series = (
             missing(
-                name.replace("/", "_"),
-                f"{ABDOMEN_FOLDER}/{name}",
-                f"no such folder; {len(self.rows.get(name, ()))} rows",
+                name.replace("/", "_"), f"{self.folder}/{name}", f"no such folder; {len(self.rows.get(name, ()))} rows"
             )
             for name in sorted(self.unseen)
         )
         report_some(series, self.report)
-        alone = self.without_scan.keys() - {name.partition("/")[0] for name in self.unseen}
-        patients = (
-            missing("", f"{ABDOMEN_FOLDER}/{patient}", f"no such folder; in {PATIENTS}") for patient in sorted(alone)
-        )
-        report_some(patients, self.report)
+        patients = sorted(self.without_scan - {name.partition("/")[0] for name in self.unseen})
+        detail = f"no such folder; in {PATIENTS}"
+        report_some((missing("", f"{self.folder}/{patient}", detail) for patient in patients), self.report)
 
 
 def _instance(header: Header) -> int | None:
@@ -456,24 +454,23 @@ def _number(word: str) -> int | None:
     return int(word) if word.isascii() and word.isdecimal() and len(word) < 20 else None
 
 
-def _read_images(path: Path, report: Report) -> dict[str, dict[int, set[str]]]:
+def _read_injured_slices(path: Path, report: Report) -> dict[str, dict[int, set[str]]]:
     """Injuries by series, named patient/series, and instance number."""
     texts = read_texts(path, ("patient_id", "series_id", "instance_number", "injury_name"), report)
     rows: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     bad = []
-    for values in zip(*(column.to_pylist() for column in texts.values()), strict=True):
-        patient, series, instance, injury = values
+    for patient, series, instance, injury in zip(*(column.to_pylist() for column in texts.values()), strict=True):
         number = _number(instance)
         if number is None or not patient or not series:
-            bad.append(bad_row(path, ", ".join(values)))
+            bad.append(bad_row(path, ", ".join((patient, series, instance, injury))))
             continue
         injuries = rows[f"{patient}/{series}"][number]
         if injury in injuries:
-            place = f"{ABDOMEN_FOLDER}/{patient}/{series}/{number}.dcm"
-            report(Problem(f"{patient}_{series}", place, "double_label", f"{injury} more than once", "counted once"))
+            file = f"{ABDOMEN_FOLDER}/{patient}/{series}/{number}.dcm"
+            report(Problem(f"{patient}_{series}", file, "double_label", f"{injury} more than once", "counted once"))
         injuries.add(injury)
     report_some(bad, report)
-    return {name: dict(found) for name, found in rows.items()}
+    return {name: dict(numbers) for name, numbers in rows.items()}
 
 
 def _read_meta(path: Path, report: Report) -> dict[str, int | None]:
@@ -487,22 +484,22 @@ def _read_meta(path: Path, report: Report) -> dict[str, int | None]:
 def _read_patients(path: Path, report: Report) -> dict[str, dict[str, int]]:
     """any_injury and the injuries by patient."""
     texts = read_texts(path, ("patient_id", *INJURIES, "any_injury"), report)
-    values = {name: numbers_of(texts[name]) for name in (*INJURIES, "any_injury")}
+    columns = {name: numbers_of(texts[name]).tolist() for name in (*INJURIES, "any_injury")}
     patients: dict[str, dict[str, int]] = {}
     bad = []
     for row, patient in enumerate(texts["patient_id"].to_pylist()):
-        found = {name: int(column[row]) for name, column in values.items()}
-        if min(found.values()) < 0 or not patient:
-            bad.append(bad_row(path, f"patient {patient}: {found}"))
-        elif patients.get(patient, found) != found:
-            kind, detail = "conflicting_label", f"two rows of patient {patient} differ"
-            report(Problem("", path.name, kind, detail, "the first counts"))
+        injured = {name: values[row] for name, values in columns.items()}
+        if min(injured.values()) < 0 or not patient:
+            bad.append(bad_row(path, f"patient {patient}: {injured}"))
+        elif patients.get(patient, injured) != injured:
+            detail = f"two rows of patient {patient} differ"
+            report(Problem("", path.name, "conflicting_label", detail, "the first counts"))
         elif patient in patients:
             report(Problem("", path.name, "double_label", f"patient {patient} more than once", "counted once"))
         else:
-            if found["any_injury"] != max(found[name] for name in INJURIES):
-                detail = f"patient {patient}: any_injury is {found['any_injury']}, but the injuries are {found}"
+            if injured["any_injury"] != max(injured[name] for name in INJURIES):
+                detail = f"patient {patient}: any_injury is {injured['any_injury']}, but the injuries are {injured}"
                 report(Problem("", path.name, "conflicting_label", detail, "any_injury counts"))
-            patients[patient] = found
+            patients[patient] = injured
     report_some(bad, report)
     return patients

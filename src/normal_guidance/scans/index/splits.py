@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pandas as pd
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import write_atomically
 from normal_guidance.base.tables import read_cells, read_rows
 from normal_guidance.scans.index.labels import read_table
@@ -75,9 +75,8 @@ class Split:
         often = max(times, key=lambda scan: times[scan], default="")
         if times and times[often] > 1:
             raise UserError(f"scan {often!r} occurs {times[often]} times; give each scan once")
-        unknown = set(self.parts) - set(PARTS)
-        if unknown:
-            raise UserError(f"part {shorten(min(unknown))!r} is unknown; choose one of {', '.join(PARTS)}")
+        for part in sorted(set(self.parts)):
+            choose_one_of("part", part, PARTS)
         _refuse_overlap(self.patient_ids, self.parts, "patient")
 
     def __len__(self) -> int:
@@ -85,7 +84,7 @@ class Split:
 
     def numbers(self, part: str) -> list[int]:
         """The row numbers of the scans of a part."""
-        return [number for number, own in enumerate(self.parts) if own == part]
+        return [number for number, other in enumerate(self.parts) if other == part]
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Patients, scans and positive scans of each part."""
@@ -123,9 +122,7 @@ def split_scans(
     rest, testing = _draw(patients, label_of, test / (train + val + test), seed)
     training, validating = _draw(rest, label_of, val / (train + val), seed)
     part_of = {
-        **dict.fromkeys(training, "train"),
-        **dict.fromkeys(validating, "val"),
-        **dict.fromkeys(testing, "test"),
+        patient: part for part, drawn in zip(PARTS, (training, validating, testing), strict=True) for patient in drawn
     }
     parts = tuple(part_of[patient] for patient in patient_ids)
     return Split(tuple(scan_ids), tuple(patient_ids), tuple(labels), parts)
@@ -143,11 +140,10 @@ def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, se
     made = [-1] * len(labels)
     if 2 <= folds <= min(positive, len(labels) - positive, patients):
         kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
-        for number, (_, own) in enumerate(kind.split(list(labels), list(labels), groups=list(patient_ids))):
-            for scan in own:
+        for number, (_, scans) in enumerate(kind.split(list(labels), list(labels), groups=list(patient_ids))):
+            for scan in scans:
                 made[scan] = number
-    found = {(fold, label) for fold, label in zip(made, labels, strict=True)}
-    if found != {(fold, label) for fold in range(folds) for label in (0, 1)}:
+    if set(zip(made, labels, strict=True)) != {(fold, label) for fold in range(folds) for label in (0, 1)}:
         raise UserError(
             f"{problem} cannot be divided into {folds} folds that all have both; use fewer, or add patients"
         )
@@ -159,7 +155,7 @@ def patient_labels(patient_ids: Sequence[str], labels: Sequence[int]) -> dict[st
     scans: dict[str, list[int]] = defaultdict(list)
     for patient, label in zip(patient_ids, labels, strict=True):
         scans[patient].append(label)
-    return {patient: int(2 * sum(own) > len(own)) for patient, own in scans.items()}
+    return {patient: int(2 * sum(of_patient) > len(of_patient)) for patient, of_patient in scans.items()}
 
 
 def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, seed: int) -> tuple[list[str], list[str]]:
@@ -190,14 +186,12 @@ def read_split(path: str | Path) -> Split:
     Example:
         >>> read_split("nowhere.csv")
         Traceback (most recent call last):
-        normal_guidance.base.errors.UserError: nowhere.csv cannot be read ([Errno 2] No such file or directory:
-        'nowhere.csv'); make it with nguide split
+        normal_guidance.base.errors.UserError: nowhere.csv cannot be read (No such file or directory); make it with
+        nguide split
     """
     rows = read_rows(Path(path), SplitRow, AGAIN, exact=False)
-    try:
+    with reading(path, AGAIN):
         return Split(*(tuple(getattr(row, name) for row in rows) for name in COLUMNS))
-    except UserError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
@@ -217,10 +211,8 @@ def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
         again = "give a table with the columns scan_id and part"
         if read_cells(path, again)[:1] == [list(COLUMNS)]:
             split = read_split(path)
-            try:
+            with reading(path, AGAIN):
                 check_origin(split, scans)
-            except UserError as error:
-                raise UserError(f"{path}: {error}") from error
         rows = read_rows(path, PartRow, again, exact=False)
     part_of: dict[str, str] = {}
     for row in rows:
@@ -231,10 +223,10 @@ def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
 
 
 def _there(folder: Path) -> str:
-    """Say which tables a folder holds."""
+    """Says which tables a folder holds."""
     if not folder.is_dir():
         return f"{folder} is not a folder; make a table with nguide split"
-    tables = sorted(one.name for one in folder.iterdir() if one.suffix in (".csv", ".parquet"))
+    tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
     if not tables:
         return f"{folder} holds no .csv or .parquet; make a table with nguide split"
     return f"{folder} holds {shorten(', '.join(tables), 300)}; give one with the columns scan_id and part"
@@ -271,8 +263,9 @@ def audit(split: Split, scans: Manifest | LabelledScans, checksums: Mapping[str,
     _refuse_overlap(scans.patient_ids, parts, "patient")
     compared = {"scans": len(have), "patients": len(set(scans.patient_ids))}
     if isinstance(scans, Manifest):
-        files, file_parts = _slices(scans, parts)
-        _refuse_overlap(files, file_parts, "slice")
+        files, frames = (scans.table[name].combine_chunks().flatten().to_pylist() for name in ("files", "frames"))
+        of_slices = [part for part, length in zip(parts, scans.lengths.tolist(), strict=True) for _ in range(length)]
+        _refuse_overlap(list(zip(files, frames, strict=True)), of_slices, "slice")
         compared["slices"] = len(files)
     if checksums is None:
         return compared
@@ -282,17 +275,11 @@ def audit(split: Split, scans: Manifest | LabelledScans, checksums: Mapping[str,
     return {**compared, "checksums": len(known)}
 
 
-def _slices(manifest: Manifest, parts: Sequence[str]) -> tuple[list[tuple[str, int]], list[str]]:
-    """File and frame of every slice, and the part of its scan."""
-    of_scan = (manifest.table[name].combine_chunks() for name in ("files", "frames"))
-    files, frames = (column.flatten().to_pylist() for column in of_scan)
-    repeated = [part for part, length in zip(parts, manifest.lengths.tolist(), strict=True) for _ in range(length)]
-    return list(zip(files, frames, strict=True)), repeated
-
-
 def _refuse_overlap(ids: Sequence[object], parts: Sequence[str], what: str) -> None:
     part_of: dict[object, str] = {}
-    for one, part in zip(ids, parts, strict=True):
-        before = part_of.setdefault(one, part)
+    for member, part in zip(ids, parts, strict=True):
+        before = part_of.setdefault(member, part)
         if before != part:
-            raise UserError(f"{what} {one!r} is in part {before!r} and in part {part!r}; a {what} belongs to one part")
+            raise UserError(
+                f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} belongs to one part"
+            )

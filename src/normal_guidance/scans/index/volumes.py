@@ -1,4 +1,4 @@
-"""A scan of the manifest as one volume in HU."""
+"""A scan of the manifest as one volume in HU, from DICOM files (`pixels.py`) or a NIfTI file (here)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Int16
 
-from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.errors import UnreadableError
+from normal_guidance.base.system import importing
 from normal_guidance.scans.index.containers import locate
 from normal_guidance.scans.index.dicom_files import refusing
 from normal_guidance.scans.index.dicom_slices import Header
 from normal_guidance.scans.index.manifest import ScanRow
+from normal_guidance.scans.index.pixels import read_pixels
 from normal_guidance.scans.index.problems import Problem
+
+with importing("dicom", "reading NIfTI needs nibabel"):
+    import nibabel
+    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
 ACTIONS = {
     "bits": "bits above BitsStored were replaced by the sign",
@@ -44,53 +49,37 @@ def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slice
     """
     volume: Slices = np.empty((0, 0, 0), np.int16)
     problems: list[Problem] = []
-    places: dict[str, list[int]] = defaultdict(list)
-    for place, file in enumerate(row.files):
-        places[file].append(place)
-    for file, wanted in places.items():
-        slices, notes = _read_file(row.kind, root, file, repair)
-        frames = [row.frames[place] for place in wanted]
-        _check_volume(slices, frames, row, file)
+    numbers: dict[str, list[int]] = defaultdict(list)
+    for number, file in enumerate(row.files):
+        numbers[file].append(number)
+    for file, wanted in numbers.items():
+        content = locate(root, file)
+        if row.kind == "nifti":
+            slices: Slices = read_nifti(content, file)
+        else:
+            slices, notes = read_pixels(content, file, repair=repair)
+            problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
+        frames = [row.frames[number] for number in wanted]
+        size = f"{slices.shape[1]} x {slices.shape[2]} pixels"
+        if slices.shape[1:] != (row.rows, row.columns):
+            detail = f"{file}: {size}, but the manifest says {row.rows} x {row.columns}"
+            raise UnreadableError("unreadable", detail)
+        if max(frames) >= len(slices) or min(frames) < 0:
+            detail = f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames)}"
+            raise UnreadableError("unreadable", detail)
         if not volume.size:  # a wrong size in the manifest might not fit the memory; it is checked by now
             volume = np.empty((len(row), row.rows, row.columns), slices.dtype)
         elif slices.dtype != volume.dtype:
             volume = volume.astype(np.float32, copy=False)
-        for place, frame in zip(wanted, frames, strict=True):
-            volume[place] = slices[frame]
-        problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
+        for number, frame in zip(wanted, frames, strict=True):
+            volume[number] = slices[frame]
     return volume, problems
-
-
-def _read_file(kind: str, root: Path, file: str, repair: bool) -> tuple[Slices, list[tuple[str, str]]]:
-    content = locate(root, file)
-    if kind == "nifti":
-        return read_nifti(content, file), []
-    from normal_guidance.scans.index.dicom_slices import read_pixels
-
-    return read_pixels(content, file, repair=repair)
-
-
-def _check_volume(slices: Slices, frames: list[int], row: ScanRow, file: str) -> None:
-    if slices.shape[1:] != (row.rows, row.columns):
-        raise UnreadableError(
-            "unreadable",
-            f"{file}: {slices.shape[1]} x {slices.shape[2]} pixels, but the manifest says {row.rows} x {row.columns}",
-        )
-    if max(frames) >= len(slices) or min(frames) < 0:
-        raise UnreadableError("unreadable", f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames)}")
 
 
 # NIfTI files as axial slices, with positions and orientation as in DICOM.
 # The volume is turned to the closest canonical orientation: slices from the feet to the head, rows from front to back,
 # columns from the patient's right to the left.  So slices look like axial DICOM slices, however the file was written.
 # NIfTI's axes point right, anterior and superior, DICOM's left, posterior and superior.
-
-
-try:
-    import nibabel
-    from nibabel.orientations import apply_orientation, axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
-except ImportError as error:
-    raise UserError(f"reading NIfTI needs nibabel; {install_command('dicom')}") from error
 
 EXPANSION = 1100
 """Largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged."""
@@ -109,10 +98,11 @@ def read_nifti_header(content: bytes | Path, file: str) -> Header:
     Positions, orientation and pixel spacing are those of the slices that `read_nifti` returns.  NIfTI has no field for
     the modality; CT is assumed.
     """
-    with _named(file), _image(content) as image:
-        lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ image.affine @ inv_ornt_aff(_turn(image), image.shape[:3])
+    with refusing(file), _image(content) as image:
+        turn = _turn(image)
+        lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ image.affine @ inv_ornt_aff(turn, image.shape[:3])
         across, down, along = lps[:3, :3].T
-        columns, rows, slices = (image.shape[int(axis)] for axis in np.argsort(_turn(image)[:, 0]))
+        columns, rows, slices = (image.shape[int(axis)] for axis in np.argsort(turn[:, 0]))
         positions = tuple(tuple((lps[:3, 3] + k * along).tolist()) for k in range(slices))
         widths = np.linalg.norm(down), np.linalg.norm(across)
         orientation = tuple((across / widths[1]).tolist()) + tuple((down / widths[0]).tolist())
@@ -132,22 +122,13 @@ def read_nifti_header(content: bytes | Path, file: str) -> Header:
 
 def read_nifti(content: bytes | Path, file: str = "") -> Float32[np.ndarray, "slices rows columns"]:
     """The volume in its own units (HU for CT), scaled as its header says; raises UnreadableError if it is damaged."""
-    with _named(file or str(content)[:100]), _image(content) as image:
+    with refusing(file or str(content)[:100]), _image(content) as image:
         volume = apply_orientation(np.asarray(image.get_fdata(dtype=np.float32)), _turn(image))
         volume = np.ascontiguousarray(volume.reshape(volume.shape[:3]).transpose(2, 1, 0))
         bad = int((~np.isfinite(volume)).sum())
         if bad:
             raise UnreadableError("unreadable", f"{bad} of {volume.size} voxels are not finite")
         return volume
-
-
-@contextmanager
-def _named(file: str) -> Iterator[None]:
-    try:
-        with refusing():
-            yield
-    except UnreadableError as error:
-        raise UnreadableError(error.kind, f"{file}: {error.detail}") from error
 
 
 @contextmanager
@@ -176,9 +157,8 @@ def _check(image: Any, available: int) -> None:
     if needed > available:
         raise UnreadableError("unreadable", f"{needed:,} bytes of header and voxels cannot be in a file of this size")
     if int(image.header["qform_code"]) <= 0 and int(image.header["sform_code"]) <= 0:
-        raise UnreadableError(
-            "unreadable", "neither qform nor sform says how the volume lies in the patient; write one of them"
-        )
+        detail = "neither qform nor sform says how the volume lies in the patient; write one of them"
+        raise UnreadableError("unreadable", detail)
     if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
         raise UnreadableError("unreadable", "the affine does not map voxels to space")
 

