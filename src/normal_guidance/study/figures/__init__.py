@@ -38,45 +38,8 @@ if TYPE_CHECKING:
     )
     from normal_guidance.study.figures.datasets import draw_density, plot_density
     from normal_guidance.study.figures.deletion import draw_trust, plot_trust
-    from normal_guidance.study.figures.divergences import (
-        draw_divergences,
-        draw_heads,
-        plot_divergences,
-        plot_heads,
-    )
-    from normal_guidance.study.figures.training import (
-        draw_grid,
-        draw_learning_curves,
-        plot_grid,
-        plot_learning_curves,
-    )
-
-_HOME = {
-    "AttendedScan": "study.figures.attention",
-    "draw_attention": "study.figures.attention",
-    "plot_attention": "study.figures.attention",
-    "ForestRow": "study.figures.comparisons",
-    "MethodValues": "study.figures.comparisons",
-    "SettingValues": "study.figures.comparisons",
-    "draw_differences": "study.figures.comparisons",
-    "draw_methods": "study.figures.comparisons",
-    "draw_sensitivity": "study.figures.comparisons",
-    "plot_differences": "study.figures.comparisons",
-    "plot_methods": "study.figures.comparisons",
-    "plot_sensitivity": "study.figures.comparisons",
-    "draw_density": "study.figures.datasets",
-    "plot_density": "study.figures.datasets",
-    "draw_trust": "study.figures.deletion",
-    "plot_trust": "study.figures.deletion",
-    "draw_divergences": "study.figures.divergences",
-    "draw_heads": "study.figures.divergences",
-    "plot_divergences": "study.figures.divergences",
-    "plot_heads": "study.figures.divergences",
-    "draw_grid": "study.figures.training",
-    "draw_learning_curves": "study.figures.training",
-    "plot_grid": "study.figures.training",
-    "plot_learning_curves": "study.figures.training",
-}
+    from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads
+    from normal_guidance.study.figures.training import draw_grid, draw_learning_curves, plot_grid, plot_learning_curves
 
 __all__ = [
     "AttendedScan",
@@ -105,4 +68,4 @@ __all__ = [
     "plot_trust",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__, __all__)
