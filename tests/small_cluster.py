@@ -27,7 +27,7 @@ def started(nodes: int, cpus: int = 1) -> Iterator[tuple[Any, list[Any]]]:
     """The cluster, and its nodes but the head; their processes import what the tests in `tests` and beside share."""
     from ray.cluster_utils import Cluster
 
-    here = [str(HERE), str(HERE / "features")]
+    here = [str(HERE), str(HERE / "scans" / "features")]
     light = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ENABLE_METRICS_COLLECTION": "0",

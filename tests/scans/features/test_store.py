@@ -486,7 +486,7 @@ def test_a_table_that_cannot_be_used_is_named(tmp_path):
         ("a.csv", r"a.csv has no column 'scan_id', only scan, part; give a table with the columns"),
         ("a.parquet", "a.parquet cannot be read"),
         ("a.txt", "a.txt is not a .csv or .parquet file; give one with"),
-        ("b.csv", "b.csv is not a file; .* make a table with nguide split"),
+        ("b.csv", "b.csv is not a file; .* give one with the columns scan_id and"),
     ):
         with pytest.raises(UserError, match=message):
             store.with_parts(tmp_path / name)
