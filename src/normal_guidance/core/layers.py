@@ -195,7 +195,9 @@ class PPEG(nn.Module):
 
     def _merged(self) -> tuple[Float[Tensor, "features taps"], Float[Tensor, "features"]]:
         """The sum of the identity and the three kernels, and the sum of their biases."""
-        widest, kernels, biases = max(self.SIZES), [], []
+        widest = max(self.SIZES)
+        kernels: list[Tensor] = []
+        biases: list[Tensor] = []
         for conv in self.convs:
             assert isinstance(conv, nn.Conv1d)
             assert conv.bias is not None
