@@ -48,11 +48,6 @@ class PageError(Exception):
     """What is wrong with a page, with its file and line."""
 
 
-# ----------------------------------------------------------------------------------------------------
-# Reading
-# ----------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Block:
     """One fenced block of a Markdown file; ``line`` is that of its opening fence."""
@@ -125,10 +120,6 @@ def begins_with(path: Path) -> str | None:
     return found and found[1]
 
 
-# ----------------------------------------------------------------------------------------------------
-# Comparing
-# ----------------------------------------------------------------------------------------------------
-
 NUMBER = re.compile(r"(?<![\w.])-?\d*\.\d+(?![\w.])")
 
 
@@ -174,11 +165,6 @@ def _same(shown: str, printed: str) -> bool:
 
 def _spaces(text: str) -> str:
     return r"\s+".join(re.escape(word) for word in re.split(r"\s+", text))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Running
-# ----------------------------------------------------------------------------------------------------
 
 
 class Shell:

@@ -145,11 +145,6 @@ def prepare(at: Path) -> None:
         assert attempt(words, said=said) == 0, (words, said.read_text())
 
 
-# ----------------------------------------------------------------------------------------------------
-# Attempts
-# ----------------------------------------------------------------------------------------------------
-
-
 def load_everything() -> None:
     """Import all that the commands import, and put a tiny encoder and a tiny dataset in the place of large ones."""
     os.environ.setdefault("MPLBACKEND", "Agg")
@@ -216,11 +211,6 @@ def attempt(words: Sequence[object], kill_after: float | None = None, said: Path
     return None if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Comparing
-# ----------------------------------------------------------------------------------------------------
-
-
 def contents(folder: Path) -> dict[str, bytes]:
     """All files below a folder, without times; empty folders have an entry, too."""
     found = {}
@@ -270,11 +260,6 @@ def _without_times(value: Any) -> Any:
 def kind(name: str) -> str:
     """A file's name without what is drawn at random, so that kinds can be counted."""
     return re.sub(r"[0-9a-f]{32}", "*", name)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Rounds
-# ----------------------------------------------------------------------------------------------------
 
 
 def attack(case: Case, folder: Path, kills: int, random: Random) -> None:

@@ -114,11 +114,6 @@ def quick_loops(monkeypatch) -> None:
     monkeypatch.setattr("normal_guidance.clinic.node.sending.LONGEST_PAUSE", 0.2)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Senders and archives
-# ----------------------------------------------------------------------------------------------------
-
-
 def associate(port: int, *, calling: str = "SENDER", called: str = "NGUIDE", classes: Sequence[Any] = (), **more: Any):
     """An association with a node, established or not."""
     entity = AE(calling)
@@ -165,11 +160,6 @@ def small_archive(
         yield server.server_address[1], got
     finally:
         server.shutdown()
-
-
-# ----------------------------------------------------------------------------------------------------
-# A node in a process of its own
-# ----------------------------------------------------------------------------------------------------
 
 
 def start_program(words: Sequence[object], die: str = "", log: Path | None = None) -> subprocess.Popen[str]:

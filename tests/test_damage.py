@@ -198,11 +198,6 @@ def test_an_environment_has_nothing_that_json_lacks() -> None:
     assert json.loads(json.dumps(own, allow_nan=False)) == own
 
 
-# ----------------------------------------------------------------------------------------------------
-# Content of another shape, under a seal that fits
-# ----------------------------------------------------------------------------------------------------
-
-
 def change(path: Path, edit: Callable[[dict[str, Any]], object]) -> None:
     """Edit a JSON file, and seal it again."""
     content = read_json(path)

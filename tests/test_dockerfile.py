@@ -130,11 +130,6 @@ def test_its_health_check_follows_the_node(answer, code):
     assert (answer is None) != (result.stdout == b'{"ok": true or false}\n'), "docker inspect shows what /health says"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Its steps, without Docker
-# ----------------------------------------------------------------------------------------------------
-
-
 def inside(root: Path, text: str) -> str:
     """A command with the folders of the image moved below `root`."""
     return re.sub(r"(?<![\w.$}])/(?=(?:build|dist|opt|models|var)\b)", f"{root}/", text)

@@ -63,11 +63,6 @@ def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-# ----------------------------------------------------------------------------------------------------
-# Tutorials
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="session")
 def ended(tmp_path_factory) -> Callable[[str], Path]:
     """The folder that a tutorial leaves; each is run once.  Nobody may change it."""
@@ -105,11 +100,6 @@ def test_the_tutorials_are_listed():
     assert sorted(re.findall(r"\(([\w-]+)\.md\)", index)) == NAMES
 
 
-# ----------------------------------------------------------------------------------------------------
-# Pages
-# ----------------------------------------------------------------------------------------------------
-
-
 PAGES = [path for path in documents() if path.parent != TUTORIALS]
 
 
@@ -143,11 +133,6 @@ def test_few_blocks_are_not_run():
             tests = re.findall(r"tests/[\w/]+(?:\.py)?", block.not_run)
             assert tests, f"{name}:{block.line} names no test that runs the same small"
             assert all((ROOT / test).exists() for test in tests), f"{name}:{block.line} names a test that is not there"
-
-
-# ----------------------------------------------------------------------------------------------------
-# The runner
-# ----------------------------------------------------------------------------------------------------
 
 
 def page(tmp_path: Path, text: str) -> Path:
@@ -224,11 +209,6 @@ def test_blocks_are_found_with_language_line_and_reason():
 )
 def test_outputs_are_compared(shown, printed, missing):
     assert difference(shown, printed) == missing
-
-
-# ----------------------------------------------------------------------------------------------------
-# Commands that exist
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_targets() -> set[str]:

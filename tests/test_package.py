@@ -45,11 +45,6 @@ def sdist_of(wheel: Path) -> Path:
     return sdist
 
 
-# ----------------------------------------------------------------------------------------------------
-# What they hold
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.slow
 def test_the_wheel_holds_the_page_and_every_file_of_the_package(wheel):
     listed = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
@@ -107,11 +102,6 @@ def test_the_metadata_names_pythons_and_addresses(about):
     urls = dict(line.split(", ") for line in about.get_all("Project-URL"))
     assert urls["Source"] == f"https://github.com/{NAME}/{NAME}"
     assert set(about.get_all("Provides-Extra")) == set(project["optional-dependencies"])
-
-
-# ----------------------------------------------------------------------------------------------------
-# The hook that builds them
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -182,10 +172,6 @@ def test_links_of_the_readme_become_absolute(written, shown):
     assert load_hook().absolute_links(written, "v1") == shown
 
 
-# ----------------------------------------------------------------------------------------------------
-# What they need
-# ----------------------------------------------------------------------------------------------------
-
 # Packages that others bring, whose modules we import all the same: the other one's interface consists of them.
 BROUGHT = {"starlette": "fastapi", "triton": "torch", "typing_extensions": "pydantic"}
 # Packages that are found by their name and never imported.
@@ -231,11 +217,6 @@ def test_all_has_every_extra_that_a_user_may_want(about):
     everything = {one.name for one in requirements(about, "all")}
     for extra in set(about.get_all("Provides-Extra")) - {"dev", "docs"}:
         assert {one.name for one in requirements(about, extra)} <= everything, extra
-
-
-# ----------------------------------------------------------------------------------------------------
-# Installed
-# ----------------------------------------------------------------------------------------------------
 
 
 def make_environment(folder: Path, wheel: Path, about: metadata.PackageMetadata, *extras: str) -> Environment:

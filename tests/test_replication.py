@@ -60,11 +60,6 @@ def whole(pages):
     return "\n".join(pages.values())
 
 
-# ----------------------------------------------------------------------------------------------------
-# The tables
-# ----------------------------------------------------------------------------------------------------
-
-
 def unit(number: str) -> float:
     """One step of a printed number's last digit."""
     mantissa, _, exponent = number.replace(",", "").partition("e")
@@ -100,11 +95,6 @@ def test_every_measurement_has_its_place_once(studies, whole):
     assert whole.count("<!-- measured:") == len(names)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The pages
-# ----------------------------------------------------------------------------------------------------
-
-
 def items(page: str) -> dict[str, str]:
     """Title -> text of every item, up to the next heading."""
     return dict(re.findall(r"^## ([^\n]+)\n(.*?)(?=^##|\Z)", page, re.MULTILINE | re.DOTALL))
@@ -137,11 +127,6 @@ def test_links_between_the_pages_name_their_items(pages):
         assert place in map(anchor, items(pages[file.removesuffix(".md")])), f"{name}.md: {file}#{place}"
 
 
-# ----------------------------------------------------------------------------------------------------
-# Selection
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_the_page_shows_the_winners_of_the_runs(studies, whole):
     """The rule's column, beside the runs that the results page is made of."""
     runs, seen = import_module("page_semi_synthetic").runs("semi-synthetic"), 0
@@ -156,11 +141,6 @@ def test_the_page_shows_the_winners_of_the_runs(studies, whole):
         assert float(area) == pytest.approx(winner["val_auroc"], abs=6e-5)
         seen += 1
     assert seen >= 15
-
-
-# ----------------------------------------------------------------------------------------------------
-# Ties
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_ties_are_broken_by_index(studies):

@@ -83,11 +83,6 @@ def test_the_command_line_starts_without_heavy_imports():
     assert result.stdout.strip() == "[]"
 
 
-# ----------------------------------------------------------------------------------------------------
-# A short README, and the tree in CONTRIBUTING.md
-# ----------------------------------------------------------------------------------------------------
-
-
 README_WORDS = 700
 
 
@@ -135,11 +130,6 @@ def test_contributing_prints_the_tree():
 )
 def test_the_tree_is_read(tree):
     assert tree_folders(f"# Title\n\n```\n{tree}```\n") == {"core": "the mathematics", "data": "scans"}
-
-
-# ----------------------------------------------------------------------------------------------------
-# Versions agree; nothing names a machine
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_versions_agree():

@@ -54,11 +54,6 @@ def test_every_table_has_its_place_once(studies):
         assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS), page
 
 
-# ----------------------------------------------------------------------------------------------------
-# Making a page
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_tables_are_put_where_they_belong(studies):
     page = "a\n\n<!-- measured: x -->\n\n| 1 |\n\n<!-- end -->\n\n<!-- measured: y -->\n\n| 2 |\n\n<!-- end -->\n"
     assert studies.make_page.written(page) == {"x": "| 1 |", "y": "| 2 |"}
@@ -84,11 +79,6 @@ def test_an_unknown_table_is_refused(studies, capsys):
         studies.make_page.main(["phantoms", "triplets"])
     assert stop.value.code == 2
     assert "'triplets' is unknown; choose from localization_auroc" in capsys.readouterr().err
-
-
-# ----------------------------------------------------------------------------------------------------
-# semi-synthetic.md and phantoms.md
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["summary", "tables", "differences", "measures", "initialisations", "field"])
@@ -126,11 +116,6 @@ def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
     assert "**-.263 [-.383, -.143], p = .005**" in rows["ABMIL"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# beyond.md: runs of the paper's protocol
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(("folder", "runs"), [("semi-synthetic", 15), ("beyond", 12)])
 def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
     """One row a method; those of the paper that are not repeated there have none."""
@@ -151,11 +136,6 @@ def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
 @pytest.mark.parametrize("name", ["ahead", "unfiltered", "about", "choice"])
 def test_the_page_beyond_is_made_of_its_tables(studies, name):
     assert written(studies, "beyond")[name] == studies.page_beyond.SECTIONS[name]()
-
-
-# ----------------------------------------------------------------------------------------------------
-# beyond.md: the study
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_every_point_has_its_row_its_reference_and_its_results(studies):
@@ -224,11 +204,6 @@ def test_regret_is_what_a_choice_loses(studies):
         "slice labels of the validation scans": (1.0, 0.0),
     }
     assert "| kept | 10 | .700 | .100 | .100 |" in studies.page_beyond.regret_table({"NG": made})
-
-
-# ----------------------------------------------------------------------------------------------------
-# The bench of the field
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

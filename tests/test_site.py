@@ -161,11 +161,6 @@ def test_the_check_of_links_can_fail(tmp_path):
     assert dead_links(pages) == ["a.html: b.html#z", "a.html: c.html"]
 
 
-# ----------------------------------------------------------------------------------------------------
-# The hook
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_links_lead_to_pages_or_to_the_source():
     known = {"howto/fit.md", "log.md", "results/fit.md", "decisions/README.md"}
     text = "[a](fit.md#b) [b](../../LOG.md#x) [c](../../src/normal_guidance/core/bags.py) [d](../decisions/) [e](no.md)"
@@ -244,11 +239,6 @@ def test_every_public_name_is_in_the_reference():
     objects = set(re.findall(r"^::: normal_guidance\.(\S+)$", shown, re.MULTILINE))
     homes = {f"{home}.{name}" for name, home in normal_guidance._HOME.items()}
     assert homes - objects == set()
-
-
-# ----------------------------------------------------------------------------------------------------
-# In a browser
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")  # longer, and its event loop would run in the tests of other files
