@@ -195,10 +195,10 @@ def test_a_task_whose_import_hangs_is_ended(monkeypatch, tmp_path):
     (tmp_path / "waiting.py").write_text("import time; time.sleep(600)")
     with Pool(1) as pool:
         assert list(pool.map(work, [("square", 2)])) == [4]  # the worker has started, and another will not be needed
-        monkeypatch.setattr(worker_pool, "START_TIMEOUT", 3.0)
+        monkeypatch.setattr(worker_pool, "START_TIMEOUT", 1.0)
         monkeypatch.setattr(worker_pool, "ATTEMPTS", 1)
         (failure,) = pool.map(waiting.work, [1])
-    assert failure.death == Death(silence=3.0)
+    assert failure.death == Death(silence=1.0)
 
 
 def alive(number: int) -> bool:

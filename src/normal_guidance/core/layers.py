@@ -120,12 +120,11 @@ class Sm(nn.Module):
             return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
         if torch.compiler.is_exporting():
             return self._by_convolution(rows, kernel, layout)
-        windows = layout.windows(halo=self.steps)
-        matrix = self.band.to(kernel.dtype) @ kernel
-        reach, blocks = windows.read.shape
-        read = take_rows(rows, windows.read).reshape(reach, blocks * rows.shape[1])
-        smooth = (matrix @ read.to(matrix.dtype)).reshape(SMOOTHING_BLOCK * blocks, rows.shape[1])
-        return take_rows(smooth, windows.write)
+        read, write = layout.windows(halo=self.steps)
+        matrix, (reach, blocks) = self.band.to(kernel.dtype) @ kernel, read.shape
+        window = take_rows(rows, read).reshape(reach, blocks * rows.shape[1])
+        smooth = (matrix @ window.to(matrix.dtype)).reshape(SMOOTHING_BLOCK * blocks, rows.shape[1])
+        return take_rows(smooth, write)
 
     def _by_convolution(self, rows: Rows, kernel: Float[Tensor, "taps"], layout: Layout) -> Rows:
         """The rows of one scan smoothed without blocks, whose number would be fixed in an exported graph."""
@@ -195,7 +194,9 @@ class PPEG(nn.Module):
 
     def _merged(self) -> tuple[Float[Tensor, "features taps"], Float[Tensor, "features"]]:
         """The sum of the identity and the three kernels, and the sum of their biases."""
-        widest, kernels, biases = max(self.SIZES), [], []
+        widest = max(self.SIZES)
+        kernels: list[Tensor] = []
+        biases: list[Tensor] = []
         for conv in self.convs:
             assert isinstance(conv, nn.Conv1d)
             assert conv.bias is not None
@@ -267,16 +268,13 @@ class SelfAttention(nn.Module):
         weight, bias = weight.to(rows.dtype), bias.to(rows.dtype)
         projected_token = matvec(weight, self.block.normalize(token)[0].to(rows.dtype)) + bias
         if isinstance(layout, SlottedLayout):
-            return self._in_fixed_rows(n, weight, bias, projected_token, layout)
+            projected, out = project(*with_bias(n, weight, bias)), self.block.attention.out_proj
+            places = (layout.first, layout.lengths, self.block.heads, layout.longest)
+            joined = ragged_attend(projected, projected_token, *places)
+            return project(joined, out.weight.to(n.dtype)) + out.bias.to(n.dtype)
         projected = F.linear(n, weight, bias)
         joined = attend(layout.prepend(projected_token[None], projected), tokens, self.block.heads)
         return linear(self.block.attention.out_proj, joined)
-
-    def _in_fixed_rows(self, n: Rows, weight: Tensor, bias: Tensor, token: Tensor, layout: SlottedLayout) -> Rows:
-        projected = project(*with_bias(n, weight, bias))
-        joined = ragged_attend(projected, token, layout.first, layout.lengths, self.block.heads, layout.longest)
-        out = self.block.attention.out_proj
-        return project(joined, out.weight.to(n.dtype)) + out.bias.to(n.dtype)
 
 
 def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int) -> Rows:

@@ -25,15 +25,7 @@ from normal_guidance.core.arrays import Array, as_tensor, bag_of_rows, find_bags
 from normal_guidance.core.kernels import products
 
 SMOOTHING_BLOCK = 32
-"""Slices in one block of a `Windows` plan: with a halo of 10 a block reads 52 rows to smooth 32."""
-
-
-@dataclass(frozen=True, eq=False)
-class Windows:
-    """Row numbers for smoothing in blocks, as one product of a banded matrix with `rows[read]`; `write` orders them."""
-
-    read: Int[Tensor, "window blocks"]
-    write: Int[Tensor, "rows"]
+"""Slices in one block of `Layout.windows`: with a halo of 10 a block reads 52 rows to smooth 32."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,8 +207,8 @@ class Layout:
         shares = self.restore(weights).split(self.sizes, dim=-1)
         return torch.stack([a @ x for a, x in zip(shares, rows.split(self.sizes), strict=True)])
 
-    def windows(self, halo: int) -> Windows:
-        """The plan for smoothing along slices with a kernel that reaches `halo` slices to each side."""
+    def windows(self, halo: int) -> tuple[Int[Tensor, "window blocks"], Int[Tensor, "rows"]]:
+        """Rows that blocks read, to be smoothed by a banded matrix of this halo, and the order of the results."""
         device, block = self.lengths.device, SMOOTHING_BLOCK
         if self.sizes is None:
             counts = torch.full_like(self.lengths, -(-self.longest // block))
@@ -231,7 +223,7 @@ class Layout:
         reach = torch.arange(block + 2 * halo, device=device)[:, None] + number * block - halo
         read = self.starts[bag] + mirror(reach, self.lengths[bag])
         write = (position % block) * blocks + first[:, None] + position // block
-        return Windows(read=read, write=self.restore(write) if self.is_packed else write.flatten())
+        return read, self.restore(write) if self.is_packed else write.flatten()
 
     def to(self, device: torch.device | str) -> Layout:
         """The same layout with its tensors on another device."""

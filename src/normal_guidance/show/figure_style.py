@@ -65,7 +65,8 @@ regularized method is a darker shade of its model.
 for _name, _method in EVERY_METHOD.items():
     if _name not in METHOD_COLORS and _method.regularizer is not None:
         _light = 1 - 0.15 * (1 + [*REGULARIZERS].index(_method.regularizer))
-        METHOD_COLORS[_name] = rgb2hex(tuple(_light * part for part in to_rgb(METHOD_COLORS[_method.model])))
+        _red, _green, _blue = to_rgb(METHOD_COLORS[_method.model])
+        METHOD_COLORS[_name] = rgb2hex((_light * _red, _light * _green, _light * _blue))
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},

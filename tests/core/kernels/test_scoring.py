@@ -1,6 +1,6 @@
 """`tanh_scores` and `project_columns` against the formula, and the kernels against float64.
 
-Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_scoring.py`.  Run as a script it is what some
+Needs torch and pytest alone: `pytest --noconftest tests/core/kernels/test_scoring.py`.  Run as a script it is what some
 tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
 """
 

@@ -1,6 +1,6 @@
 """`smooth` against `Sm`, against the iteration that it replaces, and its kernels against float64.
 
-Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_smoothing.py`.  Run as a script it is what
+Needs torch and pytest alone: `pytest --noconftest tests/core/kernels/test_smoothing.py`.  Run as a script it is what
 some tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
 """
 

@@ -33,10 +33,10 @@ def attend(
     `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
     Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
     """
-    stacked = (qkv, token.to(qkv.dtype))
+    token = token.to(qkv.dtype)
     if qkv.ndim == 2:
-        return _attend(*(rows[None] for rows in stacked), first, lengths, heads, longest)[0].squeeze(0)
-    return _attend(*stacked, first, lengths, heads, longest)[0]
+        return _attend(qkv[None], token[None], first, lengths, heads, longest)[0].squeeze(0)
+    return _attend(qkv, token, first, lengths, heads, longest)[0]
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
