@@ -6,7 +6,8 @@ Dynamo cannot trace a process whose shapes are checked, and Triton cannot change
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -57,3 +58,39 @@ def let_interpreter_loop() -> None:
         scope.set_attr(tensor, "__index__", lambda self: self.handle.data.item())
 
     interpreter._patch_lang_tensor = patched
+
+
+def worst_error(got: Sequence[Tensor], want: Sequence[Tensor], tolerance: float) -> float:
+    """The largest error relative to an output's largest number; it must be below the tolerance."""
+    worst = 0.0
+    for one, other in zip(got, want, strict=True):
+        assert one.shape == other.shape
+        worst = max(worst, ((one.double() - other.to(one.device)).abs().max() / other.abs().max()).item())
+    assert worst < tolerance, f"off by {worst:.1e}"
+    return worst
+
+
+@contextmanager
+def float32_products(precision: str) -> Iterator[None]:
+    """torch's products of float32 in this precision, highest or high."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(precision)
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def assert_a_graph_serves_other_bags(
+    run: Callable[..., Sequence[Tensor]], places: Sequence[Tensor], others: Sequence[Tensor]
+) -> None:
+    """A CUDA graph captured with some places gives what a run with others gives, once these are copied in."""
+    want = [tensor.clone() for tensor in run(*others)]
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        got = run(*places)
+    for place, other in zip(places, others, strict=True):
+        place.copy_(other)
+    graph.replay()
+    for one, other in zip(got, want, strict=True):
+        assert torch.equal(one, other)

@@ -1,10 +1,15 @@
 """The house keeps its plan: rooms that import one way, no circle, one name for each file and class, no growth."""
 
 import ast
+import importlib
 import sys
 from pathlib import Path
+from types import FunctionType
 
 import pytest
+
+import normal_guidance as ng
+from normal_guidance import clinic
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "normal_guidance"
 
@@ -196,3 +201,11 @@ def test_the_guards_of_names_and_of_growth_can_fail(tmp_path):
     package = write(tmp_path / "normal_guidance", files)
     assert repeated(package) == ["a.py: core/a.py, fit/a.py", "class Plan: core/a.py, sweep/b.py"]
     assert lines(package) == 2
+
+
+def test_public_names_win_over_rooms_of_the_same_name():
+    """Importing a room makes it an attribute of the package, in place of the function that users call."""
+    for room in ("fit.bundle", "sweep.sweep", "clinic.predict.new_scans"):
+        importlib.import_module(f"normal_guidance.{room}")
+    for face, name in ((ng, "fit"), (ng, "sweep"), (ng, "predict"), (clinic, "fit"), (clinic, "predict")):
+        assert isinstance(getattr(face, name), FunctionType), name

@@ -49,47 +49,6 @@ if TYPE_CHECKING:
     from normal_guidance.sweep.loop import predict_bags, train_model
     from normal_guidance.sweep.sweep import sweep
 
-_HOME = {
-    "pull_from_hub": "fit.hub",
-    "push_to_hub": "fit.hub",
-    "fit": "clinic.predict.predicting",
-    "predict": "clinic.predict.predicting",
-    "PredictOptions": "clinic.predict.predicting",
-    "Bag": "core.bags",
-    "Bags": "core.bags",
-    "collate": "core.bags",
-    "DIVERGENCES": "core.guidance",
-    "NEGATIVES": "core.guidance",
-    "LabelGuidance": "core.guidance",
-    "NormalGuidance": "core.guidance",
-    "divergence": "core.guidance",
-    "label_reference": "core.guidance",
-    "normal_reference": "core.guidance",
-    "Layout": "core.layout",
-    "pack": "core.layout",
-    "unpack": "core.layout",
-    "METHODS": "core.methods",
-    "build_model": "core.methods",
-    "auprc": "core.metrics",
-    "auroc": "core.metrics",
-    "localization": "core.metrics",
-    "scan_level": "core.metrics",
-    "Prediction": "core.prediction",
-    "UserError": "base.errors",
-    "export_model": "fit.export",
-    "open_store": "scans.features.store",
-    "Config": "sweep.config",
-    "grid": "sweep.config",
-    "Execution": "sweep.execution",
-    "GuidanceCallback": "sweep.lightning",
-    "predict_bags": "sweep.loop",
-    "train_model": "sweep.loop",
-    "SliceFinder": "fit.slice_finder",
-    "sweep": "sweep.sweep",
-}
-
-_MODULES = {"figures": "study.figures"}
-
 __all__ = [
     "DIVERGENCES",
     "METHODS",
@@ -133,4 +92,4 @@ __all__ = [
 if missing_extras("lightning"):
     __all__.remove("GuidanceCallback")  # for `import *` and dir(); the name itself says how to install lightning
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME, _MODULES, {*_HOME, *_MODULES} - {*__all__})
+__getattr__, __dir__ = lazy_names(__name__, __all__)

@@ -8,7 +8,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from working import work
 
 from normal_guidance.base import workers as foreign_files
 from normal_guidance.base.errors import UserError
@@ -24,6 +23,7 @@ from normal_guidance.base.workers import (
     read_array,
 )
 from normal_guidance.scans.index.labels import read_labels
+from working import work
 
 
 def test_sizes_are_bounded_by_what_is_stored():

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from working import wait_until, work
 
 from normal_guidance.base import workers as worker_pool
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.workers import Death, Failure, Pool, StartError
+from working import wait_until, work
 
-HERE = Path(__file__).parent
+HERE = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -51,12 +51,7 @@ def test_arrays_come_whole(either):
 
 def test_errors_are_failures_of_their_task(either):
     tasks = [("square", 2), ("unreadable", "a report"), ("fail", "x"), ("square", 3)]
-    assert list(either.map(work, tasks)) == [
-        4,
-        Failure("no_image", "a report"),
-        Failure("failed", "KeyError: 'x'"),
-        9,
-    ]
+    assert list(either.map(work, tasks)) == [4, Failure("no_image", "a report"), Failure("failed", "KeyError: 'x'"), 9]
 
 
 def test_the_users_mistakes_end_it(either):

@@ -6,6 +6,8 @@ from typer.testing import CliRunner
 from normal_guidance.cli import app
 from normal_guidance.cli import clinic as command
 from normal_guidance.clinic.node import node as nodes
+from normal_guidance.clinic.predict import predicting
+from normal_guidance.fit import bundle
 
 runner = CliRunner()
 
@@ -27,8 +29,8 @@ def chosen(monkeypatch, tmp_path):
             return options
 
     monkeypatch.setattr(nodes, "run_node", stop)
-    monkeypatch.setattr("normal_guidance.fit.bundle.load_bundle", lambda folder: Bundle())
-    monkeypatch.setattr("normal_guidance.clinic.predict.predicting.Predictor", lambda *given: given)
+    monkeypatch.setattr(bundle, "load_bundle", lambda folder: Bundle())
+    monkeypatch.setattr(predicting, "Predictor", lambda *given: given)
     return found
 
 

@@ -1,11 +1,15 @@
-"""Lists become tensors whatever their numbers are: of Python, numpy or torch, with their gradient."""
+"""Numbers of any library become tensors; packed rows against plain Python lists: bags, places and sums."""
 
+from random import Random
+
+import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import as_tensor
+from normal_guidance.core.arrays import as_tensor, bag_of_rows, check_lengths, find_bags, place_in_bag, sum_per_bag
 
 
 @pytest.mark.parametrize(
@@ -38,3 +42,43 @@ def test_a_list_of_tensors_keeps_its_gradient():
 def test_rows_of_different_length_are_refused(values):
     with pytest.raises(UserError, match="rows differ in length"):
         as_tensor(values, "values")
+
+
+LENGTHS = st.lists(st.integers(0, 9), max_size=8)
+
+
+@given(LENGTHS, st.integers(0, 5))
+def test_bags_and_places_of_rows(lengths: list[int], unused: int) -> None:
+    bags = [bag for bag, length in enumerate(lengths) for _ in range(length)]
+    given_lengths = torch.tensor(lengths, dtype=torch.int64)
+    assert bag_of_rows(given_lengths).tolist() == bags
+    assert bag_of_rows(given_lengths, sum(lengths)).tolist() == bags
+    assert place_in_bag(given_lengths).tolist() == [place for length in lengths for place in range(length)]
+    rows = torch.arange(sum(lengths) + unused)
+    assert find_bags(rows, given_lengths).tolist() == bags + [len(lengths)] * unused
+
+
+def test_bags_of_several_steps_are_found_at_once() -> None:
+    lengths = torch.tensor([[2, 1], [1, 3]])
+    assert find_bags(torch.arange(4), lengths).tolist() == [[0, 0, 1, 2], [0, 1, 1, 1]]
+
+
+@given(LENGTHS, st.randoms(use_true_random=False))
+def test_sums_per_bag(lengths: list[int], random: Random) -> None:
+    values = [[random.randrange(-(2**40), 2**40) for _ in range(length)] for length in lengths]
+    packed = torch.tensor([value for bag in values for value in bag], dtype=torch.int64)
+    assert sum_per_bag(packed, torch.tensor(lengths, dtype=torch.int64)).tolist() == [sum(bag) for bag in values]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([2, 0, 2], r"lengths must be a vector of positive slice counts, got \[2, 0, 2\]"),
+        ([[4]], r"lengths must be a vector of positive slice counts, got \[\[4\]\]"),
+        ([2, 3], r"lengths add up to 5 slices, but scores has shape \(4,\): give one number for every slice"),
+    ],
+)
+@pytest.mark.usefixtures("unchecked")
+def test_lengths_that_do_not_fit(lengths: list[int], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        check_lengths(torch.tensor(lengths), torch.zeros(4), "scores")

@@ -128,36 +128,28 @@ def test_counts_equal_a_count_per_bag(bags: list[list[int]]) -> None:
 # Guards
 
 
-def test_a_bag_without_labels_has_no_blocks_to_find() -> None:
+@pytest.mark.parametrize(
+    ("labels", "lengths", "message"),
+    [
+        ([0, 1, 1, 0], [2, 3], r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"),
+        ([0, 1, 1, 0], [4, 0], r"positive slice counts, got \[4, 0\]"),
+        ([0, 1, 1, 0], [5, -1], r"positive slice counts, got \[5, -1\]"),
+        ([0.0, 1.0, 1.0, 2.0], [2, 2], "bag 1 has slice label 2.0: use 1 positive"),
+        ([0.0, 1.0, 1.0, 0.5], [2, 2], "bag 1 has slice label 0.5: use 1 positive"),
+        ([0.0, 1.0, 1.0, -2.0], [2, 2], "bag 1 has slice label -2.0: use 1 positive"),
+        ([-1, 1, -1, 0], [1, 3], r"bag 1 has 1 unknown \(-1\) of 3 slice labels"),
+    ],
+)
+def test_labels_and_lengths_that_do_not_fit(labels: list[float], lengths: list[int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        block_statistics(torch.tensor(labels), torch.tensor(lengths))
+
+
+def test_a_bag_without_labels_and_a_negative_gap_are_refused() -> None:
     with pytest.raises(ValueError, match=r"needs slice labels 0 or 1, but all of them are -1 \(unknown\)"):
         find_blocks(torch.tensor([-1, -1]))
-
-
-def test_a_negative_gap_is_refused() -> None:
     with pytest.raises(ValueError, match="gap must be 0 or more negative slices, got -1"):
         find_blocks(torch.tensor([1, 0]), gap=-1)
-
-
-def test_lengths_must_add_up() -> None:
-    with pytest.raises(ValueError, match=r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"):
-        block_statistics(digits("0110"), torch.tensor([2, 3]))
-
-
-@pytest.mark.parametrize("lengths", [[4, 0], [5, -1]])
-def test_lengths_must_be_positive(lengths: list[int]) -> None:
-    with pytest.raises(ValueError, match=rf"positive slice counts, got \[{lengths[0]}, {lengths[1]}\]"):
-        block_statistics(digits("0110"), torch.tensor(lengths))
-
-
-@pytest.mark.parametrize(("label", "text"), [(2.0, "2.0"), (0.5, "0.5"), (-2.0, "-2.0")])
-def test_labels_outside_the_set_are_refused(label: float, text: str) -> None:
-    with pytest.raises(ValueError, match=f"bag 1 has slice label {text}: use 1 positive"):
-        block_statistics(torch.tensor([0.0, 1.0, 1.0, label]), torch.tensor([2, 2]))
-
-
-def test_a_bag_is_labelled_as_a_whole() -> None:
-    with pytest.raises(ValueError, match=r"bag 1 has 1 unknown \(-1\) of 3 slice labels"):
-        block_statistics(torch.tensor([-1, 1, -1, 0]), torch.tensor([1, 3]))
 
 
 @pytest.mark.parametrize("read", [BlockStatistics.summary, attrgetter("mean_length"), attrgetter("receptive_field")])

@@ -52,11 +52,6 @@ def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
         )
 
 
-# ----------------------------------------------------------------------------------------------------
-# torchmil
-# ----------------------------------------------------------------------------------------------------
-
-
 def smooth_hinge(logits: Tensor, targets: Tensor) -> Tensor:
     """The smooth loss of Berrada et al., 2018, for two classes: the log of sum_k exp(s_k + [k != y]), minus s_y."""
     y = targets.long()
@@ -159,11 +154,6 @@ def test_probsmooth_equals_torchmil(rows: Tensor, monkeypatch: pytest.MonkeyPatc
         torch.testing.assert_close(mine[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Textbook versions: one bag at a time, as the papers write them
-# ----------------------------------------------------------------------------------------------------
-
-
 def gated(bag: Tensor, layer: nn.Module) -> Tensor:
     inner = torch.tanh(F.linear(bag, layer.hidden.weight, layer.hidden.bias))
     inner = inner * torch.sigmoid(F.linear(bag, layer.gate.weight, layer.gate.bias))
@@ -225,11 +215,6 @@ def test_acmil_equals_the_textbook(rows: Tensor) -> None:
     got, want = loss_of("acmil", model, rows), torch.stack(losses).mean()
     torch.testing.assert_close(got, want)
     assert_same(gradients(got, model), gradients(want, model))
-
-
-# ----------------------------------------------------------------------------------------------------
-# What they promise
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_clams_slices_are_at_most_half_of_a_short_scan() -> None:

@@ -8,23 +8,34 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import vmap
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.core.bells import EM_STEPS, log_mixture, log_normal
 from normal_guidance.core.guidance import (
     DIVERGENCES,
+    NEGATIVES,
     LabelGuidance,
     NormalGuidance,
     divergence,
     label_reference,
     normal_reference,
 )
-from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 from normal_guidance.core.methods import build_model
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+
+
+def bells(places: list[float], weights: list[float], sd: float = 2.0, slices: int = 60) -> Tensor:
+    """The log-attention `(1, slices)` of a mixture of bells of one width."""
+    j = torch.arange(slices, dtype=torch.float64)
+    modes = [w * (-((j - place) ** 2) / (2 * sd**2)).softmax(0) for place, w in zip(places, weights, strict=True)]
+    return torch.stack(modes).sum(0).log()[None]
 
 
 def test_three_slices_by_hand() -> None:
@@ -65,54 +76,54 @@ def test_uniform_attention_has_the_values_of_the_specification() -> None:
         assert f"{got:.{1 if '.' in value else 0}e}" == value
 
 
-@pytest.mark.parametrize("spread", [0.1, 1.0, 5.0, 20.0])
-@KINDS
-@pytest.mark.parametrize("from_logits", [True, False])
-def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float, from_logits: bool) -> None:
-    logits = min(spread, 20 if from_logits else 5) * torch.randn(4, 1727)  # at 20 attention itself underflows
+def assert_float32_keeps_its_digits(guidance: NormalGuidance, logits: Tensor, from_logits: bool, most: float) -> None:
     results = []
     for dtype in (torch.float32, torch.float64):
-        given_logits = logits.to(dtype, copy=True).requires_grad_()
-        attention = given_logits if from_logits else given_logits.softmax(-1)
-        loss = NormalGuidance(divergence=kind)(attention, from_logits=from_logits)
+        leaf = logits.to(dtype, copy=True).requires_grad_()
+        loss = guidance(leaf if from_logits else leaf.softmax(-1), from_logits=from_logits)
         loss.backward()
-        results.append((loss.double(), given_logits.grad.double()))
+        results.append((loss.double(), leaf.grad.double()))
     (value, gradient), (exact_value, exact_gradient) = results
-    assert (value - exact_value).abs() / exact_value.abs() < 1e-4
-    assert (gradient - exact_gradient).norm() / exact_gradient.norm() < 1e-4
+    assert (value - exact_value).abs() / exact_value.abs() < most
+    assert (gradient - exact_gradient).norm() / exact_gradient.norm() < most
+
+
+@pytest.mark.parametrize("spread", [0.1, 5.0, 20.0])
+@KINDS
+def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float) -> None:
+    logits, guidance = torch.randn(4, 1727), NormalGuidance(divergence=kind)
+    assert_float32_keeps_its_digits(guidance, spread * logits, True, 1e-4)
+    assert_float32_keeps_its_digits(guidance, min(spread, 5) * logits, False, 1e-4)  # at 20 attention underflows
+    two = torch.cat([bells([300.0, 700.0], [0.4, 0.6], 60.0, 1000), bells([100.0, 900.0], [0.7, 0.3], 30.0, 1000)])
+    two = (two.clamp_min(-20) + 0.5 * torch.randn(2, 1000)).float()
+    assert_float32_keeps_its_digits(NormalGuidance(divergence=kind, modes=2), two, True, 1e-3)
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
-@pytest.mark.parametrize("renormalize", [True, False])
+@pytest.mark.parametrize("options", [{}, {"renormalize": False}, {"modes": 3}], ids=str)
 @KINDS
-def test_extreme_logits_have_finite_gradients(kind: str, from_logits: bool, renormalize: bool) -> None:
+def test_extreme_logits_have_finite_gradients(kind: str, options: dict[str, object], from_logits: bool) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
-    mask = torch.arange(60) < torch.randint(1, 61, (8, 1))
+    mask = torch.arange(60) < torch.randint(3, 61, (8, 1))
     log_attention = logits.masked_fill(~mask[:, None], -torch.inf).log_softmax(-1)
     attention = log_attention if from_logits else log_attention.exp()
-    loss = NormalGuidance(divergence=kind, renormalize=renormalize)(attention, mask, from_logits=from_logits)
+    loss = NormalGuidance(divergence=kind, **options)(attention, mask, from_logits=from_logits)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "logits", [[-150.0] * 10, [0.0, -torch.inf, 1.0, 2.0]], ids=["class token's", "minus infinity"]
+)
 @KINDS
-def test_attention_that_the_class_token_keeps_for_itself_is_no_nan(kind: str) -> None:
-    """The moments are right even where every slice's probability underflows."""
-    log_attention = torch.full((1, 10), -150.0, requires_grad=True)
-    loss = NormalGuidance(divergence=kind, renormalize=False)(log_attention, from_logits=True)
-    loss.backward()
-    assert loss.isfinite()
-    assert log_attention.grad.isfinite().all()
-
-
-@KINDS
-def test_slices_at_minus_infinity_are_no_nan(kind: str) -> None:
-    logits = torch.tensor([[0.0, -torch.inf, 1.0, 2.0]], requires_grad=True)
-    loss = NormalGuidance(divergence=kind)(logits, from_logits=True)
+def test_underflow_is_no_nan(kind: str, logits: list[float]) -> None:
+    """The moments are right even where every slice's probability underflows, as where a class token keeps it."""
+    leaf = torch.tensor([logits], requires_grad=True)
+    loss = NormalGuidance(divergence=kind, renormalize=len(logits) == 4)(leaf, from_logits=True)
     loss.backward()
     assert not loss.isnan()
-    assert logits.grad.isfinite().all()
+    assert leaf.grad.isfinite().all()
 
 
 @pytest.mark.parametrize("method", ["ng", "mhng"])
@@ -138,15 +149,16 @@ def test_guidance_of_a_model_under_bfloat16_autocast(kind: str, method: str) -> 
         torch.testing.assert_close(sums, torch.ones(2), rtol=1e-5, atol=0)
 
 
-@KINDS
-def test_bfloat16_autocast_changes_nothing(kind: str) -> None:
+@pytest.mark.parametrize("modes", [1, 2])
+def test_bfloat16_autocast_changes_nothing(modes: int) -> None:
     logits = 3 * torch.randn(4, 2, 200)
-    guidance = NormalGuidance(divergence=kind)
+    guidance = NormalGuidance(modes=modes)
     plain = guidance(logits, from_logits=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         mixed = guidance(logits, from_logits=True)
+        flat = guidance(logits, from_logits=True, positions=torch.rand(4, 200, 2))
         reference = normal_reference(logits.softmax(-1))
-    assert mixed.dtype == reference.dtype == torch.float32
+    assert mixed.dtype == reference.dtype == flat.dtype == torch.float32
     torch.testing.assert_close(mixed, plain, rtol=1e-5, atol=0)
 
 
@@ -177,36 +189,48 @@ def test_reference_does_not_underflow_on_long_scans() -> None:
     assert reference.argmax().item() == 900
 
 
+OPTIONS = [{}, {"negatives": "uniform"}, {"negatives": "none"}, {"modes": 2}, {"modes": 3}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.filterwarnings("ignore:NormalGuidance. attention adds up to")
-@given(LENGTHS, st.sampled_from(list(DIVERGENCES)), st.booleans(), st.booleans())
-def test_packed_padded_and_one_bag_at_a_time_agree(
-    lengths: list[int], kind: str, from_logits: bool, renormalize: bool
+@given(lengths=LENGTHS, kind=st.sampled_from(list(DIVERGENCES)), renormalize=st.booleans(), from_logits=st.booleans())
+def test_packed_padded_slotted_stacked_and_one_bag_at_a_time_agree(
+    options: dict[str, object], lengths: list[int], kind: str, renormalize: bool, from_logits: bool
 ) -> None:
-    counts = torch.tensor(lengths)
+    lengths = [max(length, options.get("modes", 1)) for length in lengths]
+    counts, labels, longest = torch.tensor(lengths), torch.arange(len(lengths)) % 2, max(lengths)
+    guidance = NormalGuidance(0.7, kind, renormalize=renormalize, **options)
     packed = torch.randn(2, sum(lengths), dtype=torch.float64)
     packed = packed - 4 if from_logits else packed.exp() / 500  # does not sum to one, as a class token's row
-    guidance = NormalGuidance(0.7, kind, renormalize=renormalize)
     padded, mask = unpack(packed.T, counts)
     padded = padded.movedim(-1, 1).masked_fill(~mask[:, None], 0.3)  # padding holds anything
+    forms = {
+        "lengths": {"lengths": counts},
+        "packed": {"lengths": Layout.packed(lengths)},
+        "mask": {"mask": mask},
+        "padded": {"lengths": Layout.padded(counts, longest)},
+        "slotted": {"lengths": SlottedLayout.of(counts, rows=sum(lengths) + len(lengths) + 3, longest=longest)},
+    }
+    leaf = packed.clone().requires_grad_()
+    bags = zip(leaf.split(lengths, dim=-1), labels, strict=True)
+    want = torch.stack([guidance(bag[None], from_logits=from_logits, labels=label[None]) for bag, label in bags]).mean()
+    want.backward()
+    for name, form in forms.items():
+        is_packed = name in ("lengths", "packed")
+        given_leaf = (packed if is_packed else padded).clone().requires_grad_()
 
-    values, gradients = [], []
-    for form in ("packed", "layout", "padded", "bags"):
-        leaf = (padded if form == "padded" else packed).clone().requires_grad_()
-        if form == "packed":
-            loss = guidance(leaf, lengths=counts, from_logits=from_logits)
-        elif form == "layout":
-            loss = guidance(leaf, lengths=Layout.packed(lengths), from_logits=from_logits)
-        elif form == "padded":
-            loss = guidance(leaf, mask, from_logits=from_logits)
-        else:
-            bags = leaf.split(lengths, dim=-1)
-            loss = torch.stack([guidance(bag[None], from_logits=from_logits) for bag in bags]).mean()
-        loss.backward()
-        values.append(loss.detach())
-        gradients.append(leaf.grad.movedim(1, -1)[mask].T if form == "padded" else leaf.grad)
-    for value, gradient in zip(values[1:], gradients[1:], strict=True):
-        torch.testing.assert_close(value, values[0])
-        torch.testing.assert_close(gradient, gradients[0])
+        def loss(values: Tensor, form: dict[str, object] = form) -> Tensor:
+            return guidance(values, from_logits=from_logits, labels=labels, **form)
+
+        value = loss(given_leaf)
+        value.backward()
+        gradient = given_leaf.grad if is_packed else given_leaf.grad.movedim(1, -1)[mask].T
+        torch.testing.assert_close(value, want)
+        torch.testing.assert_close(gradient, leaf.grad)
+        if name in ("packed", "padded", "slotted"):
+            stacked = vmap(loss)(torch.stack([given_leaf.detach(), 2 * given_leaf.detach()]))
+            torch.testing.assert_close(stacked, torch.stack([value.detach(), loss(2 * given_leaf.detach())]))
 
 
 def test_padding_may_lie_anywhere_in_a_mask() -> None:
@@ -264,6 +288,169 @@ def test_renormalize_off_penalises_what_the_class_token_keeps_for_itself() -> No
     assert off(row.log(), from_logits=True).item() == pytest.approx(off(row).item())
 
 
+@KINDS
+@pytest.mark.parametrize("heads", [None, 3])
+def test_negative_bags_have_the_reference_that_was_asked_for(kind: str, heads: int | None) -> None:
+    logits = torch.randn((4, 12) if heads is None else (4, heads, 12), dtype=torch.float64)
+    mask = torch.arange(12) < torch.tensor([[12], [5], [1], [9]])
+    labels = torch.tensor([1, 0, 0, 1])
+    options = {"mask": mask, "from_logits": True, "labels": labels}
+    own = NormalGuidance(divergence=kind).per_bag(logits, mask, from_logits=True)
+    assert torch.equal(NormalGuidance(divergence=kind, negatives="own").per_bag(logits, **options), own)
+    none = NormalGuidance(divergence=kind, negatives="none").per_bag(logits, **options)
+    assert torch.equal(none[labels == 1], own[labels == 1])
+    assert not none[labels == 0].any()
+    uniform = NormalGuidance(divergence=kind, negatives="uniform").per_bag(logits, **options)
+    assert torch.equal(uniform[labels == 1], own[labels == 1])
+    flat = (mask / mask.sum(1, keepdim=True)).double()
+    flat = flat if heads is None else flat[:, None].expand_as(logits)
+    want = divergence(flat, logits, kind, mask, from_logits=True)
+    torch.testing.assert_close(uniform[labels == 0], want[labels == 0])
+
+
+def test_the_mean_is_over_all_bags() -> None:
+    logits, labels = torch.randn(3, 9), torch.tensor([1, 0, 0])
+    own = NormalGuidance().per_bag(logits, from_logits=True)
+    loss = NormalGuidance(2.0, negatives="none")(logits, from_logits=True, labels=labels)
+    torch.testing.assert_close(loss, 2 * own[0] / 3)
+    nobody = NormalGuidance(negatives="none")(logits, from_logits=True, labels=torch.zeros(3))
+    assert nobody == 0
+
+
+def test_gradients_of_negative_bags_by_hand() -> None:
+    """The gradient of forward KL is a - r over the number of bags, with r uniform; without guidance it is 0."""
+    labels = torch.tensor([0, 1])
+    gradients = {}
+    for negatives in NEGATIVES:
+        logits = torch.randn(2, 7, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
+        NormalGuidance(negatives=negatives)(logits, from_logits=True, labels=labels).backward()
+        gradients[negatives], a = logits.grad, logits.detach().softmax(1)
+    torch.testing.assert_close(gradients["uniform"][0], (a[0] - 1 / 7) / 2)
+    torch.testing.assert_close(gradients["own"], (a - normal_reference(a)) / 2)
+    assert not gradients["none"][0].any()
+    for negatives in NEGATIVES:
+        torch.testing.assert_close(gradients[negatives][1], gradients["own"][1])
+
+
+@pytest.mark.parametrize(
+    ("places", "weights"),
+    [([12.0, 40.0], [0.5, 0.5]), ([8.0, 30.0], [0.85, 0.15]), ([9.0, 30.0, 50.0], [0.2, 0.5, 0.3])],
+)
+def test_a_mixture_of_bells_is_its_own_reference(places: list[float], weights: list[float]) -> None:
+    log_a = bells(places, weights)
+    modes = len(places)
+    assert NormalGuidance(modes=modes)(log_a, from_logits=True).item() < 1e-3
+    assert NormalGuidance()(log_a, from_logits=True).item() > 0.5, "one bell does not fit"
+    torch.testing.assert_close(normal_reference(log_a, from_logits=True, modes=modes), log_a.exp(), rtol=0, atol=5e-3)
+
+
+@given(LENGTHS)
+def test_the_mixture_of_one_is_the_normal(lengths: list[int]) -> None:
+    """A mixture of one mode against the paper's formula, which `modes=1` itself uses."""
+    layout = Layout.packed(lengths)
+    log_a = layout.log_softmax(layout.fold(2 * torch.randn(3, sum(lengths), dtype=torch.float64)))
+    got, want = (layout.restore(one.exp()) for one in (log_mixture(log_a, layout), log_normal(log_a, layout)))
+    torch.testing.assert_close(got, want)
+    logits = layout.restore(log_a)
+    one = NormalGuidance(modes=1)(logits, lengths=layout, from_logits=True)
+    assert torch.equal(one, NormalGuidance()(logits, lengths=layout, from_logits=True))
+
+
+def test_the_mixture_is_what_expectation_maximisation_leads_to() -> None:
+    """The same steps, one bag at a time and in plain numbers; the first guess is the best of all single cuts."""
+    for log_a in 1.5 * torch.randn(5, 30, dtype=torch.float64):
+        a, j = log_a.softmax(0), torch.arange(30, dtype=torch.float64)
+
+        def within(cut: int, a: Tensor = a, j: Tensor = j) -> float:
+            parts = [(a[:cut], j[:cut]), (a[cut:], j[cut:])]
+            return sum((w * (x - (w @ x) / w.sum()) ** 2).sum().item() for w, x in parts)
+
+        best = min(range(1, 30), key=within)
+        shares = torch.stack([(j < best).double(), (j >= best).double()])
+        for step in range(EM_STEPS + 1):
+            weights = a * shares
+            pi = weights.sum(1)
+            mean = weights @ j / pi
+            squared = (j - mean[:, None]) ** 2
+            variance = (weights * squared).sum()
+            density = pi[:, None] * (-squared / (2 * variance)).exp()
+            if step < EM_STEPS:
+                shares = density / density.sum(0)
+        want = (pi[:, None] * (-squared / (2 * variance)).softmax(1)).sum(0)
+        got = normal_reference(log_a[None], from_logits=True, modes=2)[0]
+        torch.testing.assert_close(got, want)
+
+
+@given(LENGTHS, st.integers(1, 4), st.sampled_from([0.0, 1.0, 30.0]))
+def test_references_are_distributions_and_no_gradient_flows_through_them(
+    lengths: list[int], modes: int, spread: float
+) -> None:
+    assume(min(lengths) >= modes)
+    counts = torch.tensor(lengths)
+    logits = (spread * torch.randn(2, sum(lengths), dtype=torch.float64)).requires_grad_()
+    r = normal_reference(logits, lengths=counts, from_logits=True, modes=modes)
+    assert not r.requires_grad
+    assert (r >= 0).all()
+    for bag in r.split(lengths, dim=1):
+        torch.testing.assert_close(bag.sum(1), torch.ones(2, dtype=torch.float64))
+    NormalGuidance(modes=modes)(logits, lengths=counts, from_logits=True).backward()
+    a = torch.cat([bag.softmax(1) for bag in logits.detach().split(lengths, dim=1)], 1)
+    torch.testing.assert_close(logits.grad, (a - r) / (2 * len(lengths)))
+
+
+def test_turned_attention_has_a_turned_reference() -> None:
+    logits = torch.randn(20, 31, dtype=torch.float64)
+    for modes in (2, 3):
+        plain, turned = (normal_reference(one, from_logits=True, modes=modes) for one in (logits, logits.flip(1)))
+        torch.testing.assert_close(turned, plain.flip(1))
+
+
+def test_a_spike_on_a_bell_does_not_get_a_mode_of_no_width() -> None:
+    """The reason for a common width: the reference must not reward a spike on a single slice."""
+    log_a = bells([20.0], [1.0], sd=5.0)
+    log_a[0, 45] = log_a.max() + 1  # a fifth of all attention on one slice
+    a, r = log_a.softmax(1)[0], normal_reference(log_a, from_logits=True, modes=2)[0]
+    assert a[45] > 0.15
+    assert r[45] < a[45] / 2
+    assert r[43:48].min() > 0.5 * r[45], "a bell stands there, as wide as the other"
+
+
+def test_guidance_with_two_modes_makes_attention_two_bells() -> None:
+    start = torch.randn(1, 40) + 3 * torch.isin(torch.arange(40), torch.tensor([8, 9, 10, 29, 30]))
+    ends = {}
+    for modes in (1, 2):
+        logits = start.clone().requires_grad_()
+        optimizer = torch.optim.SGD([logits], lr=5.0)
+        for _ in range(100):
+            optimizer.zero_grad()
+            NormalGuidance(modes=modes)(logits, from_logits=True).backward()
+            optimizer.step()
+        attention = logits.detach().softmax(1)[0]
+        ends[modes] = attention[15:25].sum().item(), attention[[9, 29]].min().item()
+    between, peak = ends[2]
+    assert between < ends[1][0] / 2, "the valley stays, where one bell has its top"
+    assert peak > 2 * between / 10, "both tops stand above it"
+
+
+@KINDS
+@pytest.mark.parametrize(("modes", "dimensions"), [(1, None), (1, 2), (2, 1)])
+def test_gradients_are_those_of_the_divergence_from_a_fixed_reference(
+    kind: str, modes: int, dimensions: int | None
+) -> None:
+    logits = torch.randn(3, 15, dtype=torch.float64, requires_grad=True)
+    positions = None if dimensions is None else torch.randn(3, 15, dimensions)
+    guidance = NormalGuidance(divergence=kind, modes=modes)
+    (got,) = torch.autograd.grad(guidance(logits, positions=positions, from_logits=True), logits)
+    r = normal_reference(logits, positions=positions, modes=modes, from_logits=True)
+
+    def fixed(values: Tensor) -> Tensor:
+        return divergence(r, values, kind, from_logits=True).mean()
+
+    (want,) = torch.autograd.grad(fixed(logits), logits)
+    torch.testing.assert_close(got, want)
+    assert torch.autograd.gradcheck(fixed, (logits,))
+
+
 def test_label_reference_is_uniform_over_what_it_should_be() -> None:
     labels = torch.tensor([0, 1, 1, 0, 0, 0])
     want = torch.tensor([0, 0.5, 0.5, 1 / 3, 1 / 3, 1 / 3])
@@ -284,47 +471,86 @@ def test_label_guidance_is_least_at_the_labels_and_per_head(kind: str) -> None:
     assert logits.grad.isfinite().all()
 
 
-def test_label_guidance_cannot_be_switched_on_by_accident() -> None:
-    with pytest.raises(UserError, match="uses_slice_labels=True"):
-        LabelGuidance()
-    with pytest.raises(UserError, match=r"bags \[1\] are not all 0 or 1; leave unlabelled scans out"):
-        label_reference(torch.tensor([[0, 1], [-1, -1]]))
-    with pytest.raises(
-        UserError, match=r"slice_labels of shape \(1, 3\) for attention of shape \(1, 4\); give \(1, 4\)"
-    ):
-        LabelGuidance(uses_slice_labels=True)(torch.rand(1, 4), torch.tensor([[0, 1, 1]]))
-    with pytest.raises(UserError, match="reverse_kl is infinite"):
-        LabelGuidance(divergence="reverse_kl", uses_slice_labels=True)
+THIRD = torch.full((2, 3), 1 / 3)
+SWITCHED_ON = {"uses_slice_labels": True}
 
 
-def test_mistakes_are_named(unchecked: None) -> None:
-    with pytest.raises(UserError, match="'kl' is unknown; choose one of forward_kl, reverse_kl, squared_error"):
-        NormalGuidance(divergence="kl")
-    with pytest.raises(UserError, match=r"lambda\) is -1"):
-        NormalGuidance(-1)
-    with pytest.raises(UserError, match=r"lambda\) is inf"):
-        NormalGuidance(math.inf)
-    with pytest.raises(UserError, match=r"mask: bags \[1\] have no real slice"):
-        NormalGuidance()(torch.rand(2, 3), torch.tensor([[True] * 3, [False] * 3]))
-    with pytest.raises(UserError, match=r"attention of shape \(0, 3\)"):
-        NormalGuidance()(torch.rand(0, 3))
-    with pytest.raises(UserError, match=r"lengths adding up to 6; give packed attention the layout's \(2, 3\)"):
-        NormalGuidance()(torch.rand(2, 4), lengths=Layout.padded(torch.tensor([3, 2]), 3))
-    with pytest.raises(UserError, match=r"lambda\) is nan"):
-        NormalGuidance(math.nan)
-    with pytest.raises(UserError, match=r"attention of shape \(2, 5\) and mask of shape \(2, 4\)"):
-        NormalGuidance()(torch.rand(2, 5), torch.ones(2, 4, dtype=torch.bool))
-    with pytest.raises(UserError, match=r"attention of shape \(5,\) and mask of shape None"):
-        NormalGuidance()(torch.rand(5))
-    with pytest.raises(UserError, match=r"attention of shape \(5,\) with lengths adding up to 4"):
-        NormalGuidance()(torch.rand(5), lengths=torch.tensor([2, 2]))
-    with pytest.raises(UserError, match=r"mask is torch.uint8; .* write mask.bool\(\)"):
-        NormalGuidance()(torch.rand(2, 5), torch.ones(2, 5, dtype=torch.uint8))
-    with pytest.raises(UserError, match=r"lengths are torch.float32 of shape \(1,\)"):
-        NormalGuidance()(torch.rand(5), lengths=torch.tensor([5.0]))
-    with pytest.raises(UserError, match=r"reference of shape \(1, 3\) and attention of shape \(1, 4\) differ"):
-        divergence(torch.rand(1, 3), torch.rand(1, 4))
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: NormalGuidance(divergence="kl"),
+            "'kl' is unknown; choose one of forward_kl, reverse_kl, squared_error",
+        ),
+        (lambda: NormalGuidance(negatives="flat"), "negatives 'flat' is unknown; choose one of own, uniform, none"),
+        (lambda: divergence(THIRD, THIRD, "kl"), "divergence 'kl' is unknown"),
+        (lambda: NormalGuidance(-1), r"lambda\) is -1"),
+        (lambda: NormalGuidance(math.inf), r"lambda\) is inf"),
+        (lambda: NormalGuidance(math.nan), r"lambda\) is nan"),
+        (lambda: NormalGuidance(True), r"lambda\) is True"),
+        (lambda: NormalGuidance(modes=0), "modes is 0; give a whole number of at least 1"),
+        (lambda: NormalGuidance(modes=1.5), "modes is 1.5; give a whole number"),
+        (lambda: NormalGuidance(modes=True), "modes is True; give a whole number"),
+        (lambda: NormalGuidance(least_width=-1.0), "least_width is -1.0; give a standard deviation"),
+        (lambda: normal_reference(THIRD, modes=0), "modes is 0"),
+        (lambda: normal_reference(THIRD[:, :2], modes=3), "modes is 3, but bag 0 has 2 slices; use fewer modes or"),
+        (lambda: NormalGuidance(modes=3)(torch.full((7,), 0.2), lengths=[5, 2]), "modes is 3, but bag 1 has 2 slices"),
+        (lambda: NormalGuidance(negatives="uniform")(THIRD), r"negatives='uniform'\) needs to know which bags are neg"),
+        (lambda: NormalGuidance(negatives="none")(THIRD, labels=torch.zeros(3)), r"labels of shape \(3,\) for 2 bags"),
+        (lambda: NormalGuidance()(THIRD, labels=torch.tensor([0, 2])), "labels: bag 1 has 2; labels are 0 or 1"),
+        (lambda: NormalGuidance()(THIRD, labels=torch.tensor([0.5, 1.0])), "labels: bag 0 has 0.5; labels are 0 or 1"),
+        (lambda: NormalGuidance()(THIRD, labels=torch.tensor([-1, 0])), "labels: bag 0 has -1; labels are 0 or 1"),
+        (
+            lambda: NormalGuidance()(THIRD, torch.tensor([[True] * 3, [False] * 3])),
+            r"bags \[1\] have no real slice; .* write ~mask if True marks padding",
+        ),
+        (lambda: NormalGuidance()(torch.rand(0, 3)), r"attention of shape \(0, 3\)"),
+        (
+            lambda: NormalGuidance()(torch.rand(2, 4), lengths=Layout.padded(torch.tensor([3, 2]), 3)),
+            r"lengths adding up to 6; give packed attention the layout's \(2, 3\)",
+        ),
+        (
+            lambda: NormalGuidance()(torch.rand(2, 5), torch.ones(2, 4, dtype=torch.bool)),
+            r"attention of shape \(2, 5\) and mask of shape \(2, 4\)",
+        ),
+        (lambda: NormalGuidance()(torch.rand(5)), r"attention of shape \(5,\) and mask of shape None"),
+        (lambda: NormalGuidance()(THIRD, THIRD > 0, lengths=[3, 3]), "attention has a mask and lengths"),
+        (lambda: NormalGuidance()(torch.rand(5), lengths=[2, 2]), r"shape \(5,\) with lengths adding up to 4"),
+        (lambda: NormalGuidance()(THIRD, torch.ones(2, 3, dtype=torch.uint8)), r"torch.uint8; .* write mask.bool\(\)"),
+        (lambda: NormalGuidance()(torch.rand(5), lengths=torch.tensor([5.0])), r"torch.float32 of shape \(1,\)"),
+        (lambda: divergence(torch.rand(1, 3), torch.rand(1, 4)), r"\(1, 3\) and attention of shape \(1, 4\) differ"),
+        (lambda: NormalGuidance()(torch.full((1, 2), torch.nan), from_logits=True), "slice 0 is NaN"),
+        (
+            lambda: NormalGuidance()(torch.tensor([[0.5, 0.5], [0.5, torch.nan]])),
+            "attention of bag 1, head 0, slice 1 is NaN; look for NaN in the features",
+        ),
+        (lambda: NormalGuidance()(np.full((2, 3), 1 / 3)), "attention: got ndarray; a loss needs the model's tensor"),
+        (lambda: LabelGuidance(**SWITCHED_ON)([[0.5, 0.5]], [[0, 1]]), "attention: got list; a loss needs"),
+        (lambda: LabelGuidance(), "uses_slice_labels=True"),
+        (lambda: LabelGuidance(divergence="reverse_kl", **SWITCHED_ON), "reverse_kl is infinite"),
+        (
+            lambda: LabelGuidance(**SWITCHED_ON)(torch.rand(1, 4), torch.tensor([[0, 1, 1]])),
+            r"slice_labels of shape \(1, 3\) for attention of shape \(1, 4\); give \(1, 4\)",
+        ),
+        (lambda: LabelGuidance(**SWITCHED_ON)(torch.full((1, 2), torch.nan), torch.zeros(1, 2)), "slice 0 is NaN"),
+        (
+            lambda: label_reference(torch.tensor([[0, 1], [-1, -1]])),
+            r"bags \[1\] are not all 0 or 1; leave unlabelled scans out",
+        ),
+    ],
+)
+def test_mistakes_are_named(call: Callable[[], object], message: str, unchecked: None) -> None:
+    with pytest.raises(UserError, match=message):
+        call()
+
+
+def test_what_is_no_mistake_is_taken(unchecked: None) -> None:
+    assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
+    assert NormalGuidance()(THIRD, labels=torch.tensor([True, False])).isfinite()
+    two = torch.tensor([[0.3, 0.7]])
+    torch.testing.assert_close(normal_reference(two, modes=2), two, rtol=0, atol=1e-6)
     assert "weight=1.0, divergence='forward_kl', renormalize=True" in repr(NormalGuidance())
+    assert repr(NormalGuidance(modes=2, negatives="none")).endswith("renormalize=True, modes=2, negatives='none')")
 
 
 LOGITS = torch.tensor([[-2.0, 0.0, 3.0], [0.5, 0.1, 0.2]])
@@ -363,13 +589,6 @@ def test_the_look_at_attention_is_left_out_under_vmap() -> None:
         torch.testing.assert_close(got[0], guidance(stacked[0]))
 
 
-def test_nan_names_bag_and_slice() -> None:
-    attention = torch.full((2, 4), 0.25)
-    attention[1, 2] = torch.nan
-    with pytest.raises(UserError, match="attention of bag 1, head 0, slice 2 is NaN; look for NaN in the features"):
-        NormalGuidance()(attention)
-
-
 def test_slices_in_the_wrong_axis_are_warned_of() -> None:
     """Attention (B, S, 1) reads as heads over one slice, where every term is 0; real scans of one slice are taken."""
     attention = torch.rand(3, 5).softmax(-1)
@@ -401,8 +620,32 @@ def test_an_inverted_mask_is_told_once(from_logits: bool) -> None:
         warnings.simplefilter("error")
         guidance(attention, ~mask, from_logits=from_logits)  # said once
         NormalGuidance()(attention, mask, from_logits=from_logits)
-    with pytest.raises(UserError, match=r"bags \[0\] have no real slice; .* write ~mask if True marks padding"):
-        NormalGuidance()(attention, ~torch.tensor([[True] * 4, [True, True, False, False]]))
+
+
+def test_label_guidance_and_scans_of_one_slice_warn_too() -> None:
+    with pytest.warns(UserWarning, match=r"LabelGuidance: attention .* pass from_logits=True"):
+        LabelGuidance(**SWITCHED_ON)(torch.tensor([[-9.0, 5.0]]), torch.tensor([[0, 1]]))
+    with pytest.warns(UserWarning, match="adds up to 1 over its first axis"):
+        assert NormalGuidance(renormalize=False)(torch.tensor([[0.5], [0.5]])).isfinite()
+
+
+@pytest.mark.parametrize("from_logits", [False, True])
+def test_padding_without_a_mask_is_asked_about_once(from_logits: bool) -> None:
+    logits = torch.randn(3, 6)
+    logits[1, 4:] = -torch.inf
+    given, guidance = (logits if from_logits else logits.softmax(-1)), NormalGuidance()
+    with pytest.warns(UserWarning, match="of bag 1 is hidden on its last 2 slices; if they are padding, pass the mask"):
+        guidance(given, from_logits=from_logits)
+    guidance(given, from_logits=from_logits)
+    NormalGuidance()(given, logits.isfinite(), from_logits=from_logits)
+    NormalGuidance()(given[1:2], from_logits=from_logits)  # all bags end so: it may be attention
+
+
+def test_probabilities_with_from_logits_are_asked_about() -> None:
+    attention = torch.randn(3, 6).softmax(-1)
+    with pytest.warns(UserWarning, match="looks like probabilities; leave from_logits out"):
+        NormalGuidance()(attention, from_logits=True)
+    NormalGuidance()(attention.log(), from_logits=True)
 
 
 FORMS = {"tensor": lambda x: x, "array": lambda x: x.numpy(), "list": lambda x: x.tolist()}
@@ -425,61 +668,3 @@ def test_every_form_of_numbers_gives_the_same(form: Callable[[torch.Tensor], obj
     torch.testing.assert_close(label_reference(form(torch.tensor([[0, 1]]))), torch.tensor([[0.0, 1.0]]))
     column = pd.Series(packed.numpy(), index=list("abcde"))
     torch.testing.assert_close(normal_reference(column, lengths=form(lengths)), reference[mask])
-
-
-def test_a_loss_of_an_array_cannot_train(unchecked: None) -> None:
-    with pytest.raises(UserError, match="attention: got ndarray; a loss needs the model's tensor, since no gradient"):
-        NormalGuidance()(np.full((2, 3), 1 / 3))
-    with pytest.raises(UserError, match="attention: got list; a loss needs"):
-        LabelGuidance(uses_slice_labels=True)([[0.5, 0.5]], [[0, 1]])
-
-
-def test_labels_are_zero_or_one() -> None:
-    attention = torch.full((3, 4), 0.25)
-    for labels, shown in (([0, 1, 2], "bag 2 has 2"), ([0.0, 0.5, 1.0], "bag 1 has 0.5"), ([-1, 0, 1], "bag 0 has -1")):
-        with pytest.raises(UserError, match=f"labels: {shown}; labels are 0 or 1"):
-            NormalGuidance()(attention, labels=torch.tensor(labels))
-    assert NormalGuidance()(attention, labels=torch.tensor([True, False, True])).isfinite()
-
-
-def test_numbers_of_numpy_are_numbers_and_true_is_not_one(unchecked: None) -> None:
-    assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
-    with pytest.raises(UserError, match=r"lambda. is True"):
-        NormalGuidance(True)
-
-
-def test_nan_is_refused_in_logits_and_by_label_guidance() -> None:
-    nan = torch.full((1, 2), torch.nan)
-    with pytest.raises(UserError, match="slice 0 is NaN"):
-        NormalGuidance()(nan, from_logits=True)
-    with pytest.raises(UserError, match="slice 0 is NaN"):
-        LabelGuidance(uses_slice_labels=True)(nan, torch.zeros(1, 2))
-
-
-def test_label_guidance_warns_of_logits() -> None:
-    with pytest.warns(UserWarning, match=r"LabelGuidance: attention .* pass from_logits=True"):
-        LabelGuidance(uses_slice_labels=True)(torch.tensor([[-9.0, 5.0]]), torch.tensor([[0, 1]]))
-
-
-def test_scans_of_one_slice_are_only_warned_of() -> None:
-    with pytest.warns(UserWarning, match="adds up to 1 over its first axis"):
-        assert NormalGuidance(renormalize=False)(torch.tensor([[0.5], [0.5]])).isfinite()
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_padding_without_a_mask_is_asked_about_once(from_logits: bool) -> None:
-    logits = torch.randn(3, 6)
-    logits[1, 4:] = -torch.inf
-    given, guidance = (logits if from_logits else logits.softmax(-1)), NormalGuidance()
-    with pytest.warns(UserWarning, match="of bag 1 is hidden on its last 2 slices; if they are padding, pass the mask"):
-        guidance(given, from_logits=from_logits)
-    guidance(given, from_logits=from_logits)
-    NormalGuidance()(given, logits.isfinite(), from_logits=from_logits)
-    NormalGuidance()(given[1:2], from_logits=from_logits)  # all bags end so: it may be attention
-
-
-def test_probabilities_with_from_logits_are_asked_about() -> None:
-    attention = torch.randn(3, 6).softmax(-1)
-    with pytest.warns(UserWarning, match="looks like probabilities; leave from_logits out"):
-        NormalGuidance()(attention, from_logits=True)
-    NormalGuidance()(attention.log(), from_logits=True)

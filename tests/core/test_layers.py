@@ -7,15 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
-from normal_guidance.core.layers import (
-    PPEG,
-    ClassAttention,
-    LongAttention,
-    SelfAttention,
-    Sm,
-    SpectralLinear,
-)
+from normal_guidance.core.layers import PPEG, ClassAttention, LongAttention, SelfAttention, Sm, SpectralLinear
 from normal_guidance.core.layout import Layout, take_rows, unpack
+from same import assert_same
 
 LENGTHS = st.lists(st.integers(2, 90), min_size=1, max_size=5)
 
@@ -41,18 +35,9 @@ def test_sm_is_the_dense_matrix_polynomial(lengths: list[int], raw_alpha: float,
     sm = Sm(steps).double()
     nn.init.constant_(sm.raw_alpha, raw_alpha)
     rows = torch.randn(sum(lengths), 3, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn_like(rows)
     layout = Layout.packed(lengths)
-
     want = torch.cat([dense_sm(bag, torch.sigmoid(sm.raw_alpha), steps) for bag in rows.split(lengths)])
-    want_gradients = torch.autograd.grad(want, [rows, sm.raw_alpha], upstream)
-    got = sm(rows, layout)
-    torch.testing.assert_close(got, want)
-    for one, other in zip(
-        torch.autograd.grad(got, [rows, sm.raw_alpha], upstream, retain_graph=True), want_gradients, strict=True
-    ):
-        torch.testing.assert_close(one, other)
-
+    assert_same(sm(rows, layout), want, [rows, sm.raw_alpha])
     padded, mask = unpack(rows.detach(), torch.tensor(lengths))
     torch.testing.assert_close(sm(padded.flatten(0, 1), Layout.from_mask(mask))[mask.flatten()], want.detach())
     first = (sm.first_row(layout)[:, :, None] * take_rows(rows, layout.first_rows(steps + 1))).sum(1)
@@ -73,20 +58,13 @@ def test_sm_starts_at_one_half_keeps_constants_and_single_slices() -> None:
 def test_ppeg_is_three_convolutions_and_the_identity(lengths: list[int]) -> None:
     ppeg = PPEG(4).double()
     tokens = torch.randn(sum(lengths), 4, dtype=torch.float64, requires_grad=True)
-    upstream = torch.randn_like(tokens)
     bags = []
     for bag in tokens.split(lengths):
         slices = bag[1:].T[None]
         encoded = slices + sum(conv(slices) for conv in ppeg.convs)
         bags.append(torch.cat([bag[:1], encoded[0].T]))
-    leaves = [tokens, *ppeg.parameters()]
     want = torch.cat(bags)
-    got = ppeg(tokens, Layout.packed(lengths))
-    torch.testing.assert_close(got, want)
-    for one, other in zip(
-        torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want, leaves, upstream), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same(ppeg(tokens, Layout.packed(lengths)), want, [tokens, *ppeg.parameters()])
     padded, mask = unpack(tokens.detach(), torch.tensor(lengths))
     padded = padded.masked_fill(~mask[..., None], 50.0)
     torch.testing.assert_close(ppeg(padded.flatten(0, 1), Layout.from_mask(mask))[mask.flatten()], want.detach())
@@ -110,15 +88,9 @@ def test_self_attention_is_torch_multihead_attention(lengths: list[int]) -> None
     for bag in rows.split(lengths):
         x = layer.block.norm(torch.cat([token, bag]))[None]
         want.append(layer.block.attention(x, x, x, need_weights=False)[0][0])
-    want_rows = torch.cat(want)
     layout = Layout.packed(lengths)
     got = layer(token, rows, layout, layout.with_class_token())
-    upstream, leaves = torch.randn_like(got), [token, rows, *layer.parameters()]
-    torch.testing.assert_close(got, want_rows)
-    for one, other in zip(
-        torch.autograd.grad(got, leaves, upstream), torch.autograd.grad(want_rows, leaves, upstream), strict=True
-    ):
-        torch.testing.assert_close(one, other)
+    assert_same(got, torch.cat(want), [token, rows, *layer.parameters()])
 
 
 @given(st.lists(st.integers(2, 30), min_size=1, max_size=4))
@@ -133,16 +105,8 @@ def test_class_attention_is_row_0_of_torch_multihead_attention(lengths: list[int
         rows.append(weights[0, :, 0])
     layout = Layout.packed(lengths)
     got, log_row = layer(tokens, layout)
-    want = torch.stack(outputs)
-    torch.testing.assert_close(got, want)
     torch.testing.assert_close(layout.restore(log_row.exp()), torch.cat(rows, dim=1))
-    upstream, leaves = torch.randn_like(got), [tokens, *layer.parameters()]
-    for one, other in zip(
-        torch.autograd.grad(got, leaves, upstream, allow_unused=True),
-        torch.autograd.grad(want, leaves, upstream, allow_unused=True),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, atol=1e-10, rtol=1e-7)
+    assert_same(got, torch.stack(outputs), [tokens, *layer.parameters()], atol=1e-10, rtol=1e-7)
 
 
 @pytest.mark.parametrize("shape", [(128, 768), (6, 4), (1, 128)])
@@ -194,11 +158,4 @@ def test_long_attention_and_its_gradients(configs: int, shared: bool) -> None:
         got = torch.func.vmap(LongAttention.apply, dims)(q[:, None], keys, v[:, None])[:, 0]
     else:
         got = LongAttention.apply(q, k, v)
-    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
-    side = torch.randn(want.shape, generator=generator)
-    for one, other in zip(
-        torch.autograd.grad((got * side).sum(), (q, k, v)),
-        torch.autograd.grad((want * side).sum(), (q, k, v)),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+    assert_same(got, want, (q, k, v), rtol=1e-4, atol=1e-6)

@@ -1,19 +1,14 @@
 """Packed, padded and back: nothing lost, nothing mixed between bags."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.layout import (
-    Layout,
-    as_rows,
-    mirror,
-    pack,
-    take_rows,
-    unpack,
-)
+from normal_guidance.core.layout import Layout, SlottedLayout, as_rows, mirror, pack, take_rows, unpack
 
 LENGTHS = st.lists(st.integers(1, 80), min_size=1, max_size=6)
 
@@ -101,38 +96,38 @@ def test_moving_a_layout_to_its_own_device_changes_nothing() -> None:
     assert moved.sizes == (2, 3)
 
 
+FIVE = torch.zeros(5, 2)
+
+
 @pytest.mark.parametrize(
-    ("features", "bags", "message"),
+    ("call", "message"),
     [
-        (torch.zeros(5, 2), torch.tensor([2, 2]), r"do not fit lengths that add up to 4"),
-        (torch.zeros(1, 5, 2), torch.tensor([5]), r"\(1, 5, 2\) do not fit lengths"),
-        (torch.zeros(5, 2), torch.ones(1, 5, dtype=torch.bool), r"padded features of shape \(5, 2\) do not fit"),
-        (torch.zeros(5, 2), torch.tensor([2, 0, 3]), r"at least one slice; empty: \[1\]"),
-        (
-            torch.zeros(2, 3, 2),
-            torch.tensor([[True, False, True], [True] * 3]),
-            r"\[0\] are empty or have padding",
-        ),
-        (torch.zeros(2, 3, 2), torch.tensor([[False] * 3, [True] * 3]), r"bags \[0\] are empty"),
+        (lambda: as_rows(FIVE, torch.tensor([2, 2])), "do not fit lengths that add up to 4"),
+        (lambda: as_rows(FIVE[None], torch.tensor([5])), r"\(1, 5, 2\) do not fit lengths"),
+        (lambda: as_rows(FIVE, torch.ones(1, 5) > 0), r"padded features of shape \(5, 2\) do not fit"),
+        (lambda: as_rows(FIVE, torch.tensor([2, 0, 3])), r"at least one slice; empty: \[1\]"),
+        (lambda: as_rows(torch.zeros(2, 3, 2), [[True, False, True], [True] * 3]), r"\[0\] are empty or have padding"),
+        (lambda: as_rows(torch.zeros(2, 3, 2), [[False] * 3, [True] * 3]), r"bags \[0\] are empty"),
+        (lambda: as_rows(FIVE, torch.tensor([2.0, 3.0])), r"float32 of shape \(2,\); pass integer lengths"),
+        (lambda: as_rows(FIVE, None), "got Tensor alone; a model takes features and the slices of each scan"),
+        (lambda: pack(torch.zeros(2, 5, 3), torch.ones(2, 5).long()), r"mask is torch.int64; .* write mask.bool\(\)"),
+        (lambda: unpack(torch.zeros(5), torch.tensor([2, 2])), "add up to 4 slices, but rows have the shape"),
+        (lambda: Layout.packed([]), "the whole batch"),
+        (lambda: Layout.padded([2, 9], 8), "bag 1 has 9 slices; give 1 to 8, the padded length, or pad further"),
     ],
 )
-def test_wrong_bags_are_named(features: torch.Tensor, bags: torch.Tensor, message: str) -> None:
+def test_wrong_bags_are_named(call: Callable[[], object], message: str, unchecked: None) -> None:
     with pytest.raises(UserError, match=message):
-        as_rows(features, bags)
+        call()
 
 
-def test_bags_of_the_wrong_kind_are_named_in_production(unchecked: None) -> None:
-    with pytest.raises(UserError, match=r"float32 of shape \(2,\); pass integer lengths"):
-        as_rows(torch.zeros(5, 2), torch.tensor([2.0, 3.0]))
-
-
-def test_a_mask_of_numbers_is_refused(unchecked: None) -> None:
-    with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
-        pack(torch.zeros(2, 5, 3), torch.ones(2, 5, dtype=torch.int64))
-
-
-def test_rows_that_do_not_fit_their_lengths() -> None:
-    with pytest.raises(UserError, match="add up to 4 slices, but rows have the shape"):
-        unpack(torch.zeros(5), torch.tensor([2, 2]))
-    with pytest.raises(UserError, match="the whole batch"):
-        Layout.packed([])
+def test_a_slotted_layout_says_where_everything_is() -> None:
+    layout = SlottedLayout.of(torch.tensor([2, 1]), rows=7, longest=3)
+    assert layout.first.tolist() == [0, 3]
+    assert layout.starts.tolist() == [1, 4]
+    assert layout.bag.tolist() == [0, 0, 0, 1, 1, 2, 2]
+    assert layout.is_token().tolist() == [True, False, False, True, False, False, False]
+    tokens = layout.with_class_token()
+    assert tokens.starts.tolist() == [0, 3]
+    assert tokens.lengths.tolist() == [3, 2]
+    assert tokens.pad(torch.arange(7.0)).tolist() == [[0.0, 1.0, 2.0, 0.0], [3.0, 4.0, 0.0, 0.0]]

@@ -6,12 +6,7 @@ from itertools import product
 import pytest
 import torch
 
-from normal_guidance.core.bells import (
-    CENTRAL_WIDTH,
-    FLATNESS,
-    INSIDE,
-    Places,
-)
+from normal_guidance.core.bells import CENTRAL_WIDTH, FLATNESS, INSIDE, Places
 from normal_guidance.core.layout import Layout
 
 KINDS = [Places(*kind) for kind in product((0.0, 1.5), (True, False))]

@@ -25,7 +25,7 @@ def millimetres(lengths: list[int], spacing: float, start: float) -> torch.Tenso
 def test_even_spacing_leaves_the_reference_as_it_is(
     lengths: list[int], spacing: float, downward: bool, start: float, modes: int
 ) -> None:
-    """The proof of `core.positions` in numbers: moments move and scale with the positions, so exponents stay."""
+    """In numbers: moments move and scale with the positions, so exponents stay."""
     counts = torch.tensor(lengths)
     logits = 3 * torch.randn(2, sum(lengths), dtype=torch.float64)
     positions = millimetres(lengths, -spacing if downward else spacing, start)
@@ -68,8 +68,7 @@ def test_points_on_a_line_are_slices() -> None:
     torch.testing.assert_close(got, normal_reference(logits, from_logits=True), rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize("dimensions", [None, 1, 2])
-@pytest.mark.parametrize("modes", [1, 2])
+@pytest.mark.parametrize(("dimensions", "modes"), [(None, 1), (1, 2), (2, 1), (2, 2)])
 @given(LENGTHS)
 def test_packed_padded_and_one_bag_at_a_time_agree(dimensions: int | None, modes: int, lengths: list[int]) -> None:
     counts, guidance = torch.tensor(lengths), NormalGuidance(modes=modes)
@@ -100,8 +99,7 @@ def test_packed_padded_and_one_bag_at_a_time_agree(dimensions: int | None, modes
         torch.testing.assert_close(gradient, gradients[0])
 
 
-@pytest.mark.parametrize("kind", DIVERGENCES)
-@pytest.mark.parametrize("dimensions", [1, 2])
+@pytest.mark.parametrize(("kind", "dimensions"), [*zip(DIVERGENCES, (1, 2, 2), strict=True)])
 def test_extreme_attention_has_finite_gradients(kind: str, dimensions: int) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
     mask = torch.arange(60) < torch.randint(1, 61, (8, 1))

@@ -15,6 +15,7 @@ from sklearn.model_selection import cross_val_score
 import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bag, Bags
+from normal_guidance.fit import measured
 from normal_guidance.fit import measured as measured_fit
 from normal_guidance.fit.fit_committee import Plan, fit_committee
 from normal_guidance.fit.slice_finder import SliceFinder
@@ -149,7 +150,7 @@ def test_patients_share_a_fold(train: Bags, monkeypatch):
         given.append(tuple(patient_ids))
         raise InterruptedError
 
-    monkeypatch.setattr("normal_guidance.fit.measured.fit_committee", watched)
+    monkeypatch.setattr(measured, "fit_committee", watched)
     patients = [f"P{number // 2}" for number in range(len(train))]
     for scans, named in ((train, patients), (train, None)):
         with pytest.raises(InterruptedError):

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.batches import Scans, draw_orders
+from normal_guidance.sweep.batches import draw_orders
 from normal_guidance.sweep.config import (
     Config,
     departures,
@@ -112,7 +112,7 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
     return history, model
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+def make_engine(kind: str, configs: Sequence[Config], train: ScanSet, val: ScanSet) -> Engine:
     stack = Stack.of(configs, FEATURES, dtype=torch.float64)
     if kind == "packed":
         return PackedEngine(stack, train, val, 16, "float64")
@@ -121,7 +121,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
     return SlottedEngine(stack, train, val, 16, "float64", slots, streamed=kind == "streamed")
 
 
-def epoch_orders(train: Scans, configs: Sequence[Config]) -> list[Tensor]:
+def epoch_orders(train: ScanSet, configs: Sequence[Config]) -> list[Tensor]:
     orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders)[0] for _ in range(configs[0].epochs)]
 

@@ -12,17 +12,11 @@ from torch import Tensor
 
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import Bags
+from normal_guidance.core.bags import Bags, ScanSet
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import (
-    Scans,
-    batched,
-    draw_orders,
-    pool_scans,
-    prefetch,
-)
+from normal_guidance.sweep.batches import batched, draw_orders, pool_scans, prefetch
 from normal_guidance.sweep.config import (
     Config,
     departures,
@@ -84,7 +78,7 @@ def small_grid(method: str, **options: object) -> tuple[Config, ...]:
     return grid(base, lr=[0.1, 0.01], l1=[0.01, 0.0])
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) -> Engine:
+def make_engine(kind: str, configs: Sequence[Config], train: ScanSet, val: ScanSet) -> Engine:
     stack = Stack.of(configs, FEATURES, dtype=torch.float64)
     size = configs[0].batch_size
     if kind == "packed":
@@ -94,7 +88,7 @@ def make_engine(kind: str, configs: Sequence[Config], train: Scans, val: Scans) 
     return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
 
 
-def first_orders(train: Scans, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
+def first_orders(train: ScanSet, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
     orders = draw_orders(len(train.lengths), configs[0].seed)
     return [next(orders) for _ in range(configs[0].epochs)]
 

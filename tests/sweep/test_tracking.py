@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.cli import app
+from normal_guidance.fit import fitting
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
@@ -121,7 +122,7 @@ def test_fit_prints_its_results_before_they_are_tracked(tmp_path, monkeypatch):
     def away(*_):
         raise UserError("the server is away")
 
-    monkeypatch.setattr("normal_guidance.fit.fitting.fit_model", lambda *_, **__: "the model")
+    monkeypatch.setattr(fitting, "fit_model", lambda *_, **__: "the model")
     monkeypatch.setattr("normal_guidance.cli.model._print_model", lambda _, made, __: print(made))
     monkeypatch.setattr("normal_guidance.cli.model.track_fits", away)
     arguments = ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model"), "--track", "tensorboard"]

@@ -1,6 +1,9 @@
-"""Writes files and folders atomically: they are complete or absent, even if a run is killed.
+"""Writes files and folders atomically: they are complete or absent, even if a run is killed, and seals them.
 
-JSON and parquet carry a seal (`normal_guidance.base.files`), which reading checks.
+A sealed file holds the text `nguide-seal:` and 64 hexadecimal digits once: the SHA-256 of the file with zeros in their
+place.  JSON has it as the last member, parquet and safetensors in their metadata, so every program still reads them.
+No flipped bit goes unseen: in the text before the digits it unseals the file and leaves its content as it was, anywhere
+else the digits no longer fit.  A file without a seal was edited by hand.
 """
 
 from __future__ import annotations
@@ -20,19 +23,14 @@ from uuid import uuid4
 
 from filelock import FileLock, Timeout
 
-from normal_guidance.base.errors import UserError, shorten
-from normal_guidance.base.records import ContentError, parse_json, read_as
+from normal_guidance.base.errors import ContentError, UserError, reading, shorten
+from normal_guidance.base.records import parse_json, read_as
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
-# Seals: a checksum inside a file that we write, so that damage is seen when the file is read back.
-# A sealed file holds the text `nguide-seal:` and 64 hexadecimal digits once: the SHA-256 of the file with zeros in
-# their place.  JSON has it as the last member, parquet and safetensors in their metadata, so every program still reads
-# them. No flipped bit goes unseen: in the text before the digits it unseals the file and leaves its content as it was,
-# anywhere else the digits no longer fit.  A file without a seal was written by an earlier version, or edited by hand.
-
+T = TypeVar("T")
 
 MARK = "nguide-seal:"
 DIGITS = 64
@@ -42,16 +40,16 @@ OPEN = MARK + "0" * DIGITS
 
 def seal(head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bytes:
     """The first bytes of a file with its seal; `rest` are those after them."""
-    before, found, after = head.partition(OPEN.encode())
-    if not found or MARK.encode() in before or MARK.encode() in after:
+    before, mark, after = head.partition(OPEN.encode())
+    if not mark or MARK.encode() in before or MARK.encode() in after:
         raise UserError(f"the text {MARK!r} is kept for checksums; use another in names and notes")
     return before + MARK.encode() + _digest(head, rest).encode() + after
 
 
 def is_sealed(head: bytes, path: Path, rest: Iterable[bytes | memoryview] = (), again: str = "copy it again") -> bool:
     """Whether a file has a seal; a wrong one is an error, and `again` says what to do."""
-    before, found, after = head.partition(MARK.encode())
-    if not found:
+    before, mark, after = head.partition(MARK.encode())
+    if not mark:
         return False
     opened = before + OPEN.encode() + after[DIGITS:]
     if len(after) < DIGITS or _digest(opened, rest).encode() != after[:DIGITS]:
@@ -70,9 +68,6 @@ try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-
-T = TypeVar("T")
 
 
 def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
@@ -150,14 +145,6 @@ DAY = 24 * 60 * 60
 """Seconds after which a draft is left over even where locks are unknown."""
 
 
-def _draft_of(path: Path) -> Path:
-    """A hidden name in the same folder, hence on the same disk, so that renaming is one step.
-
-    `tempfile` would make files and folders that only their owner may read.
-    """
-    return path.with_name(f".{path.name}.{uuid4().hex}.partial")
-
-
 def is_draft(path: Path) -> bool:
     """Whether a file or folder is a draft, of a process that works or of one that was killed."""
     return DRAFT.fullmatch(path.name) is not None
@@ -192,7 +179,8 @@ def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
     Another process may find the draft before it is locked, and remove it: then there is a new one.
     """
     while True:
-        draft = _draft_of(path)
+        # In the same folder, hence on the same disk; `tempfile` would make what only its owner may read.
+        draft = path.with_name(f".{path.name}.{uuid4().hex}.partial")
         descriptor = create(draft)
         if fcntl is not None:
             with suppress(OSError):
@@ -286,27 +274,18 @@ def sealed_json(content: Mapping[str, Any]) -> bytes:
 
 def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
     """Reads a JSON object that `write_json` wrote, without its seal; damage is refused, and `again` says what to do."""
-    try:
-        found = parse_json(read_sealed(path, again))
-    except UserError:
-        raise
-    except (OSError, ValueError) as error:
-        raise UserError(f"{path} cannot be read ({error}); {again}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: it is not a JSON object; {again}")
-    found.pop(SEAL, None)
-    return found
+    with reading(path, again):
+        content = parse_json(read_sealed(path, again))
+        if not isinstance(content, dict):
+            raise ContentError("it is not a JSON object")
+    content.pop(SEAL, None)
+    return content
 
 
 def read_json_as(path: Path, kind: type[T], again: str = AGAIN, *, exact: bool = True) -> T:
-    """Reads a JSON object that `write_json` wrote as a class of ours (`typed_json.read_as`)."""
-    content = read_json(path, again)
-    try:
-        return read_as(kind, content, exact=exact)
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; {again}") from error
-    except UserError as error:  # the class's own checks
-        raise UserError(f"{path}: {error}") from error
+    """Reads a JSON object that `write_json` wrote as a class of ours (`records.read_as`)."""
+    with reading(path, again):
+        return read_as(kind, read_json(path, again), exact=exact)
 
 
 def write_parquet(path: str | Path, table: pa.Table, compression: str = "snappy") -> None:
@@ -327,16 +306,12 @@ def read_parquet_about(path: Path, key: str, again: str = AGAIN) -> dict[str, An
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    try:
+    with reading(path, again, pa.ArrowException):
         content = read_sealed(path, again)
-        found = parse_json((pq.read_schema(pa.BufferReader(content)).metadata or {}).get(key.encode(), b"{}"))
-    except UserError:
-        raise
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({error}); {again}") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path} is damaged: its metadata are not a JSON object; {again}")
-    return found
+        about = parse_json((pq.read_schema(pa.BufferReader(content)).metadata or {}).get(key.encode(), b"{}"))
+        if not isinstance(about, dict):
+            raise ContentError("its metadata are not a JSON object")
+    return about
 
 
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: str = AGAIN) -> pa.Table:
@@ -356,9 +331,6 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: 
     return pq.read_table(pa.BufferReader(content), columns=None if columns is None else list(columns))
 
 
-# Lock a folder for one writing process, and compare its recorded options with the present ones.
-
-
 LOCK = "lock"
 
 PATIENCE = 0.1
@@ -373,14 +345,16 @@ def lock_folder(folder: Path) -> Iterator[None]:
     """
     path = folder / LOCK
     make_folder(folder)
-    holder = _holder(path)  # read before the attempt: filelock before 4 empties the file
+    holder = ""
+    with suppress(OSError):  # there is none; or, on Windows, it may not be read while it is locked
+        holder = path.read_text(encoding="utf-8")  # before the attempt: filelock before 4 empties the file
     # Not bound to a thread: a generator that holds the lock may end in another one.
     lock = FileLock(path, thread_local=False)
     try:
         lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 4)
     except Timeout as error:
         raise UserError(
-            f"{folder} is being written by {holder}; wait until it ends, or choose another folder"
+            f"{folder} is being written by {holder or 'another process'}; wait until it ends, or choose another folder"
         ) from error
     except OSError as error:
         raise UserError(f"{folder} cannot be locked ({error.strerror}); choose another folder") from error
@@ -392,14 +366,6 @@ def lock_folder(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _holder(path: Path) -> str:
-    """What the lock file says about the process that holds it."""
-    try:
-        return path.read_text(encoding="utf-8") or "another process"
-    except OSError:  # there is none; or, on Windows, it may not be read while it is locked
-        return "another process"
-
-
 def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     """Describe the first difference between the recorded and the present options; None if there is none."""
     absent = "absent"
@@ -407,7 +373,9 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     different = [name for name in old | new if old.get(name, absent) != new.get(name, absent)]
     if not different:
         return None
-    name = min(different, key=lambda one: one.endswith(".version"))  # an option tells more than its format's version
+    name = min(
+        different, key=lambda option: option.endswith(".version")
+    )  # an option tells more than its format's version
     more = f" ({len(different) - 1} more differences)" if len(different) > 1 else ""
     return f"{shorten(name)} was {_shown(old.get(name, absent))}, now it is {_shown(new.get(name, absent))}{more}"
 

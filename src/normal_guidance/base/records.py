@@ -41,11 +41,16 @@ class Between:
 def parse_json(content: bytes | str) -> Any:
     """Parse JSON, more strictly than Python does: no NaN, no member twice, no nesting that exhausts the stack."""
     try:
-        found = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_members)
+        value = json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_members)
     except RecursionError as error:
         raise ValueError(f"nested more than {DEEPEST} levels deep") from error
-    _refuse_depth(found)
-    return found
+    level = [value]
+    for _ in range(DEEPEST):
+        outer = [item for item in level if isinstance(item, dict | list)]
+        level = [inner for item in outer for inner in (item.values() if isinstance(item, dict) else item)]
+        if not level:
+            return value
+    raise ValueError(f"nested more than {DEEPEST} levels deep")
 
 
 def _refuse_constant(text: str) -> NoReturn:
@@ -53,25 +58,10 @@ def _refuse_constant(text: str) -> NoReturn:
 
 
 def _members(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"member {next(name for name in names if names.count(name) > 1)!r} occurs twice")
-    return found
-
-
-def _refuse_depth(value: Any) -> None:
-    level = [value]
-    for _ in range(DEEPEST):
-        level = [
-            inner
-            for outer in level
-            if isinstance(outer, dict | list)
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-        ]
-        if not level:
-            return
-    raise ValueError(f"nested more than {DEEPEST} levels deep")
+    names = [name for name, _ in pairs]
+    if twice := [name for name in names if names.count(name) > 1] if len(set(names)) < len(names) else []:
+        raise ValueError(f"member {twice[0]!r} occurs twice")
+    return dict(pairs)
 
 
 @overload
@@ -93,9 +83,15 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
-        return _within(_read(inner[0], value, name), inner[1:], name)
+        value = _read(inner[0], value, name)
+        for bound in inner[1:]:
+            if isinstance(bound, Between) and not bound.low <= value <= bound.high:
+                _refuse(name, value, str(bound))
+        return value
     if origin is Literal:
-        return value if value in inner and type(value) in map(type, inner) else _refuse(name, value, _choice(inner))
+        if value not in inner or type(value) not in map(type, inner):
+            _refuse(name, value, f"one of {', '.join(map(str, inner))}")
+        return value
     if origin in (Union, types.UnionType):
         return _union(inner, value, name)
     if kind in _PLAIN:
@@ -118,13 +114,6 @@ def _plain(kind: type, value: Any, name: str) -> Any:
     return value
 
 
-def _within(value: Any, bounds: Sequence[Any], name: str) -> Any:
-    for bound in bounds:
-        if isinstance(bound, Between) and not bound.low <= value <= bound.high:
-            _refuse(name, value, str(bound))
-    return value
-
-
 def _union(kinds: Sequence[Any], value: Any, name: str) -> Any:
     if type(value) in kinds and type(value) in _PLAIN:
         return _plain(type(value), value, name)
@@ -143,10 +132,10 @@ def _items(kind: Any, inner: Sequence[Any], value: Any, name: str) -> Any:
     if kind is tuple and inner and inner[-1] is not ...:
         if len(value) != len(inner):
             _refuse(name, value, f"a list of {len(inner)}")
-        return tuple(
-            _read(one, item, f"{name}[{place}]") for place, (one, item) in enumerate(zip(inner, value, strict=True))
-        )
-    items = [_read(inner[0] if inner else Any, item, f"{name}[{place}]") for place, item in enumerate(value)]
+        kinds = inner
+    else:
+        kinds = [inner[0] if inner else Any] * len(value)
+    items = [_read(wanted, item, f"{name}[{i}]") for i, (wanted, item) in enumerate(zip(kinds, value, strict=True))]
     return items if kind is list else tuple(items)
 
 
@@ -178,19 +167,15 @@ def _fields(kind: Any) -> tuple[dict[str, Any], tuple[str, ...]]:
     """The types of a class's fields, and the names of those without a default."""
     hints = get_type_hints(kind, include_extras=True)
     if is_dataclass(kind):
-        own = [one for one in fields(kind) if one.init]
-        needed = tuple(one.name for one in own if one.default is MISSING and one.default_factory is MISSING)
-        return {one.name: hints[one.name] for one in own}, needed
+        given = [field for field in fields(kind) if field.init]
+        needed = tuple(field.name for field in given if field.default is MISSING and field.default_factory is MISSING)
+        return {field.name: hints[field.name] for field in given}, needed
     names: tuple[str, ...] = kind._fields  # of a NamedTuple
     return {name: hints[name] for name in names}, tuple(name for name in names if name not in kind._field_defaults)
 
 
 def _below(name: str, key: str) -> str:
     return f"{name}.{key:.60}" if name else f"{key:.60}"
-
-
-def _choice(values: Sequence[Any]) -> str:
-    return f"one of {', '.join(map(str, values))}"
 
 
 def _refuse(name: str, value: Any, wanted: str) -> NoReturn:

@@ -1,9 +1,10 @@
-"""The extras of the package: the purpose of each, and the words that say which one is missing."""
+"""What the package runs on: its extras, memory and disk, its own commit, a Ray cluster; counts and times as texts."""
 
 from __future__ import annotations
 
+import ast
 import ctypes
-import importlib
+import inspect
 import logging
 import os
 import pkgutil
@@ -14,10 +15,12 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from difflib import get_close_matches
+from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,26 +32,25 @@ from normal_guidance.base.errors import UserError
 PACKAGE = "normal-guidance"
 
 
-class Extra(NamedTuple):
-    """A set of packages that some commands need."""
+class PackageExtra(NamedTuple):
+    """Packages that some commands need; if none of the modules is there, the extra was not installed."""
 
     purpose: str
     modules: tuple[str, ...]
-    """If none of these is there, the extra was not installed."""
 
 
 EXTRAS = {
-    "dicom": Extra("scans: nguide phantom, index, encode, predict, and slices in nguide view", ("pydicom",)),
-    "encoders": Extra(
+    "dicom": PackageExtra("scans: nguide phantom, index, encode, predict, and slices in nguide view", ("pydicom",)),
+    "encoders": PackageExtra(
         "features of scans: nguide encode and predict", ("transformers", "efficientnet_lite_pytorch", "h5py")
     ),
-    "export": Extra("models as ONNX graphs", ("onnx", "onnxruntime")),
-    "hub": Extra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
-    "lightning": Extra("the callback for Lightning's Trainer", ("lightning",)),
-    "node": Extra("nguide node", ("pynetdicom",)),
-    "ray": Extra("several machines: the option --ray", ("ray",)),
-    "track": Extra("the option --track", ("tensorboard", "mlflow")),
-    "viewer": Extra("nguide view", ("fastapi", "uvicorn")),
+    "export": PackageExtra("models as ONNX graphs", ("onnx", "onnxruntime")),
+    "hub": PackageExtra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
+    "lightning": PackageExtra("the callback for Lightning's Trainer", ("lightning",)),
+    "node": PackageExtra("nguide node", ("pynetdicom",)),
+    "ray": PackageExtra("several machines: the option --ray", ("ray",)),
+    "track": PackageExtra("the option --track", ("tensorboard", "mlflow")),
+    "viewer": PackageExtra("nguide view", ("fastapi", "uvicorn")),
 }
 """The extras that a user may want; `all` has them all."""
 
@@ -76,19 +78,15 @@ def missing_extras(*extras: str) -> list[str]:
     return [extra for extra in extras if not any(find_spec(module) for module in EXTRAS[extra].modules)]
 
 
-# Cores, memory and disk that a program may use (in a container, less than the machine has), and what this one took.
-
-
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h
 _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep large freed blocks, for the whole process; returns whether this worked.
+    """Makes glibc keep large freed blocks, for the whole process, which then never shrinks; returns whether it worked.
 
-    By default glibc returns a freed block of more than 32 MB to the system, which clears its pages before they are used
-    again.  A network on the CPU frees and allocates such blocks in every layer: EfficientNet-Lite0 spends half of its
-    time on clearing them (LOG.md).  The price: the process never shrinks.
+    Otherwise the system clears their pages before they are used again, which is half of the time of EfficientNet-Lite0
+    on the CPU (LOG.md).
     """
     try:
         mallopt = ctypes.CDLL(None).mallopt
@@ -102,8 +100,8 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     if error is None:
         return False
     words = ("out of memory", "ALLOC_FAILED", "can't allocate memory", "not enough memory")
-    found = isinstance(error, MemoryError) or any(word in str(error) for word in words)
-    return found or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
+    said = isinstance(error, MemoryError) or any(word in str(error) for word in words)
+    return said or type(error).__name__ == "OutOfMemoryError" or is_out_of_memory(error.__context__)
 
 
 def peak_bytes(device: str) -> int:
@@ -164,20 +162,15 @@ def _read(file: str) -> str | None:
         return None
 
 
-# The commit that the running code comes from.
-
-
 SOURCE_FOLDER = Path(__file__).parents[1]
 """The folder of this package."""
 
 
 def source_version(package: Path = SOURCE_FOLDER) -> dict[str, Any] | None:
-    """Return the commit of the git checkout that holds a package, and whether files differ from it.
+    """Return the commit of the git checkout that holds a package, and whether files differ from it; None without one.
 
-    None for a package that is not in a checkout of its own: one installed inside another project's checkout is not
-    tracked there.  Where the code comes without its repository, for instance in a container, the variable NGUIDE_COMMIT
-    names the commit.  The variable wins over git, because a stale repository may lie beside a copied tree; the result
-    then says "told".
+    The variable NGUIDE_COMMIT wins over git, because a stale repository may lie beside a copied tree; the result then
+    says "told".
     """
     if told := os.environ.get("NGUIDE_COMMIT"):
         return {"id": told, "dirty": None, "told": True}
@@ -191,9 +184,6 @@ def source_version(package: Path = SOURCE_FOLDER) -> dict[str, Any] | None:
         return {"id": git("rev-parse", "HEAD"), "dirty": bool(git("status", "--porcelain", "--", "."))}
     except (OSError, subprocess.CalledProcessError):  # no git, no checkout, or one without its history
         return None
-
-
-# Counts, sizes and times as people read them.
 
 
 LARGEST_SEED = 2**31 - 1
@@ -216,9 +206,6 @@ def size_text(count: int) -> str:
 def time_text(seconds: float | int) -> str:
     """Return seconds as hours, minutes and seconds."""
     return str(timedelta(seconds=round(seconds)))
-
-
-# Connects to a running Ray cluster; its errors become UserErrors that name the next step.
 
 
 ANSWER_SECONDS = 10.0
@@ -269,31 +256,27 @@ def connected(address: str) -> Iterator[Connection]:
         import ray
     except ImportError as error:
         raise UserError(f"ray is not installed; {install_command('ray')}, or leave out --ray") from error
-    _check_answers(address)
+
+    def no_answer(error: Exception) -> UserError:
+        return UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head")
+
+    host, _, port = address.rpartition(":")
+    if host and port.isdecimal() and "/" not in host:  # Ray checks other forms ('auto', 'ray://...') itself
+        try:
+            socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
+        except (OSError, OverflowError) as error:
+            raise no_answer(error) from error
     ending = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
+        raise no_answer(error) from error
     if ending is not None and threading.current_thread() is threading.main_thread():
-        signal.signal(
-            signal.SIGTERM, ending
-        )  # Ray's own would end the process with code 15 and skip the command line's
+        signal.signal(signal.SIGTERM, ending)  # Ray's own would end the process and skip the command line's
     try:
         yield Connection(address)
     finally:
         ray.shutdown()
-
-
-def _check_answers(address: str) -> None:
-    """Refuses HOST:PORT if no server listens there; Ray checks other forms ('auto', 'ray://...') itself."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or "/" in host:
-        return
-    try:
-        socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS).close()
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--ray {address}: no cluster answers ({error}); start one: ray start --head") from error
 
 
 def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
@@ -301,54 +284,47 @@ def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
     return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
 
 
-# Names of a package that are imported when they are first used, so that a program waits only for what it needs.
+class _Face(ModuleType):
+    """A package whose public names win over its rooms: `ng.fit` is the function, also once the room `fit` is loaded."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if not (isinstance(value, ModuleType) and name in self.__all__):
+            super().__setattr__(name, value)
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, str], modules: Mapping[str, str] | None = None, unlisted: Collection[str] = ()
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package.
+def lazy_names(package: str, listed: Sequence[str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
+    """The `__getattr__` and the `__dir__` of a package that imports its names under `if TYPE_CHECKING:` alone.
 
-    A wrong name is an AttributeError that suggests the nearest right one.
-
-    Args:
-        package: its `__name__`.
-        homes: public name -> module that defines it, without `normal_guidance.`.
-        modules: public name -> module that it stands for, without `normal_guidance.`.
-        unlisted: names that `dir` leaves out, since a package that they need is not installed.
+    What type checkers read there is imported when it is first used.  A wrong name is an AttributeError that suggests
+    the nearest of the `listed` ones, which are its `__all__`.
     """
-    modules, root = modules or {}, package.partition(".")[0]
+    sys.modules[package].__class__ = _Face
+
+    @cache
+    def homes() -> dict[str, str]:
+        tree = ast.parse(inspect.getsource(sys.modules[package]))
+        blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+        return {alias.name: str(node.module) for node in imports for alias in node.names}
 
     def get(name: str) -> object:
-        if name in modules:
-            return import_module(f"{root}.{modules[name]}")
-        if name in homes:
-            return getattr(import_module(f"{root}.{homes[name]}"), name)
-        raise AttributeError(f"module {package!r} has no attribute {name!r}{_suggestion(name, names())}")
+        if name.startswith("__"):  # Python itself asks for such names
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if name in homes():
+            home = import_module(homes()[name])
+            return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
+        folded = {known.lower().replace("_", ""): known for known in listed}
+        near = get_close_matches(name.lower().replace("_", ""), folded, n=1)
+        hint = f"did you mean {folded[near[0]]!r}?" if near else f"it has {', '.join(sorted(listed))}"
+        raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")
 
-    def names() -> list[str]:
-        return sorted({*homes, *modules} - {*unlisted})
-
-    return get, names
-
-
-def _suggestion(name: str, known: list[str]) -> str:
-    from difflib import get_close_matches  # only where something went wrong
-
-    if name.startswith("__"):
-        return ""  # Python itself asks for such names
-    folded = {one.lower().replace("_", ""): one for one in known}
-    near = get_close_matches(name.lower().replace("_", ""), folded, n=1)
-    return f"; did you mean {folded[near[0]]!r}?" if near else f"; it has {', '.join(known)}"
-
-
-# Finds what the files of a package define, so that adding a method or a regularizer is adding one file.
+    return get, lambda: sorted(listed)
 
 
 def one_per_file(package: ModuleType, attribute: str) -> dict[str, Any]:
     """What each module of a package calls `attribute`, by the module's name, in alphabetical order."""
     names = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    return {name: getattr(importlib.import_module(f"{package.__name__}.{name}"), attribute) for name in names}
+    return {name: getattr(import_module(f"{package.__name__}.{name}"), attribute) for name in names}
 
 
 def install_package(*extras: str) -> str:

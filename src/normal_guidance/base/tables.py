@@ -3,9 +3,7 @@
     read_rows(path, Problem, again)         every line as a NamedTuple, whose fields say what its cells must be
     read_columns(path, INDEX, again)        the columns of a schema, none of them null but those that may be
 
-This is for tables what `normal_guidance.base.records` is for JSON: a file of another shape is one line that names the
-file, the row or column, and what to do (`again`).  A parquet file that declares far more values than it has bytes is
-refused before anything is allocated.
+A parquet file that declares far more values than it has bytes is refused before anything is allocated.
 """
 
 from __future__ import annotations
@@ -20,9 +18,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import ContentError, UserError, reading, shorten
 from normal_guidance.base.files import MARK, read_sealed
-from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.base.records import read_as
 from normal_guidance.base.workers import check_parquet, parquet_columns
 
 Row = TypeVar("Row")
@@ -54,30 +52,27 @@ def read_rows(path: Path, kind: type[Row], again: str, *, exact: bool = True) ->
         raise UserError(f"{path} has no column {missing[0]!r}, only {shown}; {again}")
     if (exact and tuple(header) != names) or any(header.count(name) > 1 for name in names):
         raise UserError(f"{path} has the columns {shorten(', '.join(header))}, not {', '.join(names)}; {again}")
-    places = [header.index(name) for name in names]
+    columns = [header.index(name) for name in names]
     texts = {name for name, hint in get_type_hints(kind).items() if hint is str}
-    found = []
+    rows = []
     for number, line in enumerate(lines, start=1):
         if len(line) != len(header):
             raise UserError(f"{path}, row {number} has {len(line)} cells, not {len(header)}; {again}")
-        cells: dict[str, Any] = {name: line[place] for name, place in zip(names, places, strict=True)}
+        cells: dict[str, Any] = {name: line[column] for name, column in zip(names, columns, strict=True)}
         numbers = {name: int(cell) for name, cell in cells.items() if name not in texts and WHOLE.fullmatch(cell)}
         try:
-            found.append(read_as(kind, cells | numbers))
+            rows.append(read_as(kind, cells | numbers))
         except ContentError as error:
             raise UserError(f"{path}, row {number}: {error}; {again}") from error
-    return found
+    return rows
 
 
 def read_cells(path: Path, again: str) -> list[list[str]]:
     """The lines of a CSV file with their cells, the header first; lines without a cell are left out."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            mark = separator(file.readline(FIRST_LINE))
-            file.seek(0)
-            return [line for line in csv.reader(file, delimiter=mark, strict=True) if line]
-    except (OSError, ValueError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error}); {again}") from error
+    with reading(path, again, csv.Error), path.open(newline="", encoding="utf-8-sig") as file:
+        mark = separator(file.readline(FIRST_LINE))
+        file.seek(0)
+        return [line for line in csv.reader(file, delimiter=mark, strict=True) if line]
 
 
 def read_columns(
@@ -87,19 +82,15 @@ def read_columns(
 
     Columns that are `optional` are left out where the file lacks them.
     """
-    try:
+    with reading(path, again, pa.ArrowException):
         content = read_sealed(path, again)
         known = parquet_columns(path, scan=True) if MARK.encode() in content else check_parquet(path)
-        schema = pa.schema([one for one in schema if one.name in known or one.name not in optional])
+        schema = pa.schema([field for field in schema if field.name in known or field.name not in optional])
         if missing := [name for name in schema.names if name not in known]:
             raise UserError(f"{path} has no column {missing[0]!r}; {again}")
         table = pq.read_table(pa.BufferReader(content), columns=schema.names).select(schema.names).cast(schema)
         table = table.replace_schema_metadata()
         table.validate(full=True)  # a damaged file may hold text that is not UTF-8, or lists that overlap
-    except UserError:
-        raise
-    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
-        raise UserError(f"{path} cannot be read ({shorten(str(error), 300)}); {again}") from error
     for name in schema.names:
         if _has_null(table[name], nullable=name in nullable):
             raise UserError(f"{path} is damaged: column {name} has a value missing; {again}")

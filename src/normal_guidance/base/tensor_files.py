@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import reading
 from normal_guidance.base.files import OPEN, SEAL, is_sealed, seal, write_atomically
 from normal_guidance.base.records import parse_json
 
@@ -64,16 +64,11 @@ def _raw(tensor: Tensor) -> memoryview:
 
 def read_tensors(path: Path, again: str) -> tuple[dict[str, Tensor], Any]:
     """The tensors, mapped to memory, and the metadata of the file, whose seal is checked."""
-    try:
+    with reading(path, again, SafetensorError, wrong="is damaged or was not written by normal-guidance"):
         _check_seal(path, again)
         with safe_open(path, framework="pt") as file:
             about = parse_json((file.metadata() or {})["about"])
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
-    except UserError:
-        raise
-    except (OSError, SafetensorError, ValueError, KeyError) as error:
-        why = shorten(str(error), 300)
-        raise UserError(f"{path} is damaged or was not written by normal-guidance ({why}); {again}") from error
 
 
 def _check_seal(path: Path, again: str) -> None:

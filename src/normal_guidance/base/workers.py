@@ -5,7 +5,12 @@ memory) or is silent for too long, its tasks are tried once more, one by one; a 
 a `Failure`.  All other tasks get their results.  Workers are started as separate programs: forks break CUDA and OpenMP,
 and multiprocessing would run the user's main script again.
 
-`normal_guidance.base.workers` is the code that runs in a worker.
+Arrays return through anonymous memory that the worker fills and the parent maps: it is not copied, not limited by
+/dev/shm, and gone when the processes end.  This module imports little, because every worker waits for its imports.
+
+Foreign files, too, are guarded here: what a file declares is bounded before anything is allocated, since some kilobytes
+may declare gigabytes, by a header that lies or by zeros that are packed a thousandfold.  Errors are ValueErrors; the
+caller adds the name of the file.
 """
 
 from __future__ import annotations
@@ -22,7 +27,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import zipfile
@@ -35,6 +39,7 @@ from itertools import islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
@@ -42,11 +47,6 @@ import numpy as np
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.system import keep_freed_memory, limit_memory, machine_memory
-
-# The code of a worker process of `normal_guidance.base.workers`: it receives tasks and sends results or failures.
-# Arrays return through anonymous memory that the worker fills and the parent maps: it is not copied, not limited by
-# /dev/shm, and gone when the processes end.  This module imports little, because every worker waits for its imports.
-
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -140,18 +140,11 @@ def _work(connection: Connection) -> None:
     sizes = [piece.nbytes for piece in raw]
     connection.send(("results", content, sizes))
     if sum(sizes):
-        with _memory() as file:
+        with os.fdopen(os.memfd_create("scan"), "wb") if sys.platform == "linux" else TemporaryFile() as file:
             for piece in raw:
                 file.write(piece)
             file.flush()
             send_handle(connection, file.fileno(), os.getppid())
-
-
-def _memory() -> Any:
-    """An open file in memory; on systems without such files, a temporary file."""
-    if sys.platform == "linux":
-        return os.fdopen(os.memfd_create("scan"), "wb")
-    return tempfile.TemporaryFile()
 
 
 TIMEOUT = 600.0
@@ -304,7 +297,7 @@ class _Job(NamedTuple):
 
 
 @dataclass
-class _Batch(Generic[Task]):
+class _TaskBatch(Generic[Task]):
     tasks: list[Task]
     size: int
     results: dict[int, Any] = field(default_factory=dict)
@@ -320,7 +313,7 @@ class _Work(Generic[Task]):
     most: int
     ahead: int
     attempts: int
-    begun: dict[int, _Batch[Task]] = field(default_factory=dict)
+    begun: dict[int, _TaskBatch[Task]] = field(default_factory=dict)
     open: deque[_Job] = field(default_factory=deque)
     """Begun, but without a worker."""
     next_begun: int = 0
@@ -329,14 +322,14 @@ class _Work(Generic[Task]):
 
     def _draw(self) -> bool:
         """Reads a batch of tasks, if there is room and tasks are left."""
-        room = len(self.begun) < self.most and sum(one.size for one in self.begun.values()) < self.ahead
+        room = len(self.begun) < self.most and sum(batch.size for batch in self.begun.values()) < self.ahead
         if self.exhausted or not (room or not self.begun):
             return False
         tasks = list(islice(self.tasks, self.batch))
         if not tasks:
             self.exhausted = True
             return False
-        self.begun[self.next_begun] = _Batch(tasks, sum(map(self.size_of, tasks)))
+        self.begun[self.next_begun] = _TaskBatch(tasks, sum(map(self.size_of, tasks)))
         self.open.append(_Job(self.next_begun, range(len(tasks)), attempt=1))
         self.next_begun += 1
         return True
@@ -464,19 +457,6 @@ def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:
     return pieces
 
 
-# The guard for files that other people wrote: what a file declares is bounded before anything is allocated.
-# A file of some kilobytes may declare gigabytes, by a header that lies or by zeros that are packed a thousandfold.
-# Every
-# reader of foreign files asks here first:
-#     excess          why a declared size is too much for the bytes that are stored, or for the free memory
-#     member_problem  why a member of a zip archive is not unpacked: encrypted, an unlimited method, too large
-#     check_parquet   refuses a parquet file of too many values
-#     read_array      an array of an npy file or of a member, whose header must fit the bytes that are there
-#     ask             a question that a process of its own answers, with limits of time and of memory, because the
-#                     library that reads the file may hang, abort or crash on damage
-# All sizes are in bytes.  Errors are ValueErrors; the caller adds the name of the file.
-
-
 FREE_BYTES = 2**28
 """Size that any file may unpack to, however small it is: masks and labels of zeros are packed a thousandfold."""
 
@@ -517,13 +497,7 @@ def member_problem(info: zipfile.ZipInfo) -> str:
 
 
 def read_array(file: io.BufferedIOBase | IO[bytes], size: int, stored: int) -> np.ndarray:
-    """The array of an open npy file.
-
-    Args:
-        file: open at its beginning.
-        size: bytes of the whole file, which its header must account for.
-        stored: bytes that it takes on the disk.
-    """
+    """The array of an open npy file of `size` bytes, which takes `stored` bytes on the disk."""
     check_array(file, size, stored)
     file.seek(0)
     array: np.ndarray = np.lib.format.read_array(file, allow_pickle=False)
@@ -560,11 +534,8 @@ def check_parquet(path: Path) -> list[str]:
 def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
     """The names of a parquet file's columns; one that declares far more values than it has bytes is refused.
 
-    Equal values take no room in the file.
-
-    Args:
-        scan: read all values first, which takes as long as reading them, without keeping any.  Where damage would make
-            pyarrow abort, a scan ends with an error: for files of ours, in this process.
+    With `scan`, all values are read first, without keeping any: where damage would make pyarrow abort, a scan ends with
+    an error.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -572,29 +543,21 @@ def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
     size = path.stat().st_size
     with pa.OSFile(os.fspath(path)) as file, pq.ParquetFile(file) as table:
         about = table.metadata
-        _refuse_values(about.num_rows * about.num_columns, size)
-        if scan:
+        problem = excess(8 * about.num_rows * about.num_columns, size)
+        if scan and not problem:  # before the groups' own numbers are read
             table.scan_contents()
         groups = (about.row_group(number) for number in range(about.num_row_groups))
-        _refuse_values(
-            sum(group.column(place).num_values for group in groups for place in range(group.num_columns)), size
-        )
+        values = (group.column(number).num_values for group in groups for number in range(group.num_columns))
+        if problem := problem or excess(8 * sum(values), size):
+            raise ValueError(f"it {problem}")
         return list(about.schema.to_arrow_schema().names)
-
-
-def _refuse_values(count: int, stored: int) -> None:
-    if problem := excess(8 * count, stored):
-        raise ValueError(f"it {problem}")
 
 
 def ask(function: Callable[[Task], Result], task: Task) -> Result:
     """The function's result, from a process with limits of time and memory; its death or error is a ValueError.
 
-    The process starts with the first question, takes all later ones, and ends with this one.
-
-    Args:
-        function: imported by its name in the other process; its module should import little.
-        task: its argument.
+    The library that reads a file may hang, abort or crash on damage.  The function is imported by its name in the other
+    process, which starts with the first question and ends with this one.
     """
     try:
         [result] = _process(os.getpid()).map(function, [task])

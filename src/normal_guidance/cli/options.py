@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.core.method import Method
-    from normal_guidance.sweep.config import Config
+    from normal_guidance.sweep.config import Config, EngineName
     from normal_guidance.sweep.estimate import SweepEstimate
-    from normal_guidance.sweep.execution import EngineName, Execution
+    from normal_guidance.sweep.execution import Execution
 
 
 T = TypeVar("T")

@@ -21,32 +21,8 @@ if TYPE_CHECKING:
     from normal_guidance.clinic.predict.predicting import PredictOptions, fit, predict, predict_features, predict_found
     from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
     from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
-    from normal_guidance.fit.bundle import (
-        Bundle,
-        bundle_run,
-        load_bundle,
-        write_bundle,
-    )
+    from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
     from normal_guidance.fit.fitting import FittedModel
-
-_HOME = {
-    "Bundle": "fit.bundle",
-    "FittedModel": "fit.fitting",
-    "NotPredicted": "clinic.predict.new_scans",
-    "PredictOptions": "clinic.predict.predicting",
-    "ScanPrediction": "clinic.predict.scan_prediction",
-    "bundle_run": "fit.bundle",
-    "find_scans": "clinic.predict.new_scans",
-    "load_bundle": "fit.bundle",
-    "fit": "clinic.predict.predicting",
-    "predict": "clinic.predict.predicting",
-    "predict_features": "clinic.predict.predicting",
-    "predict_found": "clinic.predict.predicting",
-    "prediction_json": "clinic.results.result_folder",
-    "write_bundle": "fit.bundle",
-    "write_predictions": "clinic.results.result_folder",
-    "write_scan": "clinic.results.result_folder",
-}
 
 __all__ = [
     "Bundle",
@@ -68,4 +44,4 @@ __all__ = [
 ]
 
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__, __all__)

@@ -27,13 +27,7 @@ Array = Tensor | HasArray | Sequence[Any]
 
 
 def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
-    """The values as a tensor; a tensor is returned as it is, so its gradient and its device stay.
-
-    Args:
-        values: a tensor, a numpy array, a pandas column, or a list of numbers.
-        name: what they are called in the message, if they are none of these.
-        like: the tensor on whose device they are used; values that are no tensor yet are put there.
-    """
+    """The values as a tensor, on the device of `like`; a tensor stays as it is, with its gradient and its device."""
     if isinstance(values, Tensor):
         return values
     if values is None or isinstance(values, str | bytes | dict | set) or not isinstance(values, HasArray | Sequence):
@@ -57,27 +51,24 @@ def _read(values: object) -> Tensor:
     if isinstance(values, Tensor):
         return values
     if isinstance(values, HasArray):
-        return torch.as_tensor(_usable(values.__array__()))
+        array = values.__array__()
+        # Torch refuses arrays that are turned round, and warns of read-only ones.
+        if any(stride < 0 for stride in array.strides) or not array.flags.writeable or not array.dtype.isnative:
+            array = array.astype(array.dtype.newbyteorder("="))
+        return torch.as_tensor(array)
     if not isinstance(values, Sequence):
         return torch.as_tensor(values)
-    if any(_has_rows(one) for one in values):
-        return torch.stack([_read(one) for one in values])
+    if any(_has_rows(entry) for entry in values):
+        return torch.stack([_read(entry) for entry in values])
     # Torch takes numpy's numbers in a list, but no arrays without an axis; indexed with (), both are numbers.
-    return torch.as_tensor([one[()] if hasattr(one, "__array__") else one for one in values])
+    return torch.as_tensor([entry[()] if hasattr(entry, "__array__") else entry for entry in values])
 
 
-def _has_rows(one: object) -> bool:
+def _has_rows(entry: object) -> bool:
     """Whether an entry of a list is read on its own: tensors, whose gradient stays, and whatever may have an axis."""
-    if hasattr(one, "__array__"):
-        return isinstance(one, Tensor) or getattr(one, "ndim", 1) > 0
-    return isinstance(one, Sequence) and not isinstance(one, str | bytes)
-
-
-def _usable(array: Any) -> Any:
-    """The array in a form that torch takes: it refuses arrays that are turned round, and warns of read-only ones."""
-    if any(stride < 0 for stride in array.strides) or not array.flags.writeable or not array.dtype.isnative:
-        array = array.astype(array.dtype.newbyteorder("="))
-    return array
+    if hasattr(entry, "__array__"):
+        return isinstance(entry, Tensor) or getattr(entry, "ndim", 1) > 0
+    return isinstance(entry, Sequence) and not isinstance(entry, str | bytes)
 
 
 def _shown(values: object) -> str:
@@ -88,20 +79,17 @@ def _shown(values: object) -> str:
 
 def _why(values: Any) -> str:
     """What is wrong with values that torch does not take, and what to do."""
-    kind, ones = getattr(getattr(values, "dtype", None), "kind", ""), _ones(values)
-    if kind in ("U", "S") or any(isinstance(one, str) for one in ones):
+    kind, singles = getattr(getattr(values, "dtype", None), "kind", ""), _singles(values)
+    if kind in ("U", "S") or any(isinstance(single, str) for single in singles):
         return "which holds text; give numbers in a tensor, an array or a list"
-    if kind == "O" or any(one is None for one in ones):
+    if kind == "O" or any(single is None for single in singles):
         return "which holds objects that are not numbers; give numbers in a tensor, an array or a list"
     return "whose rows differ in length or are not numbers; give rows of equal length, or packed values with lengths"
 
 
-def _ones(values: object) -> list[object]:
+def _singles(values: object) -> list[object]:
     """The single values of nested lists."""
-    return [one for some in values for one in _ones(some)] if isinstance(values, list | tuple) else [values]
-
-
-# Checks of single values that users give: numbers of any library, and devices.
+    return [single for some in values for single in _singles(some)] if isinstance(values, list | tuple) else [values]
 
 
 def is_whole(value: object) -> TypeGuard[int]:
@@ -130,9 +118,6 @@ def check_device(device: torch.device | str | None) -> None:
         raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
 
 
-# Packed rows, one bag after the other: the bag of each row, its place in the bag, and sums over each bag.
-
-
 def bag_of_rows(lengths: Int[Tensor, "bags"], total: int | None = None) -> Int64[Tensor, "rows"]:
     """The number of each row's bag; given the `total` of the lengths, it does not wait for a GPU."""
     bags = torch.arange(len(lengths), device=lengths.device)
@@ -140,10 +125,7 @@ def bag_of_rows(lengths: Int[Tensor, "bags"], total: int | None = None) -> Int64
 
 
 def find_bags(rows: Int[Tensor, "rows"], lengths: Int[Tensor, "*steps bags"]) -> Int64[Tensor, "*steps rows"]:
-    """The bag of each given row, by binary search; the number of bags for rows behind the last one.
-
-    For few rows, or for a fixed number of rows that bags need not fill; for all rows `bag_of_rows` is ten times faster.
-    """
+    """The bag of each given row, by binary search, or the number of bags; for all rows `bag_of_rows` is faster."""
     rows = rows.expand(*lengths.shape[:-1], -1).contiguous()
     return torch.searchsorted(lengths.cumsum(-1), rows, right=True)
 
@@ -160,11 +142,8 @@ def running_sum(values: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "rows_and_one"
 
 
 def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) -> Shaped[Tensor, "bags"]:
-    """The sum of each bag's values; flags and whole numbers are exact, as differences of two running sums.
-
-    Floating-point numbers are added within each bag: a running sum over all bags would lose their digits.
-    """
-    if values.is_floating_point():
+    """The sum of each bag's values; flags and whole numbers are exact, as differences of two running sums."""
+    if values.is_floating_point():  # added within each bag: a running sum over all bags would lose their digits
         return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)
     running, stops = running_sum(values), lengths.cumsum(0)
     return running[stops] - running[stops - lengths]

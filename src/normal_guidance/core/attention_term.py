@@ -96,11 +96,7 @@ class AttentionTerm(nn.Module):
             positions: places of the slices instead of their numbers (`normal_reference`).
             features: the embeddings of the slices, in the same form as attention.
         """
-        if not isinstance(attention, Tensor):
-            raise UserError(
-                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
-                "through an array or a list. For the value alone, call per_bag(attention)"
-            )
+        refuse_arrays(attention, ". For the value alone, call per_bag(attention)")
         given = {"labels": labels, "positions": positions, "features": features}
         return self.weight * self.per_bag(attention, mask, lengths=lengths, from_logits=from_logits, **given).mean()
 
@@ -126,7 +122,7 @@ class AttentionTerm(nn.Module):
         )
         if not (self._looked or torch.compiler.is_compiling()):
             shape = tuple(values.shape) if mask is None and lengths is None else None
-            self._looked = look(padded, layout, type(self).__name__, from_logits, shape)
+            self._looked = check_values(padded, layout, type(self).__name__, from_logits, shape)
         if self.in_order and real is not None:
             padded, layout, moved = _moved_to_front(padded, real, given.features)
             given = given._replace(features=moved)
@@ -141,21 +137,26 @@ class AttentionTerm(nn.Module):
 
 @dataclass(frozen=True)
 class Regularizer:
-    """One row of the table of regularizers, `core.regularizers.REGULARIZERS`.
-
-    Args:
-        name: as `--regularizer` takes it, and the name of its file.
-        title: as it stands behind the model's title.
-        term: makes the term of a weight and of the options that it has.
-        about: what it does to attention, in a sentence.
-        options: fields of `Config` that `term` takes.
-    """
+    """One row of the table of regularizers, `core.regularizers.REGULARIZERS`."""
 
     name: str
+    """As `--regularizer` takes it, and the name of its file."""
     title: str
     term: Callable[..., AttentionTerm]
+    """Makes the term of a weight and of the options that it has."""
     about: str
+    """What it does to attention, in a sentence."""
     options: tuple[str, ...] = ()
+    """Fields of `Config` that `term` takes."""
+
+
+def refuse_arrays(attention: object, instead: str = "") -> None:
+    """Refuse a loss of what is not a tensor."""
+    if not isinstance(attention, Tensor):
+        raise UserError(
+            f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
+            f"through an array or a list{instead}"
+        )
 
 
 def log_attention(padded: Padded, layout: Layout, from_logits: bool, renormalize: bool) -> Padded:
@@ -182,15 +183,12 @@ def as_padded(
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
 
 
-def look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None) -> bool:
-    """Warn of attention that looks wrong, refuse what surely is; False if it cannot be looked at, as under `vmap`.
+def check_values(
+    padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None
+) -> bool:
+    """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`.
 
-    Args:
-        padded: attention.
-        layout: of the bags.
-        name: of the term.
-        from_logits: it holds logits.
-        unmasked: the shape that the caller gave without a mask and lengths.
+    `unmasked` is the shape that the caller gave without a mask and lengths.
     """
     with torch.no_grad(), full_precision(padded):
         given = padded.detach().float()
@@ -199,7 +197,12 @@ def look(padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked:
             doubts += [] if unmasked is None else [_doubt_about_padding(given, from_logits)]
             doubts += [] if layout.is_packed else [_doubt_about_mask(given, layout, from_logits)]
             real = given.masked_fill(~layout.mask[:, None], 0)
-            _refuse_nan(real)
+            if real.isnan().any():
+                bag, head, place = real.isnan().nonzero()[0].tolist()
+                raise UserError(
+                    f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in "
+                    "the model's output"
+                )
             doubts += [_doubt_about_logits(real) if from_logits else _doubt_about_values(real)]
         except RuntimeError:
             return False
@@ -255,16 +258,6 @@ def _doubt_about_mask(given: Padded, layout: Layout, from_logits: bool) -> str:
     )
 
 
-def _refuse_nan(real: Padded) -> None:
-    found = real.isnan().nonzero()
-    if len(found):
-        bag, head, place = found[0].tolist()
-        raise UserError(
-            f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in the "
-            "model's output"
-        )
-
-
 def _doubt_about_values(real: Padded) -> str:
     sums = real.sum(-1)
     least, fewest, most = torch.stack([real.amin(), sums.amin(), sums.amax()]).tolist()
@@ -314,11 +307,9 @@ def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Length
         layout = lengths if isinstance(lengths, Layout) else Layout.packed(as_tensor(lengths, "lengths", values))
         slices = layout.mask.numel() if layout.sizes is None else sum(layout.sizes)
         fits = values.ndim in (1, 2) and shape[-1] == slices if layout.is_packed else _fits(shape, layout.mask)
-        if mask is not None or not fits:
-            if mask is not None:
-                raise UserError(
-                    f"{name} has a mask and lengths; give the mask for padded values, lengths for packed ones"
-                )
+        if mask is not None:
+            raise UserError(f"{name} has a mask and lengths; give the mask for padded values, lengths for packed ones")
+        if not fits:
             packed = "(slices,) or (heads, slices)" if name == "attention" else "(slices,)"
             form = packed if layout.is_packed else f"the layout's {tuple(layout.mask.shape)}"
             raise UserError(

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
@@ -28,6 +28,12 @@ GIVE_PACKED = (
     "Bags(features, lengths, labels) takes the slices of all scans one below the other; for one array a scan, write "
     "Bags.from_arrays(arrays, labels)"
 )
+
+
+def _fill(bag: Bag | Bags, **fields: object) -> None:
+    """Sets fields of a frozen dataclass, which only its own making may do."""
+    for name, value in fields.items():
+        object.__setattr__(bag, name, value)
 
 
 @dataclass(frozen=True, eq=False, init=False)
@@ -65,13 +71,14 @@ class Bag:
     ) -> None:
         who = "the scan" if scan_id is None else f"scan {str(scan_id)!r}"
         rows = _as_features(features, f"{who}: features")
-        labels = None if slice_labels is None else _as_slice_labels(slice_labels, rows, who)
-        fill = object.__setattr__  # only here may a frozen dataclass be changed
-        fill(self, "features", rows)
-        fill(self, "label", _as_label(label, who))
-        fill(self, "slice_labels", labels)
-        fill(self, "scan_id", None if scan_id is None else str(scan_id))
-        fill(self, "patient_id", None if patient_id is None else str(patient_id))
+        _fill(
+            self,
+            features=rows,
+            label=_as_label(label, who),
+            slice_labels=None if slice_labels is None else _as_slice_labels(slice_labels, rows, who),
+            scan_id=None if scan_id is None else str(scan_id),
+            patient_id=None if patient_id is None else str(patient_id),
+        )
 
 
 def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
@@ -88,7 +95,8 @@ def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
 def _as_slice_labels(values: Array, rows: Tensor, who: str) -> Int[Tensor, "slices"]:
     labels = as_tensor(values, f"{who}: slice_labels", rows)
     if labels.shape != rows.shape[:1]:
-        raise UserError(f"{who}: {_count(labels)} slice labels for {len(rows)} slices; give one for each slice")
+        count = len(labels) if labels.ndim == 1 else f"shape {tuple(labels.shape)} of"
+        raise UserError(f"{who}: {count} slice labels for {len(rows)} slices; give one for each slice")
     wrong = _wrong_slice_labels(labels)
     if len(wrong):
         row = int(wrong[0])
@@ -113,10 +121,6 @@ def _as_label(label: object, who: str) -> int:
     if not isinstance(value, int | float) or value not in (0, 1):
         raise UserError(f"{who} has label {value!r}; labels are 0 or 1")
     return int(value)
-
-
-def _count(labels: Tensor) -> str:
-    return str(len(labels)) if labels.ndim == 1 else f"shape {tuple(labels.shape)} of"
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -164,29 +168,25 @@ class Bags:
         scan_ids: Sequence[str] = (),
         patient_ids: Sequence[str] = (),
     ) -> None:
-        fill = object.__setattr__  # only here may a frozen dataclass be changed
         _refuse_one_array_a_scan(features)
         if labels is None:
             raise UserError(f"Bags: got no labels; {GIVE_PACKED}")
         rows = _as_features(features, "features")
-        fill(self, "features", rows)
-        fill(self, "lengths", _vector(lengths, "lengths", rows, "scan"))
-        fill(self, "labels", _vector(labels, "labels", rows, "scan"))
-        fill(
-            self, "slice_labels", None if slice_labels is None else _vector(slice_labels, "slice_labels", rows, "slice")
+        _fill(
+            self,
+            features=rows,
+            lengths=_vector(lengths, "lengths", rows, "scan"),
+            labels=_vector(labels, "labels", rows, "scan"),
+            slice_labels=None if slice_labels is None else _vector(slice_labels, "slice_labels", rows, "slice"),
         )
-        numbered = (f"scan-{i}" for i in range(len(self.lengths)))
-        fill(self, "scan_ids", checked_ids(scan_ids, "scan_ids") or tuple(numbered))
-        fill(self, "patient_ids", checked_ids(patient_ids, "patient_ids") or self.scan_ids)
+        names = checked_ids(scan_ids, "scan_ids") or tuple(f"scan-{i}" for i in range(len(self.lengths)))
+        _fill(self, scan_ids=names, patient_ids=checked_ids(patient_ids, "patient_ids") or names)
         if len(self.lengths) and (self.lengths.is_floating_point() or self.lengths.dtype == torch.bool):
             raise UserError(f"lengths: {self.lengths.dtype}; expected integers, the slices of each scan")
         _check_sizes(self)
-        _check_labels(self)
         _check_slice_labels(self)
-        fill(self, "labels", self.labels.long())
-        fill(self, "lengths", self.lengths.long())
-        if self.slice_labels is not None:
-            fill(self, "slice_labels", self.slice_labels.long())
+        whole = None if self.slice_labels is None else self.slice_labels.long()
+        _fill(self, labels=self.labels.long(), lengths=self.lengths.long(), slice_labels=whole)
         _check_finite(self)
 
     @classmethod
@@ -303,12 +303,7 @@ class Bags:
         return (self[i] for i in range(len(self)))
 
     def batches(
-        self,
-        size: int,
-        *,
-        generator: torch.Generator | None = None,
-        shuffle: bool = False,
-        drop_last: bool = False,
+        self, size: int, *, generator: torch.Generator | None = None, shuffle: bool = False, drop_last: bool = False
     ) -> Iterator[Bags]:
         """Batches of `size` scans, in order or shuffled by `generator`; a smaller last batch is kept or dropped."""
         if size < 1:
@@ -330,9 +325,9 @@ class Bags:
 
     def pin_memory(self) -> Bags:
         """A copy in pinned memory, as a `DataLoader` with `pin_memory=True` asks for it."""
-        named = ("features", "lengths", "labels", "slice_labels")
-        tensors = {name: getattr(self, name) for name in named}
-        return self._unchecked(**{name: one if one is None else one.pin_memory() for name, one in tensors.items()})
+        tensors = {name: getattr(self, name) for name in ("features", "lengths", "labels", "slice_labels")}
+        pinned = {name: tensor.pin_memory() for name, tensor in tensors.items() if tensor is not None}
+        return self._unchecked(**pinned)
 
     @property
     def width(self) -> int:
@@ -427,10 +422,38 @@ class Bags:
     def _unchecked(self, **changes: object) -> Bags:
         """A part or a copy of these bags, which are checked already."""
         made = object.__new__(Bags)
-        fields = {name: getattr(self, name) for name in self.__dataclass_fields__} | changes
-        for name, value in fields.items():
-            object.__setattr__(made, name, value)
+        _fill(made, **{name: getattr(self, name) for name in self.__dataclass_fields__} | changes)
         return made
+
+
+@runtime_checkable
+class ScanSet(Protocol):
+    """A set of scans to train on, such as `Bags` or a feature store; training sees no slice labels."""
+
+    @property
+    def lengths(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def labels(self) -> Int[Tensor, "scans"]: ...
+    @property
+    def width(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
+        """The packed features of the chosen scans."""
+        ...
+
+
+@runtime_checkable
+class LabelledScans(ScanSet, Protocol):
+    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
+
+    @property
+    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
+    @property
+    def scan_ids(self) -> tuple[str, ...]: ...
+    @property
+    def patient_ids(self) -> tuple[str, ...]: ...
+    def __len__(self) -> int: ...
 
 
 def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
@@ -464,8 +487,8 @@ def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:
         if bag.scan_id is not None:
             seen[bag.scan_id] += 1
             if seen[bag.scan_id] > 1:
-                own = bag.scan_id if bag.patient_id is None else bag.patient_id
-                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})", patient_id=own)
+                patient = bag.scan_id if bag.patient_id is None else bag.patient_id
+                bags[number] = replace(bag, scan_id=f"{bag.scan_id} ({seen[bag.scan_id]})", patient_id=patient)
     return Bags.pack(bags)
 
 
@@ -521,10 +544,6 @@ def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
     return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
 
 
-def _name(bags: Bags, scan: int) -> str:
-    return f"scan {bags.scan_ids[scan]!r}"
-
-
 def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor, "values"]:
     tensor = as_tensor(values, name, rows)
     if tensor.ndim != 1:
@@ -543,19 +562,17 @@ def checked_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
 
 def _check_sizes(bags: Bags) -> None:
     scans = len(bags.lengths)
-    for what, count in (
-        ("labels", len(bags.labels)),
-        ("scan_ids", len(bags.scan_ids)),
-        ("patient_ids", len(bags.patient_ids)),
-    ):
-        if count != scans:
-            raise UserError(f"{what}: {count} for {scans} scans; give one per scan")
+    for what, values in {"labels": bags.labels, "scan_ids": bags.scan_ids, "patient_ids": bags.patient_ids}.items():
+        if len(values) != scans:
+            raise UserError(f"{what}: {len(values)} for {scans} scans; give one per scan")
     doubled = [name for name, count in Counter(bags.scan_ids).items() if count > 1]
     if doubled:
         raise UserError(f"scan {doubled[0]!r} appears more than once ({len(doubled)} such ids); ids must be unique")
     empty = (bags.lengths < 1).nonzero().flatten().tolist()
     if empty:
-        raise UserError(f"{_name(bags, empty[0])} has no slices ({len(empty)} such scans); leave empty scans out")
+        raise UserError(
+            f"scan {bags.scan_ids[empty[0]]!r} has no slices ({len(empty)} such scans); leave empty scans out"
+        )
     slices = len(bags.features)
     if int(bags.lengths.sum()) != slices:
         raise UserError(
@@ -564,13 +581,12 @@ def _check_sizes(bags: Bags) -> None:
         )
     if bags.slice_labels is not None and len(bags.slice_labels) != slices:
         raise UserError(f"slice_labels: {len(bags.slice_labels)} for {slices} slices; give one per slice")
-
-
-def _check_labels(bags: Bags) -> None:
     wrong = ((bags.labels != 0) & (bags.labels != 1)).nonzero().flatten().tolist()
     if wrong:
         value = bags.labels[wrong[0]].item()
-        raise UserError(f"{_name(bags, wrong[0])} has label {value} ({len(wrong)} such scans); labels are 0 or 1")
+        raise UserError(
+            f"scan {bags.scan_ids[wrong[0]]!r} has label {value} ({len(wrong)} such scans); labels are 0 or 1"
+        )
 
 
 def _check_slice_labels(bags: Bags) -> None:
@@ -581,19 +597,19 @@ def _check_slice_labels(bags: Bags) -> None:
     if len(wrong):
         row = int(wrong[0])
         scan, position = _locate(bags, row)
-        raise UserError(f"{_name(bags, scan)}, {_wrong_slice_label(labels, row, position)}")
+        raise UserError(f"scan {bags.scan_ids[scan]!r}, {_wrong_slice_label(labels, row, position)}")
     unknown = sum_per_bag(labels == UNKNOWN, bags.lengths.long())
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:
         raise UserError(
-            f"{_name(bags, mixed[0])}: {int(unknown[mixed[0]])} of {int(bags.lengths[mixed[0]])} slices have no label "
-            f"({len(mixed)} such scans); label all slices of a scan or none"
+            f"scan {bags.scan_ids[mixed[0]]!r}: {int(unknown[mixed[0]])} of {int(bags.lengths[mixed[0]])} slices have "
+            f"no label ({len(mixed)} such scans); label all slices of a scan or none"
         )
     against = ((bags.labels == 0) & (bags.positive_slices > 0)).nonzero().flatten().tolist()
     if against:
         raise UserError(
-            f"{_name(bags, against[0])} is labelled negative but has {int(bags.positive_slices[against[0]])} positive "
-            f"slices ({len(against)} such scans); correct the label of the scan or of its slices"
+            f"scan {bags.scan_ids[against[0]]!r} is labelled negative but has {int(bags.positive_slices[against[0]])} "
+            f"positive slices ({len(against)} such scans); correct the label of the scan or of its slices"
         )
 
 
@@ -609,8 +625,8 @@ def _check_finite(bags: Bags) -> None:
         row, column = (~finite).nonzero()[0].tolist()
         scan, position = _locate(bags, start + row)
         raise UserError(
-            f"{_name(bags, scan)}, slice {position}, feature {column}: value {rows[row, column].item()}; features must "
-            "be finite: encode this scan again or leave it out"
+            f"scan {bags.scan_ids[scan]!r}, slice {position}, feature {column}: value {rows[row, column].item()}; "
+            "features must be finite: encode this scan again or leave it out"
         )
 
 

@@ -1,13 +1,10 @@
-r"""Attention from scores around each slice: windows, and mixtures of whole bells whose shape is built in.
+r"""Bells along the slices: attention from window sums, places of findings, and the normals that guidance aims at.
 
-With K a kernel matrix along the slices, every slice collects the scores x around it (window sums over the scan's own
-slices), and attention is their softmax.  With the Gaussian kernel, $K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$:
-
-    a = softmax(beta K x)
-
-Normal Guidance enforces a bell by a loss; a mixture of bells has it by construction.  Each slice's softmax weight is
-spread as a bell.  A window that extends beyond the scan collects less; if the finding lies wholly within the scan, such
-a window is also a less likely place for it, so its prior is the part of it inside the scan to a learned power:
+With K a kernel matrix along the slices, every slice collects the scores x around it, and attention is their softmax.
+With the Gaussian kernel, $K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$, that is a = softmax(beta K x).  Guidance enforces a
+bell by a loss; a mixture of bells has it by construction: each slice's softmax weight is spread as a bell.  A window
+that extends beyond the scan collects less, and if the finding lies wholly within the scan, it is also a less likely
+place for it, so its prior is the part of it inside the scan to a learned power:
 
     q = softmax(beta K x + kappa log K 1),   a = K q / sum(K q)
 
@@ -16,9 +13,8 @@ sides: $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$ with a learned p.
 
 Both products are one matrix product, with a separate width for every configuration: 64 scans of 1,083 slices and 32
 configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  The kernel for 20,000 slices would take
-3 GB for every configuration, and its gradient as much again several times: long scans are summed by blocks, from one
-row of the kernel (`core.window_sums`).  Neither has a cut-off: where the kernel has fallen to its least value, that
-value counts.
+3 GB for every configuration: long scans are summed by blocks, from one row of the kernel (`window_sums`).  Neither has
+a cut-off: where the kernel has fallen to its least value, that value counts.
 
 Everything is float64, whatever the model's dtype.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm,
 which guidance and localization need, is exact down to e^-548, where float32 would lose it at e^-87 and make distant
@@ -39,23 +35,12 @@ from jaxtyping import Bool, Float, Float64, Int, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.kernels.products import save_tensors, vmap_over_configurations
+from normal_guidance.core.kernels.products import operator
 from normal_guidance.core.layout import Layout, SlottedLayout, as_rows
-from normal_guidance.core.prediction import (
-    FEATURES,
-    BagsLike,
-    Features,
-    Prediction,
-)
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction
 
-# Positions of the slices of a scan: counted, in millimetres, or as points of a plane.
-# A normal distribution fitted to attention does not depend on the unit.  If every slice lies at
-# $x_j = s\,j + t$, then $\mathrm{E}[X] = s\,\mathrm{E}[J] + t$ and $\mathrm{Var}[X] = s^2\,\mathrm{Var}[J]$, so
-# $$ \frac{(x_j - \mathrm{E}[X])^2}{2\,\mathrm{Var}[X]} = \frac{(j - \mathrm{E}[J])^2}{2\,\mathrm{Var}[J]} $$
-# and the reference is the same for any spacing s.  Positions matter where spacing changes within a scan (a gap, thin
-# slices below and thick ones above), where slices have more than one coordinate (patches), and for anything with a
-# fixed width, such as a kernel in millimetres, which uses `fold_positions`.
-
+# A normal fitted to attention does not depend on the unit of positions, so they matter only where spacing changes in a
+# scan, where slices have more than one coordinate (patches), and for a fixed width, such as a kernel in millimetres.
 
 Positions = Shaped[Tensor, "*rows_and_dimensions"]
 Points = Float64[Tensor, "bags dimensions longest"]
@@ -68,12 +53,7 @@ def slice_numbers(layout: Layout) -> Float[Tensor, "bags longest"]:
 
 
 def fold_positions(positions: Positions, layout: Layout) -> Points:
-    """Positions in any form as `(bags, dimensions, longest)`, in the same unit, 0 in the padding.
-
-    Args:
-        positions: packed `(slices,)` or `(slices, dimensions)`, or padded `(bags, longest)` or
-            `(bags, longest, dimensions)`, like the layout.
-    """
+    """Positions, packed or padded like the layout, as `(bags, dimensions, longest)`, in the same unit; 0 in padding."""
     # In the form of attention: padded from every layout except packed ones.
     shape, rows = tuple(positions.shape), layout.row_shape if layout.is_packed else tuple(layout.mask.shape)
     if shape[: len(rows)] != rows or positions.ndim > len(rows) + 1 or 0 in shape:
@@ -107,19 +87,15 @@ def in_slices(points: Points, layout: Layout) -> Points:
     return away / torch.where((variance > 0) & (count > 1), squared, 1.0).sqrt()
 
 
-# The supervised reference for localization: a linear model of a window of slices, trained on slice labels.
-# It is not in `METHODS`, because it is the ceiling of the paper's comparison: it learns from slice labels, which no
-# method may see.  The reference for scans needs no model here: it is logistic regression on oracle-pooled scans.
-
-
 class SliceReference(nn.Module):
-    r"""A depthwise convolution of R taps along the slices, then one linear layer, without a non-linearity.
+    r"""The ceiling of localization: a depthwise convolution of R taps along the slices, then one linear layer.
 
     $$ z_j = w^\top \Big(b + \sum_{k=1}^{R} c_k \odot h_{j + k - 1 - \lfloor (R-1)/2 \rfloor}\Big) + v $$
 
     Slices beyond a scan's ends are zeros; an even R = 12 covers j-5 to j+6.  Both layers are linear, so the features
     are multiplied by the R vectors $c_k \odot w$, and the R numbers of each slice are added up along the diagonal.
-    That is one matrix product, where the convolution would compute 768 numbers for each slice.
+    That is one matrix product, where the convolution would compute 768 numbers for each slice.  It is not in `METHODS`,
+    because it learns from slice labels, which no method may see.
 
     In the `Prediction`, `attention` is the probability that a slice is positive and `log_attention` its logit $z_j$;
     neither sums to one over a scan.  The scan's logit is NaN.
@@ -171,18 +147,10 @@ def _bag_of_rows(layout: Layout) -> Int[Tensor, "rows"]:
 
 
 # Sums under a symmetric window around every slice, $y_j = \sum_k t_{|j-k|} x_k$, and their gradients.
-# As a matrix of slices x slices, the window of a scan with 20,000 slices takes 3 GB, and its gradient several times
-# that. The matrix is Toeplitz, though: $t$ says all of it.  So the sums are made block by block, from a band of the
-# matrix that serves every block, and nothing of it is kept for the gradient, which is again such a sum:
-# $$ \bar x_k = \sum_j t_{|j-k|} \bar y_j, \quad \bar t_d = \sum_{|j-k| = d} \bar y_j x_k $$
-# On the CPU a band ends with the last tap that is not 0, and rows without values in a block's reach are left out: a
-# batch of short scans and a long one costs little more than the long one.  A GPU would have to wait for either.
-# A Fourier transform would be faster for wide windows.  Its error is relative to the largest sum, while the logarithm
-# of attention needs the smallest ones exactly.
-
-
-# No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
-
+# They are made block by block, from a band of the Toeplitz matrix that serves every block, and nothing of it is kept
+# for the gradient, which is again such a sum.  On the CPU a band ends with the last tap that is not 0, and rows without
+# values in reach are left out; a GPU would have to wait for either.  A Fourier transform would be faster, but its error
+# is relative to the largest sum, while the logarithm of attention needs the smallest ones exactly.
 
 SMALLEST, LARGEST = 64, 256
 """Slices whose sums are made together: twice the reach of a window, within these bounds."""
@@ -214,8 +182,21 @@ def window_sums(
     return stacked_sums(values[None], taps[None]).squeeze(0)
 
 
-@torch.library.custom_op(
-    "normal_guidance::window_sums", mutates_args=(), schema="(Tensor values, Tensor taps) -> Tensor"
+def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    values, taps = ctx.saved_tensors
+    for_values, for_taps = ctx.needs_input_grad
+    return (
+        stacked_sums(gradient, taps) if for_values else None,
+        stacked_tap_gradient(gradient, values, taps) if for_taps else None,
+    )
+
+
+@operator(
+    "window_sums",
+    lambda values, taps: values.new_empty(values.shape),
+    stacked=2,
+    gradient=_gradients,
+    schema="(Tensor values, Tensor taps) -> Tensor",
 )
 def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
     """`window_sums` of (C, R, S) values with (C, T) taps: (C, R, S)."""
@@ -230,15 +211,16 @@ def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
     return sums
 
 
-@torch.library.custom_op(
-    "normal_guidance::window_sums_tap_gradient",
-    mutates_args=(),
+@operator(
+    "window_sums_tap_gradient",
+    lambda gradient, values, taps: taps.new_empty(taps.shape),
+    stacked=3,
     schema="(Tensor gradient, Tensor values, Tensor taps) -> Tensor",
 )
 def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tensor:
     """The gradient of (C, T) taps from (C, R, S) gradients and values."""
-    found = torch.zeros_like(taps)
-    for g, x, t, into in zip(gradient, values, taps, found, strict=True):
+    gradients = torch.zeros_like(taps)
+    for g, x, t, into in zip(gradient, values, taps, gradients, strict=True):
         reach = _reach(t, x)
         size = _block_size(reach)
         width, blocks = size + 2 * reach, _blocks(g, size)
@@ -247,9 +229,9 @@ def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tens
             products += blocks[place].mT @ windows
         # Row i of a block reads distance o - reach at column i + o: sums along the diagonals.
         by_offset = products.as_strided((size, 2 * reach + 1), (width + 1, 1)).sum(0)
-        before, own, behind = by_offset.split([reach, 1, reach])
-        into[: reach + 1] = torch.cat([own, before.flip(0) + behind])
-    return found
+        before, middle, behind = by_offset.split([reach, 1, reach])
+        into[: reach + 1] = torch.cat([middle, before.flip(0) + behind])
+    return gradients
 
 
 def _plain_sums(values: Float[Tensor, "rows longest"], taps: Float[Tensor, "reach"]) -> Float[Tensor, "rows longest"]:
@@ -295,32 +277,8 @@ def _windows(
         before = F.pad(padded.ne(0).cumsum(1), (1, 0))  # values before each slice
         first = torch.arange(0, longest, size)
         row, block = (before[:, first + width] > before[:, first]).nonzero(as_tuple=True)
-    for some in zip(*(one.split(max(1, AT_ONCE // width)) for one in (row, block)), strict=True):
+    for some in zip(*(index.split(max(1, AT_ONCE // width)) for index in (row, block)), strict=True):
         yield some, every[some]
-
-
-@stacked_sums.register_fake
-def _(values: Tensor, taps: Tensor) -> Tensor:
-    return values.new_empty(values.shape)
-
-
-@stacked_tap_gradient.register_fake
-def _(gradient: Tensor, values: Tensor, taps: Tensor) -> Tensor:
-    return taps.new_empty(taps.shape)
-
-
-def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    values, taps = ctx.saved_tensors
-    for_values, for_taps = ctx.needs_input_grad
-    return (
-        stacked_sums(gradient, taps) if for_values else None,
-        stacked_tap_gradient(gradient, values, taps) if for_taps else None,
-    )
-
-
-stacked_sums.register_autograd(_gradients, setup_context=save_tensors)
-stacked_sums.register_vmap(vmap_over_configurations(stacked_sums, stacked=2))
-stacked_tap_gradient.register_vmap(vmap_over_configurations(stacked_tap_gradient, stacked=3))
 
 
 SIGMA, BETA, KAPPA, SHAPE = 3.0, 0.25, 4.0, 2.0
@@ -357,10 +315,7 @@ def shaped_window(distance: Distances, log_sigma: Float[Tensor, ""], log_shape: 
 def smoothing(
     window: Callable[[Distances], Distances], longest: int, device: torch.device, least: float = 0.0
 ) -> Callable[[Scores], Scores]:
-    """Window sums along the slices, K x, in float64, as a function of x, which is 0 in the padding.
-
-    `least` is the value that the window keeps at great distances.
-    """
+    """Window sums K x in float64, as a function of x; `least` is what the window keeps at great distances."""
     place = torch.arange(longest, device=device, dtype=torch.float64)
     if torch.compiler.is_exporting() or not is_long(longest):  # one graph for scans of any length
         kernel = window(place[:, None] - place)
@@ -382,10 +337,6 @@ class WindowAttention(nn.Module):
     Width $\sigma$, sharpness $\beta$, and with `bells` the prior's power $\kappa$ and the shape p, are learned as
     logarithms: they stay positive, and a step of SGD changes them by a factor, whatever their size.  (A negative
     $\beta$ would attend to the slices with least evidence.)
-
-    Args:
-        bells: whether each slice's softmax weight is spread as a bell around it, of learned shape, and windows that
-            extend beyond the scan are less likely.
     """
 
     def __init__(self, *, bells: bool) -> None:
@@ -423,18 +374,13 @@ def _starting_at(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(math.log(value)))
 
 
-# Where a finding may lie: how likely each place is before a scan is looked at, and after.
-# A place is a window of adjacent slices around slice $c$, with a flat top and a given reach.  Each slice has evidence
-# $e_j$, the log-odds that it speaks for a finding, as seen from its window: a window's evidence $s_c$ is the mean over
-# all slices that it reaches, those beyond the scan counted as 0.  With the prior $\pi_c$ of the places, Bayes' rule
-# gives the odds of the scan, the posterior $q$ of the places, and a slice's attention, which is how much of $q$ covers
-# it:
+# Where a finding may lie.  A place is a window around slice $c$ with a flat top; its evidence $s_c$ is the mean of the
+# log-odds $e_j$ of all slices that it reaches, those beyond the scan counted as 0.  With the prior $\pi_c$, Bayes' rule
+# gives the odds of the scan, the posterior $q$ of the places, and attention, which is how much of $q$ covers a slice:
 # $$ s_c = \frac{(K e)_c}{\sum_d K_d}, \quad \mathrm{odds} = \sum_c \pi_c e^{s_c}, \quad
 #    q = \mathrm{softmax}_c(\log \pi_c + s_c), \quad a_j \propto (K q)_j $$
-# These are the odds of a finding in one place.  Findings in $n$ places that do not depend on each other have the
-# $n$-th power of these odds, and the same $q$.
-# Evidence of 0 leaves the prior.  So a model that knows nothing looks where findings usually lie, and not at noise.
-
+# Findings in $n$ independent places have the $n$-th power of these odds, and the same $q$.  Evidence of 0 leaves the
+# prior, so a model that knows nothing looks where findings usually lie, and not at noise.
 
 CENTRAL_WIDTH = 0.2
 """Standard deviation of the central prior, in lengths of the scan."""
@@ -532,14 +478,10 @@ def smooth(
     return window_sums(values, taps)
 
 
-# Reference distributions: a normal with the moments of attention, or a mixture of normals, in any dimension.
-# All functions take log-attention that sums to one over a bag's slices and return log r, a constant to the gradient.
-# Shapes are `(bags, heads, longest)`, hidden in the padding.
-# A reference with k modes is a mixture of k normals with weights of their own and one common covariance, fitted to
-# attention by expectation maximisation.  The covariance is common because a mode with its own width could shrink onto a
-# single slice, where the likelihood is unbounded, and the reference would reward the spikes that guidance is to smooth.
-# The first guess cuts attention where the cut removes most of its variance, again and again until there are k parts, so
-# nothing is random.
+# Reference distributions: from log-attention that sums to one over a bag's slices to log r, a constant to the gradient.
+# The modes of a mixture have one common covariance: a mode with its own width could shrink onto a single slice, where
+# the likelihood is unbounded, and the reference would reward the spikes that guidance is to smooth.  The first guess
+# cuts attention where the cut removes most of its variance until there are k parts, so nothing is random.
 
 
 VARIANCE_FLOOR = 1e-6
@@ -554,10 +496,7 @@ Shares = Float[Tensor, "bags heads modes longest"]
 
 
 def log_normal(log_a: Padded, layout: Layout, least_width: float = 0.0) -> Padded:
-    """log r by eqs. 2 and 3 of the paper: positions are slice numbers, and there is one mode.
-
-    The standard deviation is at least `least_width` slices.
-    """
+    """log r by eqs. 2 and 3 of the paper, with a standard deviation of at least `least_width` slices."""
     a = log_a.detach().exp()
     j = slice_numbers(layout)[:, None]
     mean = (j * a).sum(-1, keepdim=True)

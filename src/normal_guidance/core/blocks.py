@@ -51,14 +51,22 @@ class SliceCounts:
 
 
 def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> SliceCounts:
-    """Count the slices of each class in each packed bag, and refuse invalid labels.
-
-    The check reads the counts, so on a GPU this call waits for the device.
-    """
+    """Count the slices of each class in each packed bag, and refuse invalid labels; waits for a GPU."""
     lengths = lengths.to(slice_labels.device)
     check_lengths(lengths, slice_labels, "slice_labels")
     counts = SliceCounts(*(sum_per_bag(slice_labels == label, lengths) for label in (1, 0, -1)))
-    _check_labels(counts, slice_labels, lengths)
+    outside = counts.positive + counts.negative + counts.unknown != lengths
+    if outside.any():
+        known = (slice_labels == 1) | (slice_labels == 0) | (slice_labels == -1)
+        value, bag = slice_labels[~known][0].item(), int(outside.nonzero()[0])
+        raise UserError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
+    partly = (counts.unknown > 0) & (counts.unknown < lengths)
+    if partly.any():
+        bag = int(partly.nonzero()[0])
+        raise UserError(
+            f"bag {bag} has {int(counts.unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
+            "label all of its slices, or set all to -1"
+        )
     return counts
 
 
@@ -78,12 +86,10 @@ def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64
 
 @dataclass(frozen=True)
 class BlockStatistics:
-    """Blocks of all positive bags of a dataset: the numbers behind the paper's three block tables.
-
-    `bags_by_blocks[k]` bags have k blocks; `unlabelled` and `all_negative` bags were skipped.
-    """
+    """Blocks of all positive bags of a dataset; `unlabelled` and `all_negative` bags were skipped."""
 
     bags_by_blocks: dict[int, int]
+    """How many bags have so many blocks."""
     lengths: Int64[Tensor, "blocks"]
     fractions: Float64[Tensor, "blocks"]
     unlabelled: int
@@ -157,18 +163,3 @@ def check_gap(gap: int) -> None:
 def _describe(values: Tensor) -> dict[str, float]:
     quantiles = torch.quantile(values, values.new_tensor(list(PERCENTILES.values())))
     return {"mean": values.mean().item(), **dict(zip(PERCENTILES, quantiles.tolist(), strict=True))}
-
-
-def _check_labels(counts: SliceCounts, slice_labels: Tensor, lengths: Tensor) -> None:
-    outside = counts.positive + counts.negative + counts.unknown != lengths
-    if outside.any():
-        known = (slice_labels == 1) | (slice_labels == 0) | (slice_labels == -1)
-        value, bag = slice_labels[~known][0].item(), int(outside.nonzero()[0])
-        raise UserError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
-    partly = (counts.unknown > 0) & (counts.unknown < lengths)
-    if partly.any():
-        bag = int(partly.nonzero()[0])
-        raise UserError(
-            f"bag {bag} has {int(counts.unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
-            "label all of its slices, or set all to -1"
-        )

@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.arrays import Array, as_tensor, checked_whole, is_number
 from normal_guidance.core.attention_term import (
     AttentionTerm,
@@ -35,12 +35,13 @@ from normal_guidance.core.attention_term import (
     Padded,
     Values,
     as_padded,
+    check_values,
     checked_weight,
     full_precision,
     is_single_head,
     log_attention,
     log_probability,
-    look,
+    refuse_arrays,
 )
 from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
 from normal_guidance.core.layout import Layout, as_mask
@@ -112,7 +113,7 @@ def normal_reference(
         positions: places of the slices instead of their numbers: `(B, S)`, or packed `(N,)`.  With a last dimension of
             coordinates, such as `(B, S, 2)` for patches of an image, r is the normal in that many dimensions with
             attention's mean and covariance.  The unit does not matter, and evenly spaced slices give the same r as
-            their numbers (`core.positions`).
+            their numbers.
         modes: k, for a mixture of k normals of one width, fitted to attention by expectation maximisation.
 
     Example:
@@ -126,7 +127,7 @@ def normal_reference(
     places = None if positions is None else as_tensor(positions, "positions", values)
     with torch.no_grad(), full_precision(values):
         log_a = log_attention(padded, layout, from_logits, renormalize=True)
-        reference = _log_reference(log_a, layout, places, _checked_modes(modes)).exp()
+        reference = _log_reference(log_a, layout, places, checked_whole("modes", modes)).exp()
     return layout.restore(reference.squeeze(1) if is_single_head(values, layout) else reference)
 
 
@@ -151,6 +152,7 @@ def divergence(
         >>> divergence(normal_reference(uniform), uniform, "forward_kl").round(decimals=3)
         tensor([0.0790])
     """
+    choose_one_of("divergence", kind, DIVERGENCES)
     given = as_tensor(attention, "attention")
     wanted, real = as_tensor(reference, "reference", given), None if mask is None else as_mask(mask, given)
     if wanted.shape != given.shape:
@@ -201,11 +203,12 @@ class NormalGuidance(AttentionTerm):
         least_width: float = 0.0,
     ) -> None:
         super().__init__(weight)
-        self.divergence = _checked_divergence(divergence)
-        self.renormalize = renormalize
-        self.modes = _checked_modes(modes)
-        self.negatives = _checked_negatives(negatives)
-        self.least_width = _checked_width(least_width)
+        choose_one_of("divergence", divergence, DIVERGENCES)
+        choose_one_of("negatives", negatives, NEGATIVES)
+        if not is_number(least_width) or not 0 <= least_width < math.inf:
+            raise UserError(f"least_width is {least_width!r}; give a standard deviation in slices, 0 or more")
+        self.divergence, self.renormalize, self.negatives = divergence, renormalize, negatives
+        self.modes, self.least_width = checked_whole("modes", modes), float(least_width)
 
     def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
         whole = log_a if self.renormalize else layout.log_softmax(log_a)
@@ -239,10 +242,7 @@ class NormalGuidance(AttentionTerm):
 
 
 def label_reference(
-    slice_labels: Array,
-    mask: Array | None = None,
-    *,
-    lengths: Lengths | None = None,
+    slice_labels: Array, mask: Array | None = None, *, lengths: Lengths | None = None
 ) -> Float[Tensor, "bags longest"] | Float[Tensor, "slices"]:
     """The reference of slice labels: uniform over the positive slices, or over all slices of a negative bag (App. F).
 
@@ -305,8 +305,8 @@ class LabelGuidance(nn.Module):
         if divergence == "reverse_kl":
             raise UserError("LabelGuidance: reverse_kl is infinite where the reference is 0; use forward_kl")
         self.weight = checked_weight(weight)
-        self.divergence = _checked_divergence(divergence)
-        self.renormalize = renormalize
+        choose_one_of("divergence", divergence, DIVERGENCES)
+        self.divergence, self.renormalize = divergence, renormalize
         self._looked = False
 
     def forward(
@@ -322,11 +322,7 @@ class LabelGuidance(nn.Module):
 
         The first call looks at attention as `NormalGuidance` does.
         """
-        if not isinstance(attention, Tensor):
-            raise UserError(
-                f"attention: got {type(attention).__name__}; a loss needs the model's tensor, since no gradient flows "
-                "through an array or a list"
-            )
+        refuse_arrays(attention)
         real = None if mask is None else as_mask(mask, attention)
         padded, layout = as_padded(attention, real, lengths)
         slices = tuple(layout.mask.shape) if lengths is None else tuple(attention.shape[-1:])
@@ -337,7 +333,7 @@ class LabelGuidance(nn.Module):
                 f"{slices}, one for each slice"
             )
         if not (self._looked or torch.compiler.is_compiling()):
-            self._looked = look(padded, layout, "LabelGuidance", from_logits, unmasked=None)
+            self._looked = check_values(padded, layout, "LabelGuidance", from_logits, unmasked=None)
         reference, _ = as_padded(label_reference(labels, real, lengths=lengths), real, lengths)
         with full_precision(attention):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
@@ -351,45 +347,18 @@ def _log_reference(
     """log r from log-attention that sums to one over the slices; a constant to the gradient."""
     if positions is None and modes == 1:
         return log_normal(log_a, layout, least_width)
-    _check_lengths(modes, layout)
-    points = None if positions is None else fold_positions(positions, layout)
-    return log_mixture(log_a, layout, points, modes, least_width)
-
-
-def _divergence(log_r: Padded, log_a: Padded, kind: str) -> Float[Tensor, "bags heads"]:
-    """The sum of the terms over slices; both arguments are hidden in the padding, so its terms are 0."""
-    return DIVERGENCES[_checked_divergence(kind)](log_r, log_a).sum(-1)
-
-
-def _checked_divergence(kind: str) -> DivergenceName:
-    if not isinstance(kind, str) or kind not in DIVERGENCES:
-        raise UserError(f"divergence {kind!r} is unknown; choose one of {', '.join(DIVERGENCES)}")
-    return kind
-
-
-def _checked_modes(modes: int) -> int:
-    return checked_whole("modes", modes)
-
-
-def _check_lengths(modes: int, layout: Layout) -> None:
-    """Refuse more bells than a bag has slices; a GPU's mask is not read, which would wait for it."""
-    if modes == 1 or torch.compiler.is_compiling() or (layout.sizes is None and layout.lengths.device.type != "cpu"):
-        return
-    sizes = layout.lengths.tolist() if layout.sizes is None else layout.sizes
+    # A GPU's mask is not read, which would wait for it.
+    hidden = torch.compiler.is_compiling() or (layout.sizes is None and layout.lengths.device.type != "cpu")
+    sizes = () if modes == 1 or hidden else layout.sizes or layout.lengths.tolist()
     short = next((bag for bag, size in enumerate(sizes) if size < modes), None)
     if short is not None:
         raise UserError(
             f"modes is {modes}, but bag {short} has {sizes[short]} slices; use fewer modes or leave such short bags out"
         )
+    points = None if positions is None else fold_positions(positions, layout)
+    return log_mixture(log_a, layout, points, modes, least_width)
 
 
-def _checked_negatives(negatives: str) -> NegativesName:
-    if not isinstance(negatives, str) or negatives not in NEGATIVES:
-        raise UserError(f"negatives {negatives!r} is unknown; choose one of {', '.join(NEGATIVES)}")
-    return negatives
-
-
-def _checked_width(width: float) -> float:
-    if not is_number(width) or not 0 <= width < math.inf:
-        raise UserError(f"least_width is {width!r}; give a standard deviation in slices, 0 or more")
-    return float(width)
+def _divergence(log_r: Padded, log_a: Padded, kind: DivergenceName) -> Float[Tensor, "bags heads"]:
+    """The sum of the terms over slices; both arguments are hidden in the padding, so its terms are 0."""
+    return DIVERGENCES[kind](log_r, log_a).sum(-1)

@@ -9,7 +9,9 @@ the dtype of the parameters, and rows in the parameters' dtype need no cast.
 
 from __future__ import annotations
 
+from functools import reduce
 from math import comb
+from operator import add
 from typing import Any
 
 import torch
@@ -22,13 +24,7 @@ from normal_guidance.core.kernels.products import project, vmap_over_configurati
 from normal_guidance.core.kernels.scoring import project_columns, tanh_scores
 from normal_guidance.core.kernels.self_attention import attend as ragged_attend
 from normal_guidance.core.kernels.smoothing import smooth as ragged_smooth
-from normal_guidance.core.layout import (
-    SMOOTHING_BLOCK,
-    Layout,
-    SlottedLayout,
-    mirror,
-    take_rows,
-)
+from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, SlottedLayout, mirror, take_rows
 
 Rows = Float[Tensor, "rows features"]
 
@@ -199,18 +195,14 @@ class PPEG(nn.Module):
 
     def _merged(self) -> tuple[Float[Tensor, "features taps"], Float[Tensor, "features"]]:
         """The sum of the identity and the three kernels, and the sum of their biases."""
-        widest = max(self.SIZES)
-        weight: Tensor | None = None
-        bias: Tensor | None = None
+        widest, kernels, biases = max(self.SIZES), [], []
         for conv in self.convs:
             assert isinstance(conv, nn.Conv1d)
             assert conv.bias is not None
             margin = (widest - conv.kernel_size[0]) // 2
-            kernel = F.pad(conv.weight.squeeze(1), (margin, margin))
-            weight = kernel if weight is None else weight + kernel
-            bias = conv.bias if bias is None else bias + conv.bias
-        assert weight is not None
-        assert bias is not None
+            kernels.append(F.pad(conv.weight.squeeze(1), (margin, margin)))
+            biases.append(conv.bias)
+        weight, bias = reduce(add, kernels), reduce(add, biases)
         identity = (torch.arange(widest, device=weight.device) == widest // 2).to(weight.dtype)
         return weight + identity, bias
 
@@ -220,11 +212,8 @@ def _depthwise(
     weight: Float[Tensor, "features taps"],
     bias: Float[Tensor, "features"],
 ) -> Float[Tensor, "batch length features"]:
-    """Depthwise convolution along `length`, features last.
-
-    As a 2-D convolution over (length, 1) the tensor is already in torch's channels-last order: no transposes, and
-    ten times faster on the CPU than `conv1d` (2.7 against 29 ms, forward and backward, 2,560 x 768).
-    """
+    """Depthwise convolution along `length`, features last."""
+    # In 2-D the tensor is already in channels-last order: on the CPU ten times faster than `conv1d` (2.7 for 29 ms).
     image = sequences[:, :, None].permute(0, 3, 1, 2)
     kernel = weight[:, None, :, None]
     encoded = F.conv2d(image, kernel, bias, padding=(weight.shape[1] // 2, 0), groups=weight.shape[0])
@@ -232,13 +221,7 @@ def _depthwise(
 
 
 class AttentionBlock(nn.Module):
-    """The parameters of one transformer block without MLP, x + MHA(LN(x)), and its two parts.
-
-    `folded_projection` puts LayerNorm's scale and shift into the input projection, W (γ n + β) + b =
-    (W γ) n + (W β + b).
-    The normalised rows n then depend on no parameters: features without a gradient need none through the projection
-    either (a third of its work), and configurations trained together share n.  This pays off with many rows.
-    """
+    """The parameters of one transformer block without MLP, x + MHA(LN(x)), and its two parts."""
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
@@ -251,7 +234,11 @@ class AttentionBlock(nn.Module):
         return F.layer_norm(rows, (rows.shape[-1],), eps=self.norm.eps)
 
     def folded_projection(self) -> tuple[Float[Tensor, "three_features features"], Float[Tensor, "three_features"]]:
-        """Weight and bias of queries, keys and values, acting on `normalize`d rows."""
+        """Weight and bias of queries, keys and values on `normalize`d rows n: W (γ n + β) + b = (W γ) n + (W β + b).
+
+        n then depends on no parameters: features without a gradient need none through the projection either (a third of
+        its work), and configurations trained together share n.  This pays off with many rows.
+        """
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
@@ -330,17 +317,14 @@ class LongAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, ...]:
         with torch.enable_grad():
-            again = [one.detach().requires_grad_() for one in ctx.saved_tensors]
+            again = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
             return torch.autograd.grad(F.scaled_dot_product_attention(*again), again, gradient)
 
     vmap = staticmethod(vmap_over_configurations(F.scaled_dot_product_attention, stacked=3))
 
 
 def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention by explicit products, because torch's fused kernels cannot be stacked with a shared mask.
-
-    Under `vmap` the CUDA kernel rejects the mask and the CPU kernel does not compile (torch 2.11 and 2.13).
-    """
+    """Attention by explicit products: torch's fused kernels cannot be stacked with a shared mask (torch 2.13)."""
     scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
     return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
 
@@ -359,10 +343,7 @@ class ClassAttention(nn.Module):
         self.block = AttentionBlock(features, heads)
 
     def forward(
-        self,
-        tokens: Rows,
-        layout: Layout,
-        mix: Float[Tensor, "bags queries"] | None = None,
+        self, tokens: Rows, layout: Layout, mix: Float[Tensor, "bags queries"] | None = None
     ) -> tuple[Float[Tensor, "bags features"], Float[Tensor, "bags heads longest"]]:
         """The output of MHA for row 0 (or the rows mixed by `mix`), and log-attention of row 0 with its own entry."""
         heads, features = self.block.heads, tokens.shape[1]

@@ -23,7 +23,6 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, as_tensor, bag_of_rows, find_bags
 from normal_guidance.core.kernels import products
-from normal_guidance.core.kernels import products as dense
 
 SMOOTHING_BLOCK = 32
 """Slices in one block of a `Windows` plan: with a halo of 10 a block reads 52 rows to smooth 32."""
@@ -31,11 +30,7 @@ SMOOTHING_BLOCK = 32
 
 @dataclass(frozen=True, eq=False)
 class Windows:
-    """Row numbers for smoothing in blocks: each block reads its rows and a halo, mirrored at the ends of a bag.
-
-    Smoothing along slices is then one matrix product of a small banded matrix with `rows[read]`, for any length;
-    `write` puts the results back in the order of the rows.
-    """
+    """Row numbers for smoothing in blocks, as one product of a banded matrix with `rows[read]`; `write` orders them."""
 
     read: Int[Tensor, "window blocks"]
     write: Int[Tensor, "rows"]
@@ -84,14 +79,15 @@ class Layout:
 
     @classmethod
     def padded(cls, lengths: Array, longest: int) -> Layout:
-        """The layout of `bags x longest` padded rows; a bag's real slices come first.
-
-        Lengths are compared with `longest` on the CPU only: it does not wait for the GPU, and compiled code never
-        looks.
-        """
+        """The layout of `bags x longest` padded rows; a bag's real slices come first.  Only the CPU checks lengths."""
         counts = _whole_numbers(lengths)
         if counts.device.type == "cpu" and not torch.compiler.is_compiling():
-            _check_fits(counts, longest)
+            wrong = ((counts < 1) | (counts > longest)).nonzero().flatten().tolist()
+            if wrong:
+                raise UserError(
+                    f"lengths: bag {wrong[0]} has {int(counts[wrong[0]])} slices; give 1 to {longest}, the padded "
+                    "length, or pad further"
+                )
         return cls.padded_unchecked(counts, longest)
 
     @classmethod
@@ -260,32 +256,16 @@ def _whole_numbers(lengths: Array) -> Shaped[Tensor, "bags"]:
     return counts
 
 
-def _check_fits(counts: Shaped[Tensor, "bags"], longest: int) -> None:
-    wrong = ((counts < 1) | (counts > longest)).nonzero().flatten().tolist()
-    if wrong:
-        raise UserError(
-            f"lengths: bag {wrong[0]} has {int(counts[wrong[0]])} slices; give 1 to {longest}, the padded length, or "
-            "pad further"
-        )
-
-
 def mirror(position: Int[Tensor, "*shape"], length: Int[Tensor, "*or_one"]) -> Int[Tensor, "*shape"]:
-    """Reflect positions outside [0, length) at the end slices, as often as needed: -1 -> 1, length -> length - 2.
-
-    The chain graph's row-normalised adjacency gives an end slice its one neighbour with weight 1.  Averaging two
-    mirrored neighbours does the same, so a chain with ends equals an endless mirrored one.
-    """
+    """Reflect positions outside [0, length) at the end slices, as often as needed: -1 -> 1, length -> length - 2."""
     period = (2 * (length - 1)).clamp_min(1)
     folded = position % period
     return torch.minimum(folded, period - folded).minimum(length - 1)
 
 
 def take_rows(rows: Float[Tensor, "rows features"], index: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape features"]:
-    """`rows[index]`, five times faster backward on the CPU.
-
-    Not `index_select`: when inductor (torch 2.13, CPU) compiles `vmap` of `grad`, it multiplies that gradient by the
-    number of configurations.
-    """
+    """`rows[index]`, five times faster backward on the CPU."""
+    # Not `index_select`: inductor (torch 2.13, CPU) multiplies its gradient in `vmap` by the number of configurations.
     return F.embedding(index, rows)
 
 
@@ -294,11 +274,7 @@ def as_rows(
     bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int] | None,
     width: int | None = None,
 ) -> tuple[Float[Tensor, "rows features"], Layout]:
-    """The rows and the layout of bags in any form.
-
-    `bags` holds integer lengths (packed features), or is a boolean mask (padded features, True for real slices; the
-    padding must be finite), or a `Layout` to be used again.  `width` is the model's number of features.
-    """
+    """The rows and the layout of bags in any form: lengths, a boolean mask (finite padding), or a `Layout`."""
     if bags is None:
         raise UserError(
             f"model: got {type(features).__name__} alone; a model takes features and the slices of each scan: "
@@ -341,10 +317,8 @@ def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longe
             f"mask of shape {tuple(tensor.shape)}; give (bags, longest), True for real slices; lengths are not a mask"
         )
     if tensor.dtype != torch.bool:
-        if isinstance(mask, Tensor):
-            write = "write mask.bool()"
-        else:
-            write = "write mask.astype(bool)" if hasattr(mask, "astype") else "give True and False"
+        write = "write mask.astype(bool)" if hasattr(mask, "astype") else "give True and False"
+        write = "write mask.bool()" if isinstance(mask, Tensor) else write
         raise UserError(f"mask is {tensor.dtype}; it must be boolean, True for real slices: {write}")
     return tensor
 
@@ -410,22 +384,12 @@ def unpack(
     return padded.view(layout.bags, layout.longest, *values.shape[1:]), layout.mask
 
 
-# A batch laid out in a fixed number of rows: bags of any length, in tensors whose shapes never change.
-# `Layout.packed` keeps its lengths in Python, so every batch is a new shape to a compiler; a padded layout computes
-# bags x longest scan rows.  Here the bags of a batch lie one below the other in a fixed number of rows, the last of
-# which may be unused, and the lengths are tensors.  The same compiled code and CUDA graphs then serve every batch, the
-# cost grows with the slices, and the host never waits for the device.
-# Each bag begins with one free row for the class token, so that the token can be prepended without moving 378 MB of
-# projected rows.  Operations that are not dense algebra on rows are in `core.ragged`: attention, products within a bag,
-# smoothing.  A slot is one of the fixed rows.
-
-
 @dataclass(frozen=True, eq=False)
 class SlottedLayout(Layout):
-    """A batch laid out in a fixed number of rows.
+    """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graphs serve all.
 
-    Bag b takes one row for its class token, then `lengths[b]` rows for its slices; unused rows come last.  Numbers per
-    slice are returned padded, `(bags, heads, longest)`, as by a padded layout.
+    Bag b takes one row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
+    slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
     """
 
     first: Int[Tensor, "bags"]
@@ -477,7 +441,7 @@ class SlottedLayout(Layout):
 
     def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
         assert self.pad_index is not None
-        return dense.fold(values, self.starts, self.lengths, self.bag, self.pad_index).movedim(-2, 0)
+        return products.fold(values, self.starts, self.lengths, self.bag, self.pad_index).movedim(-2, 0)
 
     def with_class_token(self) -> SlottedLayout:
         """The same rows, with the class token's row counted as row 0 of its bag."""
@@ -498,12 +462,12 @@ class SlottedLayout(Layout):
     def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
         if not self.counts_token:
             return super().take_first(rows)
-        return dense.take_first(rows, self.first, self.bag, self.is_token())
+        return products.take_first(rows, self.first, self.bag, self.is_token())
 
     def project(
         self, rows: Float[Tensor, "*parts rows inputs"], weight: Float[Tensor, "*parts outputs inputs"]
     ) -> Float[Tensor, "*parts rows outputs"]:
-        return dense.project(rows, weight)
+        return products.project(rows, weight)
 
     def dot(
         self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]

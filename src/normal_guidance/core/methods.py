@@ -15,20 +15,12 @@ from inspect import signature
 
 from torch import nn
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.system import one_per_file
 from normal_guidance.core import field
 from normal_guidance.core.arrays import checked_whole, is_number, is_whole
 from normal_guidance.core.method import GUIDANCE, Method
-from normal_guidance.core.models import (
-    ABMIL,
-    CenteredGaussian,
-    EvidenceMIL,
-    MaxPooling,
-    MeanPooling,
-    SmAP,
-    TransMIL,
-)
+from normal_guidance.core.models import ABMIL, CenteredGaussian, EvidenceMIL, MaxPooling, MeanPooling, SmAP, TransMIL
 from normal_guidance.core.prediction import FEATURES
 from normal_guidance.core.regularizers import REGULARIZERS
 
@@ -157,7 +149,7 @@ def model_options(method: str) -> dict[str, object]:
     """The options of a method's model, beside `features`, with their defaults."""
     parameters = signature(_row(method).build).parameters
     fixed = getattr(_row(method).build, "keywords", {})
-    return {name: one.default for name, one in parameters.items() if name != "features" and name not in fixed}
+    return {name: known.default for name, known in parameters.items() if name != "features" and name not in fixed}
 
 
 def _row(method: str) -> Method:
@@ -165,7 +157,7 @@ def _row(method: str) -> Method:
         raise UserError(f"method: got {type(method).__name__}; give the name of one, such as 'abmil'")
     refuse_removed(method)
     if method not in EVERY_METHOD:
-        raise UserError(f"method {method!r} is unknown{near_miss(method)}; choose one of {', '.join(NAMED)}")
+        choose_one_of("method", method, NAMED, near_miss(method))
     return EVERY_METHOD[method]
 
 

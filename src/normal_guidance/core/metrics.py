@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
+from jaxtyping import Bool, Float, Float64, Int, Int64
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.blocks import count_slices
 
@@ -30,11 +30,7 @@ PUBLISHED_SD: dict[str, SdKind] = {"localization": "population", "scan": "sample
 """The kind of standard deviation that the paper prints for each metric."""
 
 
-def auroc(
-    scores: Array,
-    labels: Array,
-    mask: Array | None = None,
-) -> Float64[Tensor, "*configs"]:
+def auroc(scores: Array, labels: Array, mask: Array | None = None) -> Float64[Tensor, "*configs"]:
     r"""Area under the ROC curve of every row; ties count one half.
 
     $\mathrm{AUROC} = \frac{1}{PN} \sum_{p,n} [s_p > s_n] + \tfrac12 [s_p = s_n]$
@@ -53,11 +49,7 @@ def auroc(
     return _auroc(_rank(*_prepare(scores, labels, mask)))
 
 
-def auprc(
-    scores: Array,
-    labels: Array,
-    mask: Array | None = None,
-) -> Float64[Tensor, "*configs"]:
+def auprc(scores: Array, labels: Array, mask: Array | None = None) -> Float64[Tensor, "*configs"]:
     r"""Average precision of every row; equal scores share one threshold.
 
     $\mathrm{AUPRC} = \frac1P \sum_p \#\{\text{positives} \ge s_p\} \,/\, \#\{\text{all} \ge s_p\}$
@@ -127,11 +119,7 @@ class Localization:
         return self.auprc.mean(-1)
 
 
-def localization(
-    scores: Array,
-    slice_labels: Array,
-    lengths: Array | None = None,
-) -> Localization:
+def localization(scores: Array, slice_labels: Array, lengths: Array | None = None) -> Localization:
     """AUROC and AUPRC of the slices within each packed bag that has slices of both classes.
 
     Args:
@@ -160,22 +148,15 @@ def localization(
         )
     if counted.numel() and (counted.is_floating_point() or counted.dtype == torch.bool):
         raise UserError(f"lengths: {counted.dtype}; give whole numbers, the slices of each bag")
-    return _localization(scores, labels.to(scores.device), counted.to(scores.device, torch.int64))
-
-
-def _localization(
-    scores: Float[Tensor, "*configs slices"] | Int[Tensor, "*configs slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int64[Tensor, "bags"],
-) -> Localization:
-    counts, positive = count_slices(slice_labels, lengths), slice_labels == 1
+    labels, counted = labels.to(scores.device), counted.to(scores.device, torch.int64)
+    counts, positive = count_slices(labels, counted), labels == 1
     kept = counts.mixed.nonzero().squeeze(1)
-    starts, lengths = (lengths.cumsum(0) - lengths)[kept], lengths[kept]
+    starts, sizes = (counted.cumsum(0) - counted)[kept], counted[kept]
     rocs = scores.new_empty((*scores.shape[:-1], len(kept)), dtype=torch.float64)
     prcs = torch.empty_like(rocs)
-    for chunk, longest in _chunks(lengths, configs=math.prod(scores.shape[:-1])):
+    for chunk, longest in _chunks(sizes, configs=math.prod(scores.shape[:-1])):
         place = torch.arange(longest, device=scores.device)
-        real = place < lengths[chunk, None]
+        real = place < sizes[chunk, None]
         # Padding reads slice 0, but is never counted.
         index = torch.where(real, starts[chunk, None] + place, 0)
         padded = scores.index_select(-1, index.flatten()).unflatten(-1, index.shape)
@@ -208,8 +189,7 @@ def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) ->
 
     $\mathrm{sd}^2 = \frac1d \sum_i (v_i - \bar v)^2$ with $d = n$ (population) or $n - 1$ (sample).
     """
-    if sd not in ("population", "sample"):
-        raise UserError(f"unknown sd {sd!r}: choose 'population' or 'sample'")
+    choose_one_of("sd", sd, ("population", "sample"))
     numbers = torch.as_tensor(values, dtype=torch.float64)
     if numbers.ndim != 1 or not len(numbers):
         raise UserError(f"values must be a vector of one or more numbers, got shape {tuple(numbers.shape)}")

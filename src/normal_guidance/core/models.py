@@ -117,7 +117,7 @@ def _bag_maximum(
         padded = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
         return padded.amax(1), padded.argmax(1)
     best = [bag.max(0) for bag in rows.split(layout.sizes)]  # one pass, where amax and argmax take two
-    return torch.stack([one.values for one in best]), torch.stack([one.indices for one in best])
+    return torch.stack([top.values for top in best]), torch.stack([top.indices for top in best])
 
 
 class ABMIL(nn.Module):

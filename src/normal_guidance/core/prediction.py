@@ -48,10 +48,7 @@ class Prediction(NamedTuple):
 
 
 def as_prediction(
-    logit: Tensor,
-    log_a: Float[Tensor, "bags heads longest"],
-    layout: Layout,
-    extra: Mapping[str, Tensor] | None = None,
+    logit: Tensor, log_a: Float[Tensor, "bags heads longest"], layout: Layout, extra: Mapping[str, Tensor] | None = None
 ) -> Prediction:
     """The prediction of padded log-attention, in the caller's form."""
     return Prediction(logit, layout.restore(log_a.exp().mean(1)), layout.restore(log_a), extra)
@@ -72,11 +69,8 @@ def classify(
     return as_prediction(logit, log_a[:, None], layout)
 
 
-# The loss of classification: cross-entropy of scan labels or slice labels, weighted by class if asked.
-
-
 ClassWeights = Float[Tensor, "two"] | None
-"""The weight of a negative and a positive target (`training.objective.balanced_weights`); None: all count alike."""
+"""The weight of a negative and a positive target (`sweep.stack.balanced_weights`); None: all count alike."""
 
 
 def scan_cross_entropy(
@@ -111,11 +105,8 @@ def _weight_of(labels: Tensor, class_weights: ClassWeights) -> Tensor | None:
     return None if class_weights is None else torch.where(labels == 1, class_weights[1], class_weights[0])
 
 
-# Random numbers that depend on a slice's embedding and the epoch alone.
-# A generator would give other numbers in every engine: they batch, pad and stack differently, and a training that is
-# resumed would have to restore its state.  Here a slice has the same numbers wherever it is computed, and others in
-# every epoch.
-
+# Random numbers that depend on a slice's embedding and the epoch alone: a generator would give other numbers in every
+# engine, which batch, pad and stack differently, and a resumed training would have to restore its state.
 
 COLUMNS = 4
 """Features whose bits tell slices apart."""
@@ -124,7 +115,7 @@ BITS = 0xFFFFFFFF
 """Numbers are kept to 32 bits, so that a product of two fits into 64."""
 
 
-class Epoch(nn.Module):
+class NoiseEpoch(nn.Module):
     """The number of the epoch in training, as a buffer that compiled code and recorded graphs read."""
 
     number: Tensor
@@ -137,11 +128,11 @@ class Epoch(nn.Module):
 def set_epoch(model: nn.Module, number: int) -> None:
     """Tell a model which epoch begins; only models that draw random numbers ask for it."""
     for module in model.modules():
-        if isinstance(module, Epoch):
+        if isinstance(module, NoiseEpoch):
             module.number.fill_(number)
 
 
-def uniform(rows: Float[Tensor, "rows features"], epoch: Epoch, count: int) -> Float[Tensor, "count rows"]:
+def uniform(rows: Float[Tensor, "rows features"], epoch: NoiseEpoch, count: int) -> Float[Tensor, "count rows"]:
     """Numbers in (0, 1) for every row."""
     bits = rows.detach()[:, :COLUMNS].float().contiguous().view(torch.int32).to(torch.int64) & BITS
     state = _mixed(epoch.number + 1)
@@ -152,7 +143,7 @@ def uniform(rows: Float[Tensor, "rows features"], epoch: Epoch, count: int) -> F
     return (series.to(torch.float64) + 0.5).div(BITS + 1.0).float()
 
 
-def normal(rows: Float[Tensor, "rows features"], epoch: Epoch, count: int) -> Float[Tensor, "count rows"]:
+def normal(rows: Float[Tensor, "rows features"], epoch: NoiseEpoch, count: int) -> Float[Tensor, "count rows"]:
     """Standard normal numbers for every row, by the transformation of Box and Muller."""
     radius, angle = uniform(rows, epoch, 2 * count).split(count)
     return (-2 * radius.clamp_min(torch.finfo(radius.dtype).tiny).log()).sqrt() * (2 * math.pi * angle).cos()

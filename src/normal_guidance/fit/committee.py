@@ -27,10 +27,11 @@ from jaxtyping import Float, Float64, Int
 from torch import Tensor, nn
 
 from normal_guidance.base.records import read_as
+from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.bells import Places, ScanPlaces
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.prediction import BagsLike, Prediction
-from normal_guidance.sweep.batches import LOADING_BATCH, Scans, in_batches
+from normal_guidance.sweep.batches import LOADING_BATCH, in_batches
 
 # What heads see of an encoder's features: all of one size and, where features repeat each other, decorrelated.
 # Encoders make features of very different size that mostly repeat each other.  SGD then follows the few largest, and
@@ -82,7 +83,7 @@ class Scaling(nn.Module):
         return scaled if self.rotation is None else scaled @ self.rotation
 
 
-def fit_scaling(scans: Scans, components: int = COMPONENTS) -> Scaling:
+def fit_scaling(scans: ScanSet, components: int = COMPONENTS) -> Scaling:
     """Scale the features of these scans to variance 1; a feature that is always the same becomes 0.
 
     Features that repeat each other become at most `components` principal components, also of variance 1.
@@ -109,7 +110,7 @@ def effective_number(variances: Float[Tensor, "components"]) -> float:
     return variances.sum().item() ** 2 / squares if squares else 0.0
 
 
-def _moments(scans: Scans) -> tuple[int, Float[Tensor, "features"], Float[Tensor, "features features"]]:
+def _moments(scans: ScanSet) -> tuple[int, Float[Tensor, "features"], Float[Tensor, "features features"]]:
     """Number of slices, mean and covariance of their features, in one pass over the scans."""
     width, count = scans.width, 0
     total, products = torch.zeros(width, dtype=torch.float64), torch.zeros(width, width, dtype=torch.float64)

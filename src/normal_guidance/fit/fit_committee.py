@@ -22,7 +22,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import LARGEST_SEED
 from normal_guidance.core.arrays import checked_whole
-from normal_guidance.core.bags import Bags
+from normal_guidance.core.bags import Bags, ScanSet
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.committee import COMPONENTS, Committee, Scaling, fit_scaling, prior_attention, shares
 from normal_guidance.fit.evidence import (
@@ -33,7 +33,7 @@ from normal_guidance.fit.evidence import (
 )
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.statistics.differences import in_standard_errors
-from normal_guidance.sweep.batches import LOADING_BATCH, Scans
+from normal_guidance.sweep.batches import LOADING_BATCH
 
 FOLDS = 5
 LEAST = 3
@@ -146,7 +146,7 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
 
 
 def fit_committee(
-    scans: Scans,
+    scans: ScanSet,
     patient_ids: Sequence[str],
     plan: Plan | None = None,
     *,
@@ -246,7 +246,7 @@ def _out_of_fold(
     fits: Sequence[Sequence[tuple[Fitted, int]]],
     logits: Float64[Tensor, "repeats settings scans"],
     folds: Int[Tensor, "repeats scans"],
-    scans: Scans,
+    scans: ScanSet,
     patient_ids: Sequence[str],
 ) -> tuple[Float64[Tensor, "scans"], Float[Tensor, "slices"]]:
     """Logits and attention of each scan; the settings of a fold are chosen by the other folds' scans alone.
@@ -286,7 +286,7 @@ def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
     return [*found, (Places(None, central=False), 1.0)]
 
 
-def scale_scans(scans: Scans, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
+def scale_scans(scans: ScanSet, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
     """The scaled features of all scans, in the memory of the device."""
     batches = torch.arange(len(scans.lengths)).split(LOADING_BATCH)
     rows = torch.cat([scaling(scans.rows(batch)).to(device) for batch in batches])

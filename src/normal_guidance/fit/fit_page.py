@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.fit_committee import (
@@ -40,7 +41,6 @@ from normal_guidance.show.html import CAUTION, Section
 from normal_guidance.show.text_tables import Grid, digits, interval, signed
 from normal_guidance.statistics.calibration import Calibration, Operation, describe, wilson
 from normal_guidance.statistics.differences import student_quantile
-from normal_guidance.sweep.batches import LabelledScans
 
 # The figures of a fitted model's page: scans told apart, attention by position, and examples.
 # All show scans that the model was not trained on, and none names a scan or a patient.

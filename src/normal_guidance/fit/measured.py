@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.core.prediction import Prediction
@@ -45,7 +46,6 @@ from normal_guidance.statistics.skill import (
     patient_specific,
 )
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
-from normal_guidance.sweep.batches import LabelledScans
 from normal_guidance.sweep.loop import predict_bags
 
 # Intervals with a promise for a committee (`statistics.conformal`), calibrated out of fold and checked on test scans.

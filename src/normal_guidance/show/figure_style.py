@@ -36,18 +36,7 @@ FORMATS = ("png", "svg")
 BLUE, ORANGE, GREEN, RED = COLORS = ("#0072B2", "#E69F00", "#009E73", "#D55E00")
 
 
-def _with_shades(colors: dict[str, str]) -> dict[str, str]:
-    """Add a darker shade of its model for each regularized method without a colour of its own."""
-    shades = {}
-    for name, method in EVERY_METHOD.items():
-        if name not in colors and method.regularizer is not None:
-            light = 1 - 0.15 * (1 + [*REGULARIZERS].index(method.regularizer))
-            red, green, blue = to_rgb(colors[method.model])
-            shades[name] = rgb2hex((light * red, light * green, light * blue))
-    return colors | shades
-
-
-_COLORS = {
+METHOD_COLORS = {
     "centered_gaussian": "#666666",
     "max": "#CC79A7",
     "mean": "#88CCEE",
@@ -66,14 +55,17 @@ _COLORS = {
     **{name: rgb2hex(colormaps["gist_rainbow"](place / len(FIELD))) for place, name in enumerate(FIELD)},
 }
 
-METHOD_COLORS = _with_shades(_COLORS)
 """Blue is unguided, orange smooth, green guided: full shades for ABMIL, dark ones for TransMIL.
 
-Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions
-darker.  What `nguide fit` makes is crimson.
-References are black.  The field's methods are spread over the rainbow, and a regularized method is a darker shade of
-its model.
+Methods that the paper does not have are yellow (evidence) and apricot (bells), their guided versions darker.  What
+`nguide fit` makes is crimson.  References are black.  The field's methods are spread over the rainbow, and a
+regularized method is a darker shade of its model.
 """
+
+for _name, _method in EVERY_METHOD.items():
+    if _name not in METHOD_COLORS and _method.regularizer is not None:
+        _light = 1 - 0.15 * (1 + [*REGULARIZERS].index(_method.regularizer))
+        METHOD_COLORS[_name] = rgb2hex(tuple(_light * part for part in to_rgb(METHOD_COLORS[_method.model])))
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},

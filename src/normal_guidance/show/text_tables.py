@@ -16,11 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import reading
 from normal_guidance.base.files import make_folder, write_atomically
-
-# Numbers in sentences and tables, in the style of the paper: three digits, no leading zero.
-
 
 NOTHING = "-"
 """The text for a missing number."""
@@ -205,8 +202,6 @@ def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, jso
     texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
     paths = [folder / f"{stem}{suffix}" for suffix in texts]
     for path, text in zip(paths, texts.values(), strict=True):
-        try:
+        with reading(path, "choose another folder", wrong="cannot be written"):
             write_atomically(path, text.encode())
-        except OSError as error:
-            raise UserError(f"{path} cannot be written ({error.strerror}); choose another folder") from error
     return paths

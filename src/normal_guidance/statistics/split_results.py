@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.metrics import localization, scan_level
 
 # The four numbers of the paper's tables for one method on one set of scans.
@@ -23,18 +24,6 @@ Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan
 
 METRICS: tuple[Metric, ...] = get_args(Metric)
 """The paper's four result tables, each named after its field of `Scores`."""
-
-
-@runtime_checkable
-class Labelled(Protocol):
-    """A set of labelled scans, such as `Bags` or a feature store."""
-
-    @property
-    def lengths(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def labels(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
 
 
 @dataclass(frozen=True)
@@ -52,7 +41,7 @@ class Scores:
 
 
 def score(
-    bags: Labelled, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
+    bags: LabelledScans, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
     """The scores of one method; `scan_scores` is None for a method without scan scores."""
     if bags.slice_labels is None:
@@ -71,16 +60,6 @@ def score(
 
 
 PerScan = Float64[np.ndarray, "scans"]
-
-
-@runtime_checkable
-class NamedScans(Labelled, Protocol):
-    """Labelled scans with ids of scans and patients, such as `Bags` or a feature store."""
-
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -139,7 +118,7 @@ class SplitResults:
 
 
 def split_results(
-    scans: NamedScans,
+    scans: LabelledScans,
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:

@@ -24,7 +24,8 @@ from torch import Tensor
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, method_title
-from normal_guidance.scans.features.preprocessing import (
+from normal_guidance.scans.features.store import FeatureStore
+from normal_guidance.scans.features.windows import (
     Percentiles,
     Window,
     apply_windows,
@@ -32,7 +33,6 @@ from normal_guidance.scans.features.preprocessing import (
     range_of,
     window_from_json,
 )
-from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.indexing import Description, describe_scans
 from normal_guidance.scans.index.manifest import PARTS, Manifest
 from normal_guidance.show import html

@@ -7,7 +7,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import find_bags
-from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.layout import SlottedLayout
 
 LOADING_BATCH = 256
@@ -31,37 +31,7 @@ T = TypeVar("T")
 U = TypeVar("U")
 
 
-@runtime_checkable
-class Scans(Protocol):
-    """A set of scans to train on, such as `Bags` or a feature store."""
-
-    @property
-    def lengths(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def labels(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def width(self) -> int: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
-        """The packed features of the chosen scans."""
-        ...
-
-
-@runtime_checkable
-class LabelledScans(Scans, Protocol):
-    """Scans with everything that measuring needs, such as `Bags` or a feature store."""
-
-    @property
-    def slice_labels(self) -> Int[Tensor, "slices"] | None: ...
-    @property
-    def scan_ids(self) -> tuple[str, ...]: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
-    def __len__(self) -> int: ...
-
-
-def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
+def slice_labels_of(scans: ScanSet) -> Int[Tensor, "slices"]:
     """The labels of all slices, for the supervised reference only: nothing else in training reads them."""
     labels: Tensor | None = getattr(scans, "slice_labels", None)
     if labels is None:
@@ -75,7 +45,7 @@ def slice_labels_of(scans: Scans) -> Int[Tensor, "slices"]:
 class Targets:
     """The labels to learn: those of the scans or, for a supervised reference, those of their slices, packed."""
 
-    def __init__(self, scans: Scans, *, on_slices: bool) -> None:
+    def __init__(self, scans: ScanSet, *, on_slices: bool) -> None:
         self.labels = scans.labels
         self.of_slices = slice_labels_of(scans).split(scans.lengths.tolist()) if on_slices else None
 
@@ -88,7 +58,7 @@ class Targets:
 
 def check_scans_like(scans: object, name: str) -> None:
     """Refuse what is not a set of scans, such as a list of arrays."""
-    if not isinstance(scans, Scans):
+    if not isinstance(scans, ScanSet):
         raise UserError(
             f"{name}: got {type(scans).__name__}; give Bags (of a list of Bag: Bags.pack), or open_store(FOLDER)"
         )
@@ -130,7 +100,7 @@ def draw_orders(scans: int, seed: int, state: Tensor | None = None) -> Iterator[
         yield order, generator.get_state()
 
 
-def pool_scans(scans: Scans, pool: Callable[[Tensor], Tensor]) -> Bags:
+def pool_scans(scans: ScanSet, pool: Callable[[Tensor], Tensor]) -> Bags:
     """Reduce each scan to one row by a pooling without parameters; the rest of the model is logistic regression.
 
     Mean and max pooling then need one pass over the features, and each of the 1,000 epochs reads one row per scan.
@@ -185,7 +155,7 @@ class Directory:
     """The length that slice labels are padded to."""
 
     @classmethod
-    def of(cls, scans: Scans, device: torch.device, slices_to: int | None = None) -> Directory:
+    def of(cls, scans: ScanSet, device: torch.device, slices_to: int | None = None) -> Directory:
         """With `slices_to`, targets are slice labels, padded to that length."""
         one, zero = torch.ones(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
         lengths = torch.cat([scans.lengths.cpu(), one]).to(device)
@@ -269,7 +239,7 @@ class Plan:
 class Resident:
     """All features on the device: a batch selects rows of one table."""
 
-    def __init__(self, scans: Scans, device: torch.device, dtype: torch.dtype, slices_to: int | None = None) -> None:
+    def __init__(self, scans: ScanSet, device: torch.device, dtype: torch.dtype, slices_to: int | None = None) -> None:
         self.directory = Directory.of(scans, device, slices_to)
         self.table = torch.zeros(int(scans.lengths.sum()) + 1, scans.width, dtype=dtype, device=device)
         begin = 0
@@ -292,7 +262,7 @@ class Streamed:
     """Features too large for the device: a thread reads ahead, and each batch is copied during the step before it."""
 
     def __init__(
-        self, scans: Scans, device: torch.device, dtype: torch.dtype, rows: int, slices_to: int | None = None
+        self, scans: ScanSet, device: torch.device, dtype: torch.dtype, rows: int, slices_to: int | None = None
     ) -> None:
         self.scans, self.dtype, self.device = scans, dtype, device
         self.directory = Directory.of(scans, device, slices_to)

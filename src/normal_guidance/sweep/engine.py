@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, ScanSet
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.sweep.batches import (
     MOST_PLACES,
     Plan,
     Resident,
-    Scans,
     Streamed,
     Targets,
     batched,
@@ -82,7 +81,7 @@ class Engine:
     step_function: Callable[..., Tensor] = staticmethod(descend)
     compiled = False
 
-    def __init__(self, stack: Stack, train: Scans, batch_size: int, precision: Precision) -> None:
+    def __init__(self, stack: Stack, train: ScanSet, batch_size: int, precision: Precision) -> None:
         self.stack = stack
         self.precision = precision
         self.batch_size = batch_size
@@ -143,7 +142,7 @@ class Engine:
 class PackedEngine(Engine):
     """Trains on packed batches that a thread reads ahead: no compiler, any device."""
 
-    def __init__(self, stack: Stack, train: Scans, val: Scans, batch_size: int, precision: Precision) -> None:
+    def __init__(self, stack: Stack, train: ScanSet, val: ScanSet, batch_size: int, precision: Precision) -> None:
         super().__init__(stack, train, batch_size, precision)
         self.train, self.val = train, val
         self.train_targets, self.val_targets = (Targets(part, on_slices=stack.on_slices) for part in (train, val))
@@ -201,7 +200,7 @@ class PackedEngine(Engine):
         labels = self.val_targets.of(every).to(self.device)
         return self.auroc(torch.cat(logits, 1), labels), cross_entropy(torch.cat(logits, 1), labels)
 
-    def _read(self, scans: Scans, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:
+    def _read(self, scans: ScanSet, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:
         """Each batch's scan numbers, features and layout."""
         dtype = row_dtype(self.precision)
         features = prefetch(lambda batch: scans.rows(batch).to(self.device, dtype), batches)
@@ -220,8 +219,8 @@ class SlottedEngine(Engine):
     def __init__(
         self,
         stack: Stack,
-        train: Scans,
-        val: Scans,
+        train: ScanSet,
+        val: ScanSet,
         batch_size: int,
         precision: Precision,
         rows: Sequence[int],
@@ -382,7 +381,7 @@ class SlottedEngine(Engine):
         source, layout, _ = plan.batch(step, self.longest)
         return self.stack.logits(parameters, table[source], layout)
 
-    def _rows(self, scans: Scans, most: int) -> Resident | Streamed:
+    def _rows(self, scans: ScanSet, most: int) -> Resident | Streamed:
         """The features: on the device if they fit, else streamed in batches of at most `most` rows."""
         dtype = row_dtype(self.precision)
         needed = int(scans.lengths.sum()) * scans.width * dtype.itemsize

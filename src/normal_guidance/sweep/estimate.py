@@ -12,7 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.base.system import is_out_of_memory, peak_bytes
-from normal_guidance.sweep.batches import Scans, pool_scans
+from normal_guidance.core.bags import ScanSet
+from normal_guidance.sweep.batches import pool_scans
 from normal_guidance.sweep.config import Config, check_together
 from normal_guidance.sweep.engine import (
     RESIDENT_SHARE,
@@ -82,7 +83,7 @@ class SweepEstimate:
 class _Some:
     """Some of the scans, under new numbers."""
 
-    def __init__(self, scans: Scans, chosen: Int[Tensor, "some"]) -> None:
+    def __init__(self, scans: ScanSet, chosen: Int[Tensor, "some"]) -> None:
         self.scans, self.chosen = scans, chosen
         self.lengths, self.labels = scans.lengths[chosen], scans.labels[chosen]
         self.width, self.dtype = scans.width, scans.dtype
@@ -95,7 +96,7 @@ class _Some:
 
 
 def estimate_sweep(
-    configs: Sequence[Config], train: Scans, val: Scans, execution: Execution | None = None
+    configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution | None = None
 ) -> SweepEstimate:
     """Estimate what `sweep` would take with the same arguments.
 
@@ -147,7 +148,7 @@ def estimate_sweep(
     )
 
 
-def _draw(scans: Scans, count: int) -> Scans:
+def _draw(scans: ScanSet, count: int) -> ScanSet:
     """So many scans at random, or all."""
     order = torch.randperm(len(scans.lengths), generator=torch.Generator().manual_seed(0))
     return _Some(scans, order[:count].sort().values)
@@ -165,7 +166,7 @@ class _Trial:
     """Of one configuration."""
 
 
-def _try(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, batches: int) -> _Trial:
+def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> _Trial:
     """Train and evaluate so many batches, twice if they are fast: the first time also prepares what is needed."""
     config, begin = configs[0], time.monotonic()
     some_train, some_val = (_draw(scans, batches * config.batch_size) for scans in (train, val))

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import is_out_of_memory, machine_memory
-from normal_guidance.sweep.batches import Scans, draw_orders, heaviest_batch
+from normal_guidance.core.bags import ScanSet
+from normal_guidance.sweep.batches import draw_orders, heaviest_batch
 from normal_guidance.sweep.config import Config, Execution
 from normal_guidance.sweep.engine import (
     Engine,
@@ -59,7 +60,7 @@ def release_memory() -> None:
         torch.cuda.empty_cache()
 
 
-def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution: Execution) -> int:
+def fitting_chunk(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution) -> int:
     """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
 
     A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
@@ -80,7 +81,7 @@ def fitting_chunk(configs: Sequence[Config], train: Scans, val: Scans, execution
 
 
 def choose_engine(
-    configs: Sequence[Config], train: Scans, val: Scans, execution: Execution, seed: int, epochs: int
+    configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, seed: int, epochs: int
 ) -> Engine:
     """The engine that was asked for; without a wish, the one that ends first, or packed where the others cannot run."""
     config, device = configs[0], torch.device(execution.device)
@@ -109,7 +110,7 @@ def choose_engine(
     return PackedEngine(stack, train, val, config.batch_size, execution.precision)
 
 
-def _orders(config: Config, train: Scans, seed: int) -> Iterator[Tensor]:
+def _orders(config: Config, train: ScanSet, seed: int) -> Iterator[Tensor]:
     """The order of the training scans in every epoch."""
     draw = draw_orders(len(train.lengths), seed)
     return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))

@@ -18,17 +18,12 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import checked_whole
-from normal_guidance.core.bags import UNKNOWN, Bags
+from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import auroc
 from normal_guidance.core.prediction import Prediction, set_epoch
 from normal_guidance.scans.features.store import FeatureStore
-from normal_guidance.sweep.batches import (
-    Scans,
-    check_scans_like,
-    in_batches,
-    slice_labels_of,
-)
+from normal_guidance.sweep.batches import check_scans_like, in_batches, slice_labels_of
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.stack import BETA_2, balanced_weights, initial_model, objective
 from normal_guidance.sweep.sweep import check_scans
@@ -193,7 +188,7 @@ def _scored(config: Config, prediction: Prediction, bags: Bags) -> tuple[Tensor,
 
 
 @torch.no_grad()
-def predict_bags(model: nn.Module, scans: Scans, *, batch_size: int = 256) -> Prediction:
+def predict_bags(model: nn.Module, scans: ScanSet, *, batch_size: int = 256) -> Prediction:
     """Packed predictions for all scans in their order, without gradients or dropout, on the model's device and dtype.
 
     Example:
@@ -231,7 +226,7 @@ def _on_eval(model: nn.Module) -> Iterator[None]:
             module.training = training
 
 
-def _predict_batch(model: nn.Module, scans: Scans, batch: Int[Tensor, "chosen"]) -> Prediction:
+def _predict_batch(model: nn.Module, scans: ScanSet, batch: Int[Tensor, "chosen"]) -> Prediction:
     rows = scans.rows(batch)
     rows = rows.to(next(model.parameters(), rows))  # a model without parameters leaves them unchanged
     prediction: Prediction = model(rows, Layout.packed(scans.lengths[batch]).to(rows.device))

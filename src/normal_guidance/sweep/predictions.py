@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from normal_guidance.base.files import write_parquet
 from normal_guidance.base.tables import read_columns, refuse_rows
+from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.prediction import Prediction
 
 PREDICTIONS = pa.schema(
@@ -47,22 +48,17 @@ NULLABLE = ("patient_id",)
 AGAIN = "copy the run again, or delete it and start it again"
 
 
-@runtime_checkable
-class PredictedScans(Protocol):
-    """Ids, labels and lengths of the scans of a table; `Bags` and `FeatureStore` have them."""
+class ScanRows(NamedTuple):
+    """Ids, labels and lengths of scans without features, as prediction makes them."""
 
-    @property
-    def scan_ids(self) -> Sequence[str]: ...
-    @property
-    def patient_ids(self) -> Sequence[str]: ...
-    @property
-    def labels(self) -> Int[Tensor, "scans"]: ...
-    @property
-    def lengths(self) -> Int[Tensor, "scans"]: ...
+    scan_ids: Sequence[str]
+    patient_ids: Sequence[str]
+    labels: Int[Tensor, "scans"]
+    lengths: Int[Tensor, "scans"]
 
 
 def prediction_table(
-    scans: PredictedScans,
+    scans: LabelledScans | ScanRows,
     prediction: Prediction,
     *,
     part: str,

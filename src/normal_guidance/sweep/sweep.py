@@ -25,15 +25,8 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.records import Between, ContentError, read_as
 from normal_guidance.base.system import is_out_of_memory
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
-from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.sweep.batches import (
-    Scans,
-    check_batch_size,
-    check_scans_like,
-    draw_orders,
-    pool_scans,
-    slice_labels_of,
-)
+from normal_guidance.core.bags import UNKNOWN, ScanSet
+from normal_guidance.sweep.batches import check_batch_size, check_scans_like, draw_orders, pool_scans, slice_labels_of
 from normal_guidance.sweep.config import Config, check_together
 from normal_guidance.sweep.engine import Engine, matrix_precision
 from normal_guidance.sweep.execution import (
@@ -524,7 +517,7 @@ class Watch:
 
     SECONDS = 0.5
 
-    def __init__(self, watch: Callable[[SweepProgress], None] | None, state: SweepState, train: Scans) -> None:
+    def __init__(self, watch: Callable[[SweepProgress], None] | None, state: SweepState, train: ScanSet) -> None:
         self.watch, self.state = watch, state
         self.slices = int(train.lengths.sum())
         self.begin = self.last = time.monotonic()
@@ -610,8 +603,8 @@ class Sweep:
 
 def sweep(
     configs: Sequence[Config],
-    train: Scans,
-    val: Scans,
+    train: ScanSet,
+    val: ScanSet,
     execution: Execution | None = None,
     *,
     checkpoint: Checkpoint | None = None,
@@ -665,7 +658,7 @@ def sweep(
     )
 
 
-def check_scans(config: Config, train: Scans, val: Scans) -> None:
+def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
     """Refuse scans that no run can be trained on."""
     check_scans_like(train, "train")
     check_scans_like(val, "val")
@@ -692,7 +685,7 @@ def check_scans(config: Config, train: Scans, val: Scans) -> None:
 
 
 def _train_chunk(
-    state: SweepState, train: Scans, val: Scans, execution: Execution, keeper: Keeper, watch: Watch
+    state: SweepState, train: ScanSet, val: ScanSet, execution: Execution, keeper: Keeper, watch: Watch
 ) -> tuple[Finished, Chunk | None]:
     """Train the present chunk to its end, or until so many are out of patience that the rest goes on alone."""
     chunk = state.pending[0]

@@ -1,6 +1,6 @@
 """`depthwise` against torch's convolution bag by bag and against PPEG, and its kernels against float64.
 
-Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_convolution.py`.  Run as a script it is what
+Needs torch and pytest alone: `pytest --noconftest tests/core/kernels/test_convolution.py`.  Run as a script it is what
 some tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
 """
 
@@ -13,11 +13,13 @@ from torch import Tensor
 from torch.func import vmap
 
 from in_a_process import (
+    assert_a_graph_serves_other_bags,
     assert_compiled_equals_eager,
     assert_script_passes,
     let_interpreter_loop,
     needs_cuda,
     needs_triton,
+    worst_error,
 )
 from normal_guidance.core.kernels.convolution import depthwise, stacked_depthwise, stacked_depthwise_backward
 from normal_guidance.core.layers import PPEG
@@ -187,19 +189,11 @@ def check_against_float64(
         tolerance = 2e-6 if rows.dtype == torch.float32 else 2e-3
     rows, weight, bias, gradient = (tensor.cpu().double() for tensor in (rows, weight, bias, gradient))
     bags = (first, count, longest)
-    want = (
-        stacked_depthwise(rows, weight, bias, *bags),
-        *stacked_depthwise_backward(gradient, rows, weight, *bags),
-    )
-    worst = 0.0
-    for one, other in zip(got, want, strict=True):
-        assert one.shape == other.shape
-        worst = max(worst, ((one.cpu() - other).abs().max() / other.abs().max()).item())
+    want = (stacked_depthwise(rows, weight, bias, *bags), *stacked_depthwise_backward(gradient, rows, weight, *bags))
     for one, other in zip(got[:2], (rows, gradient), strict=True):
         assert (one[:, -UNUSED:] == 0).all(), "unused rows are exactly zero"
         assert torch.equal(one.cpu()[:, first].double(), other[:, first]), "class tokens pass unchanged"
-    assert worst < tolerance, f"off by {worst:.1e}"
-    return worst
+    return worst_error(got, want, tolerance)
 
 
 def forward_and_backward(inputs: Inputs) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -249,15 +243,7 @@ def test_cuda_graph_replays_with_other_bags() -> None:
         bags = (first, count, LONGEST)
         return stacked_depthwise(rows, weight, bias, *bags), *stacked_depthwise_backward(rows, rows, weight, *bags)
 
-    want = [tensor.clone() for tensor in run(other_first, other_count)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = run(first, count)
-    first.copy_(other_first)
-    count.copy_(other_count)
-    graph.replay()
-    for one, other in zip(got, want, strict=True):
-        assert torch.equal(one, other)
+    assert_a_graph_serves_other_bags(run, (first, count), (other_first, other_count))
 
 
 @needs_cuda

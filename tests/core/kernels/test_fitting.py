@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from in_a_process import needs_triton
+from in_a_process import float32_products, needs_triton
 from normal_guidance.core.kernels import self_attention
 
 pytestmark = needs_triton
@@ -63,12 +63,8 @@ def test_attention_takes_the_largest_tiles_that_fit(largest: int, tried: list[in
         if blocks[-1] > largest:
             raise out_of_resources(286_720)
 
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")  # full float32 begins with smaller tiles
-    try:
+    with float32_products("high"):  # full float32 begins with smaller tiles
         assert _run_with_tiles_that_fit(run, qkv, first, lengths, 2, 70) == (largest >= 16)
-    finally:
-        torch.set_float32_matmul_precision(before)
     assert blocks == tried
 
 

@@ -1,11 +1,12 @@
 """`dot`, `pool` and `spread` against loops over the bags, and their kernels against float64.
 
-Needs torch and pytest alone: `pytest --noconftest tests/core/ragged/test_products.py`.  Run as a script it is what
+Needs torch and pytest alone: `pytest --noconftest tests/core/kernels/test_products.py`.  Run as a script it is what
 some tests start in a process of their own: `compiled [cuda]` or, with TRITON_INTERPRET=1, `interpreted`.
 """
 
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -13,20 +14,16 @@ from torch import Tensor
 from torch.func import vmap
 
 from in_a_process import (
+    assert_a_graph_serves_other_bags,
     assert_compiled_equals_eager,
     assert_script_passes,
+    float32_products,
     let_interpreter_loop,
     needs_cuda,
     needs_triton,
+    worst_error,
 )
-from normal_guidance.core.kernels.products import (
-    dot,
-    pool,
-    spread,
-    stacked_dot,
-    stacked_pool,
-    stacked_spread,
-)
+from normal_guidance.core.kernels.products import dot, pool, spread, stacked_dot, stacked_pool, stacked_spread
 
 ROWS, LONGEST = 93, 72
 FIRST, COUNT = [5, 0, 80, 2, 90], [70, 1, 5, 2, 0]
@@ -108,8 +105,7 @@ def test_gradients_through_vmap_equal_the_loop() -> None:
     stacked = vmap(three, (0, None, 0, None, None))(*leaves, first, count)
     got = torch.autograd.grad(total([tuple(o[c] for o in stacked) for c in range(3)]), leaves)
     want = torch.autograd.grad(total([by_hand(u[c], leaves[1], a[c]) for c in range(3)]), leaves)
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(got, want)
 
 
 SMALL = (torch.tensor([3, 0, 5]), torch.tensor([2, 1, 3]))
@@ -193,21 +189,15 @@ def check_against_float64(got: tuple[Tensor, ...], inputs: Inputs, tolerance: fl
         tolerance = 1e-6 if x.dtype == torch.float32 else 2e-3
     shares = a.to(x.dtype).double()
     want = vmap(three, STACKED)(u.double(), x.double(), shares, first, count)
-    worst = 0.0
     for one, other in zip(got, want, strict=True):
-        assert one.shape == other.shape
         assert (one.cpu()[other == 0] == 0).all(), "what must be zero is exactly zero"
-        worst = max(worst, ((one.cpu() - other).abs().max() / other.abs().max()).item())
-    assert worst < tolerance, f"off by {worst:.1e}"
-    return worst
+    return worst_error(got, want, tolerance)
 
 
 @pytest.fixture
 def exact_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
+    with float32_products("highest"):
+        yield
 
 
 @needs_cuda
@@ -225,11 +215,9 @@ def test_cuda_equals_float64(dtype: torch.dtype, tolerance: float, features: int
 
 @needs_cuda
 def test_cuda_in_tf32_and_in_float64() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     inputs = make_inputs(2, 8, 768, torch.float32, "cuda")
-    check_against_float64(vmap(three, STACKED)(*inputs), inputs, 5e-3)
-    torch.set_float32_matmul_precision(before)
+    with float32_products("high"):
+        check_against_float64(vmap(three, STACKED)(*inputs), inputs, 5e-3)
     inputs = make_inputs(2, 8, 64, torch.float64, "cuda")
     check_against_float64(vmap(three, STACKED)(*inputs), inputs, 1e-12)
 
@@ -252,17 +240,8 @@ def test_cuda_gradients_equal_the_cpu() -> None:
 def test_cuda_graph_replays_with_other_bags() -> None:
     u, x, a, first, count = make_inputs(2, 8, 64, torch.bfloat16, "cuda")
     other_first, other_count = torch.tensor([0, 9, 20, 81, 84]).cuda(), torch.tensor([8, 3, 60, 2, 9]).cuda()
-    a = a.nan_to_num()
-    run = vmap(three, STACKED)
-    want = [tensor.clone() for tensor in run(u, x, a, other_first, other_count)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = run(u, x, a, first, count)
-    first.copy_(other_first)
-    count.copy_(other_count)
-    graph.replay()
-    for one, other in zip(got, want, strict=True):
-        assert torch.equal(one, other)
+    run = partial(vmap(three, STACKED), u, x, a.nan_to_num())
+    assert_a_graph_serves_other_bags(run, (first, count), (other_first, other_count))
 
 
 @needs_cuda

@@ -50,9 +50,7 @@ def test_stacked_configurations_equal_the_formula_and_its_gradients() -> None:
     torch.testing.assert_close(got, want)
     side = torch.randn_like(want)
     for one, other in zip(
-        torch.autograd.grad((got * side).sum(), leaves),
-        torch.autograd.grad((want * side).sum(), leaves),
-        strict=True,
+        torch.autograd.grad((got * side).sum(), leaves), torch.autograd.grad((want * side).sum(), leaves), strict=True
     ):
         torch.testing.assert_close(one, other)
 
@@ -108,10 +106,7 @@ def largest_error(dtype: torch.dtype, device: str) -> float:
         exact = [tensor.double() for tensor in (gradient, columns, bias, vector)]
         want = (stacked_scores(*exact[1:]), *stacked_scores_gradients(*exact))
         for given in (columns, columns.mT.contiguous().mT):
-            got = (
-                scoring_triton.scores(given, bias, vector),
-                *scoring_triton.gradients(gradient, given, bias, vector),
-            )
+            got = (scoring_triton.scores(given, bias, vector), *scoring_triton.gradients(gradient, given, bias, vector))
             for one, other in zip(got, want, strict=True):
                 assert one.shape == other.shape
                 worst = max(worst, ((one - other).abs().max() / other.abs().max()).item())

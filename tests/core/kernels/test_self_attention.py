@@ -1,11 +1,12 @@
 """Ragged attention against torch's own, bag by bag, and its Triton kernels against the plain formula.
 
 The kernels run in Triton's interpreter where triton is installed and on the GPU where there is one; both need torch
-and pytest alone: `pytest --noconftest tests/core/ragged/test_self_attention.py`.  What dynamo or Triton must read
+and pytest alone: `pytest --noconftest tests/core/kernels/test_self_attention.py`.  What dynamo or Triton must read
 cannot carry run-time shape checks, so those tests start this file as a script.
 """
 
 import sys
+from itertools import product
 
 import pytest
 import torch
@@ -13,7 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.func import vmap
 
-from in_a_process import assert_script_passes, let_interpreter_loop, needs_cuda, needs_triton
+from in_a_process import (
+    assert_script_passes,
+    float32_products,
+    let_interpreter_loop,
+    needs_cuda,
+    needs_triton,
+    worst_error,
+)
 from normal_guidance.core.kernels import self_attention
 from normal_guidance.core.kernels.self_attention import attend
 
@@ -28,8 +36,6 @@ CASES = {
     "tiles": ([64, 1, 130, 63, 31], 140, 1, 96),
     "narrow tiles": ([64, 1, 65], 65, 1, 4),
 }
-SLOW_CASES = ("full tile", "tiles")
-"""Cases that the interpreter takes long for; the two others run the same kernels."""
 
 
 def problem(
@@ -107,11 +113,10 @@ def test_compiled_vmap_equals_eager() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=pytest.mark.slow if case in SLOW_CASES else ()) for case in CASES]
-)
-def test_kernels_interpreted(case: str) -> None:
-    assert_script_passes(__file__, "interpreted", case, TRITON_INTERPRET="1")
+@pytest.mark.slow(but="one tile, narrow tiles")
+@pytest.mark.parametrize("cases", ["one tile, narrow tiles", "full tile, tiles"])
+def test_kernels_interpreted(cases: str) -> None:
+    assert_script_passes(__file__, "interpreted", cases, TRITON_INTERPRET="1")
 
 
 @needs_cuda
@@ -129,12 +134,8 @@ CUDA_TOLERANCE = {"bfloat16": 3e-2, "tf32": 5e-3, "float32": 2e-5}
 def test_cuda_equals_the_cpu_in_float64(case: str, kind: str) -> None:
     lengths, longest, heads, d = CASES[case]
     dtype = torch.bfloat16 if kind == "bfloat16" else torch.float32
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest" if kind == "float32" else "high")
-    try:
+    with float32_products("highest" if kind == "float32" else "high"):
         assert_kernels_agree(problem(lengths, heads, d, dtype, "cuda"), heads, longest, CUDA_TOLERANCE[kind])
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 @needs_cuda
@@ -179,15 +180,8 @@ def assert_kernels_agree(inputs: tuple[Tensor, ...], heads: int, longest: int, t
     exact = qkv.double(), token.double()
     want, want_lse = self_attention.reference_forward(*exact, *bags)
     want_gradients = self_attention.reference_backward(grad.double(), *exact, want_lse, *bags)
-    pairs = {
-        "out": (out, want),
-        "lse": (lse[..., :-UNUSED], want_lse[..., :-UNUSED]),
-        "dqkv": (gradients[0], want_gradients[0]),
-        "dtoken": (gradients[1], want_gradients[1]),
-    }
-    for name, (got, expected) in pairs.items():
-        worst = (got.double() - expected).abs().max() / expected.abs().max()
-        assert worst <= tolerance, f"{name}: {worst:.1e} of the largest value, {tolerance} allowed"
+    used = slice(None, -UNUSED)
+    worst_error((out, lse[..., used], *gradients), (want, want_lse[..., used], *want_gradients), tolerance)
     for value, rows in ((out, slice(-UNUSED, None)), (gradients[0], slice(-UNUSED, None)), (gradients[0], first)):
         assert (value[:, rows] == 0).all()
 
@@ -208,11 +202,11 @@ def compiled(device: str) -> None:
     torch.testing.assert_close(*results)
 
 
-def interpreted(case: str) -> None:
+def interpreted(cases: str) -> None:
     """The kernels in Triton's interpreter; float16 stands for bfloat16, which it cannot multiply (triton 3.6)."""
     let_interpreter_loop()
-    lengths, longest, heads, d = CASES[case]
-    for dtype, tolerance in ((torch.float32, 2e-6), (torch.float16, 2e-3)):
+    for case, (dtype, tolerance) in product(cases.split(", "), ((torch.float32, 2e-6), (torch.float16, 2e-3))):
+        lengths, longest, heads, d = CASES[case]
         assert_kernels_agree(problem(lengths, heads, d, dtype), heads, longest, tolerance)
 
 

@@ -28,11 +28,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pyarrow as pa
 import torch
-from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UnreadableError, UserError
@@ -55,7 +54,7 @@ from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.index.manifest import write_manifest
 from normal_guidance.scans.index.problems import Problem, folder_name, read_problems, summarize, write_problems
-from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
+from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
 FORMAT = 1
@@ -498,17 +497,10 @@ def outcome_json(one: Written, bundle: Bundle, *, anonymize: bool = False) -> di
     return {**shared, "problems": [problem._asdict() for problem in problems_of(one)]}
 
 
-class _Scans(NamedTuple):
-    scan_ids: list[str]
-    patient_ids: list[str]
-    labels: Tensor
-    lengths: Tensor
-
-
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
     """Rows of predictions.parquet: `probability` is calibrated, and each head's attention adds up to one."""
     ids = [one.row.scan_id for one in predictions]
-    scans = _Scans(
+    scans = ScanRows(
         scan_ids=ids,
         patient_ids=ids if anonymize else [one.row.patient_id for one in predictions],
         labels=torch.full((len(ids),), UNKNOWN),

@@ -14,8 +14,8 @@ from normal_guidance.core.prediction import (
     FEATURES,
     BagsLike,
     ClassWeights,
-    Epoch,
     Features,
+    NoiseEpoch,
     Prediction,
     as_prediction,
     scan_cross_entropy,
@@ -37,7 +37,7 @@ class ACMIL(nn.Module):
     r"""Attention-challenging MIL: the scan is classified by the mean of the branches' attention, and by each branch.
 
     In training, each branch loses a random part of its best slices, so that it must find others
-    (`core.noise` draws them), and similar branches are penalised.  Prediction hides nothing.
+    (`core.prediction.uniform` draws them), and similar branches are penalised.  Prediction hides nothing.
 
     Reference: Zhang et al., "Attention-Challenging Multiple Instance Learning for Whole Slide Image Classification",
     2024.
@@ -48,7 +48,7 @@ class ACMIL(nn.Module):
         self.attention = GatedScores(features, hidden, branches)
         self.branches = nn.Linear(features, branches)
         self.classifier = nn.Linear(features, 1)
-        self.epoch = Epoch()
+        self.epoch = NoiseEpoch()
 
     def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)

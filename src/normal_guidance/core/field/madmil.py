@@ -8,13 +8,7 @@ from torch import nn
 from normal_guidance.core.layers import GatedScores
 from normal_guidance.core.layout import as_rows
 from normal_guidance.core.method import Method
-from normal_guidance.core.prediction import (
-    FEATURES,
-    BagsLike,
-    Features,
-    Prediction,
-    as_prediction,
-)
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
 
 HEADS = 4
 

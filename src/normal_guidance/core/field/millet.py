@@ -8,13 +8,7 @@ from torch import nn
 from normal_guidance.core.layers import hidden_scores
 from normal_guidance.core.layout import as_rows
 from normal_guidance.core.method import Method
-from normal_guidance.core.prediction import (
-    FEATURES,
-    BagsLike,
-    Features,
-    Prediction,
-    as_prediction,
-)
+from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
 
 HIDDEN = 8
 """Hidden units of attention, as in the paper."""

@@ -13,8 +13,8 @@ from normal_guidance.core.prediction import (
     FEATURES,
     BagsLike,
     ClassWeights,
-    Epoch,
     Features,
+    NoiseEpoch,
     Prediction,
     attend_and_classify,
     normal,
@@ -35,8 +35,8 @@ class ProbSmooth(nn.Module):
     $$ \mathrm{KL} = \frac{1}{S}\Big(\sum_j (\mu_j - \mu_{j+1})^2 + \sum_j L_{jj}\,\sigma_j^2
        - \tfrac12 \sum_j \log \sigma_j^2\Big) $$
 
-    L is the chain's Laplacian; $L_{jj}$ is 2, and 1 at the ends.  Training classifies random attention (`core.noise`
-    draws it) and adds KL; prediction takes the mean scores.
+    L is the chain's Laplacian; $L_{jj}$ is 2, and 1 at the ends.  Training classifies random attention and
+    adds KL; prediction takes the mean scores.
 
     Reference: Castro-Macías et al., "Probabilistic Smooth Attention for Deep Multiple Instance Learning in Medical
     Imaging", 2025; without variance: Wu et al., 2023 (`core.regularizers.smoothness`).
@@ -47,7 +47,7 @@ class ProbSmooth(nn.Module):
         self.hidden = nn.Linear(features, hidden)
         self.score = nn.Linear(hidden, 2)  # mu and log sigma^2
         self.classifier = nn.Linear(features, 1)
-        self.epoch = Epoch()
+        self.epoch = NoiseEpoch()
 
     def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)

@@ -15,12 +15,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import (
-    accumulator,
-    padded_index,
-    runs_in_triton,
-    vmap_over_configurations,
-)
+from normal_guidance.core.kernels.products import accumulator, operator, padded_index, runs_in_triton
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
@@ -44,7 +39,19 @@ def depthwise(
     return stacked_depthwise(rows[None], weight[None], bias[None], first, lengths, longest).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::ragged_depthwise", mutates_args=())
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save all but the bias: no gradient depends on its values."""
+    rows, weight, bias, first, lengths, longest = inputs
+    ctx.save_for_backward(rows, weight, first, lengths)
+    ctx.longest, ctx.bias_dtype = longest, bias.dtype
+
+
+def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    d_rows, d_weight, d_bias = stacked_depthwise_backward(gradient, *ctx.saved_tensors, ctx.longest)
+    return d_rows, d_weight, d_bias.to(ctx.bias_dtype), None, None, None
+
+
+@operator("ragged_depthwise", lambda rows, *_: rows.new_empty(rows.shape), 3, _differentiate, _save)
 def stacked_depthwise(
     rows: Tensor, weight: Tensor, bias: Tensor, first: Tensor, lengths: Tensor, longest: int
 ) -> Tensor:
@@ -62,7 +69,11 @@ def stacked_depthwise(
     return torch.where(token[:, None], x, convolved).to(rows.dtype)
 
 
-@torch.library.custom_op("normal_guidance::ragged_depthwise_backward", mutates_args=())
+def _like_gradients(gradient: Tensor, rows: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    return rows.new_empty(rows.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
+
+
+@operator("ragged_depthwise_backward", _like_gradients, stacked=3)
 def stacked_depthwise_backward(
     gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -106,31 +117,3 @@ def _read(
 ) -> Float[Tensor, "configurations rows features"]:
     """One neighbour of every row, or 0 if there is none."""
     return values[:, source].masked_fill(~inside[:, None], 0)
-
-
-@stacked_depthwise.register_fake
-def _(rows: Tensor, weight: Tensor, bias: Tensor, first: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    return rows.new_empty(rows.shape)
-
-
-@stacked_depthwise_backward.register_fake
-def _(
-    gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    return rows.new_empty(rows.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save all but the bias: no gradient depends on its values."""
-    rows, weight, bias, first, lengths, longest = inputs
-    ctx.save_for_backward(rows, weight, first, lengths)
-    ctx.longest, ctx.bias_dtype = longest, bias.dtype
-
-
-def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    d_rows, d_weight, d_bias = stacked_depthwise_backward(gradient, *ctx.saved_tensors, ctx.longest)
-    return d_rows, d_weight, d_bias.to(ctx.bias_dtype), None, None, None
-
-
-stacked_depthwise.register_autograd(_differentiate, setup_context=_save)
-stacked_depthwise.register_vmap(vmap_over_configurations(stacked_depthwise, stacked=3))

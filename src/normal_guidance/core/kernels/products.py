@@ -1,4 +1,4 @@
-r"""Products of each bag's queries or weights with that bag's own rows: `dot`, `pool` and `spread`.
+r"""Products of each bag's queries or weights with that bag's own rows, and a dense layer, for many configurations.
 
 Bag b holds rows first[b] .. first[b] + count[b] - 1 of a matrix of R rows; rows outside all bags are unused.  These
 numbers change from step to step, but the shapes do not, so a step can be compiled and captured in a CUDA graph.
@@ -15,13 +15,70 @@ it into these.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-Operation = Callable[..., Any]
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+
+
+def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    """Save all input tensors for the gradient, which reads sizes from them."""
+    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
+
+
+def vmap_over_configurations(operation: Callable[..., Any], stacked: int) -> Callable[..., tuple[Any, Any]]:
+    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
+
+    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.  Take
+    gradients outside of `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
+    """
+
+    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
+        if any(dim is not None for dim in in_dims[stacked:]):
+            raise NotImplementedError(
+                "the places of bags (first, lengths) must be the same for all configurations of a vmap"
+            )
+        tensors = [
+            (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
+            for value, dim in zip(arguments[:stacked], in_dims[:stacked], strict=True)
+        ]
+        made = operation(*tensors, *arguments[stacked:])
+        if isinstance(made, Tensor):
+            return made.unflatten(0, (info.batch_size, -1)), 0
+        return tuple(output.unflatten(0, (info.batch_size, -1)) for output in made), (0,) * len(made)
+
+    return rule
+
+
+def operator(
+    name: str,
+    like: Callable[..., Any],
+    stacked: int | Callable[..., Any],
+    gradient: Callable[..., Any] | None = None,
+    save: Callable[..., None] = save_tensors,
+    schema: str | None = None,
+) -> Callable[[Operation], Operation]:
+    """Register a custom operator of torch: `vmap` gives it all configurations at once, and compilers do not open it.
+
+    `like` makes an empty result, for tracing; `stacked` is the number of arguments that begin with the dimension of
+    configurations, or the rule for `vmap` itself.
+    """
+
+    def register(function: Operation) -> Operation:
+        made: Any = torch.library.custom_op(f"normal_guidance::{name}", mutates_args=(), schema=schema)(function)
+        made.register_fake(like)
+        made.register_vmap(vmap_over_configurations(made, stacked) if isinstance(stacked, int) else stacked)
+        if gradient is not None:
+            made.register_autograd(gradient, setup_context=save)
+        return made  # type: ignore[no-any-return]
+
+    return register
+
+
+# No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
 
 def dot(
@@ -61,7 +118,24 @@ def spread(
     return stacked_spread(weights[None], queries[None], first, count, rows).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::ragged_dot", mutates_args=())
+def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    queries, rows, first, count = ctx.saved_tensors
+    for_queries, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_pool(gradient, rows, first, count) if for_queries else None,
+        stacked_spread(gradient, queries, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None, None),
+    )
+
+
+@operator(
+    "ragged_dot",
+    lambda queries, rows, first, count, longest: queries.new_empty(
+        *queries.shape[:3], longest, dtype=accumulator(rows.dtype)
+    ),
+    stacked=2,
+    gradient=_dot_gradients,
+)
 def stacked_dot(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
     """`dot` of (C, B, Q, M) queries with (C, R, M) rows: (C, B, Q, longest)."""
     if runs_in_triton(rows):
@@ -73,7 +147,23 @@ def stacked_dot(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, lon
     return torch.einsum("cbqm,cbjm->cbqj", queries.to(kind), padded).contiguous()
 
 
-@torch.library.custom_op("normal_guidance::ragged_pool", mutates_args=())
+def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    gradient = gradient.contiguous()  # here, where a compiler fuses it with the operation before
+    weights, rows, first, count = ctx.saved_tensors
+    for_weights, for_rows = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(gradient, rows, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_spread(weights, gradient, first, count, rows.shape[1]) if for_rows else None,
+        *(None, None),
+    )
+
+
+@operator(
+    "ragged_pool",
+    lambda weights, rows, first, count: rows.new_empty(*weights.shape[:3], rows.shape[-1]),
+    stacked=2,
+    gradient=_pool_gradients,
+)
 def stacked_pool(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
     """`pool` of (C, B, Q, longest) weights with (C, R, M) rows: (C, B, Q, M)."""
     if runs_in_triton(rows):
@@ -86,7 +176,22 @@ def stacked_pool(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) ->
     return torch.einsum("cbqj,cbjm->cbqm", shares, _padded(rows, first, inside).to(kind)).to(rows.dtype).contiguous()
 
 
-@torch.library.custom_op("normal_guidance::ragged_spread", mutates_args=())
+def _spread_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    weights, queries, first, count = ctx.saved_tensors
+    for_weights, for_queries = ctx.needs_input_grad[:2]
+    return (
+        stacked_dot(queries, gradient, first, count, weights.shape[-1]) if for_weights else None,
+        stacked_pool(weights, gradient, first, count) if for_queries else None,
+        *(None, None, None),
+    )
+
+
+@operator(
+    "ragged_spread",
+    lambda weights, queries, first, count, rows: queries.new_empty(queries.shape[0], rows, queries.shape[-1]),
+    stacked=2,
+    gradient=_spread_gradients,
+)
 def stacked_spread(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
     """`spread` of (C, B, Q, longest) weights and (C, B, Q, M) queries: (C, rows, M)."""
     if runs_in_triton(queries):
@@ -121,9 +226,7 @@ def padded_index(
 ) -> Int[Tensor, "rows"]:
     """The index of each row in bags padded to bags x longest rows; -1 for an unused row."""
     row = first[:, None] + torch.arange(longest, device=first.device)
-    row = row.masked_fill(
-        ~inside_bags(count, longest), rows
-    ).flatten()  # an extra row receives the places past the ends
+    row = row.masked_fill(~inside_bags(count, longest), rows).flatten()  # places past the ends go to an extra row
     index = torch.arange(row.numel(), device=first.device)
     return index.new_full((rows + 1,), -1).scatter(0, row, index)[:rows]
 
@@ -138,95 +241,9 @@ def _padded(
     return rows[:, index.masked_fill(~inside, 0)].masked_fill(~inside[:, :, None], 0)
 
 
-@stacked_dot.register_fake
-def _(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
-    return queries.new_empty(*queries.shape[:3], longest, dtype=accumulator(rows.dtype))
-
-
-@stacked_pool.register_fake
-def _(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
-    return rows.new_empty(*weights.shape[:3], rows.shape[-1])
-
-
-@stacked_spread.register_fake
-def _(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
-    return queries.new_empty(queries.shape[0], rows, queries.shape[-1])
-
-
-def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Save all input tensors for the gradient, which reads sizes from them."""
-    ctx.save_for_backward(*(value for value in inputs if isinstance(value, Tensor)))
-
-
-def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    queries, rows, first, count = ctx.saved_tensors
-    for_queries, for_rows = ctx.needs_input_grad[:2]
-    return (
-        stacked_pool(gradient, rows, first, count) if for_queries else None,
-        stacked_spread(gradient, queries, first, count, rows.shape[1]) if for_rows else None,
-        *(None, None, None),
-    )
-
-
-def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    gradient = gradient.contiguous()  # here, where a compiler fuses it with the operation before
-    weights, rows, first, count = ctx.saved_tensors
-    for_weights, for_rows = ctx.needs_input_grad[:2]
-    return (
-        stacked_dot(gradient, rows, first, count, weights.shape[-1]) if for_weights else None,
-        stacked_spread(weights, gradient, first, count, rows.shape[1]) if for_rows else None,
-        *(None, None),
-    )
-
-
-def _spread_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    weights, queries, first, count = ctx.saved_tensors
-    for_weights, for_queries = ctx.needs_input_grad[:2]
-    return (
-        stacked_dot(queries, gradient, first, count, weights.shape[-1]) if for_weights else None,
-        stacked_pool(weights, gradient, first, count) if for_queries else None,
-        *(None, None, None),
-    )
-
-
-stacked_dot.register_autograd(_dot_gradients, setup_context=save_tensors)
-stacked_pool.register_autograd(_pool_gradients, setup_context=save_tensors)
-stacked_spread.register_autograd(_spread_gradients, setup_context=save_tensors)
-
-
-def vmap_over_configurations(operation: Operation, stacked: int) -> Callable[..., tuple[Any, Any]]:
-    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
-
-    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.  Take
-    gradients outside of `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
-    """
-
-    def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
-        if any(dim is not None for dim in in_dims[stacked:]):
-            raise NotImplementedError(
-                "the places of bags (first, lengths) must be the same for all configurations of a vmap"
-            )
-        tensors = [
-            (value.expand(info.batch_size, *value.shape) if dim is None else value.movedim(dim, 0)).flatten(0, 1)
-            for value, dim in zip(arguments[:stacked], in_dims[:stacked], strict=True)
-        ]
-        made = operation(*tensors, *arguments[stacked:])
-        if isinstance(made, Tensor):
-            return made.unflatten(0, (info.batch_size, -1)), 0
-        return tuple(one.unflatten(0, (info.batch_size, -1)) for one in made), (0,) * len(made)
-
-    return rule
-
-
-for _operation in (stacked_dot, stacked_pool, stacked_spread):
-    _operation.register_vmap(vmap_over_configurations(_operation, stacked=2))
-
-
-# A dense layer and two gathers for many configurations, with gradients that are fast to read.
-# Torch's own operations give the same results more slowly.  The gradient of `x @ W.T` is transposed, so that the step
-# of SGD reads it with large strides; the gradient of taking one row of each bag is a tensor as large as all rows,
-# almost all zeros, written and read again; the gradient of padding sorts all places.  The backward passes here are
-# plain torch, so a compiler fuses them.
+# A dense layer and two gathers with gradients that are fast to read; the backward passes are plain torch, so a compiler
+# fuses them.  Torch's own gradient of `x @ W.T` is transposed, so the step of SGD reads it with large strides; that of
+# taking one row of each bag is a tensor as large as all rows, almost all zeros; that of padding sorts all places.
 
 
 def project(
@@ -246,10 +263,42 @@ def with_bias(
     Adding the bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
     width stays a multiple of eight, as matrix units need.
     """
-    ones = rows.new_zeros(rows.shape[0], 8)
-    ones = torch.where(torch.arange(8, device=rows.device) == 0, 1.0, ones)
-    biases = torch.where(torch.arange(8, device=rows.device) == 0, bias[:, None], 0.0)
+    is_bias = torch.arange(8, device=rows.device) == 0
+    ones = torch.where(is_bias, 1.0, rows.new_zeros(rows.shape[0], 8))
+    biases = torch.where(is_bias, bias[:, None], 0.0)
     return torch.cat([rows, ones.to(rows.dtype)], 1), torch.cat([weight, biases.to(weight.dtype)], 1)
+
+
+def _project_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
+    rows, weight = ctx.saved_tensors
+    d_weight = gradient.mT @ rows
+    if not ctx.needs_input_grad[0]:
+        return None, d_weight
+    d_rows = gradient @ weight
+    return (d_rows.sum(0, keepdim=True) if len(rows) < len(d_rows) else d_rows), d_weight
+
+
+def _project_under_vmap(
+    info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor
+) -> tuple[Tensor, int]:
+    """Rows shared by all configurations are not copied; a shared weight is repeated."""
+    if in_dims[0] is not None:
+        rows = rows.movedim(in_dims[0], 0).flatten(0, 1)
+    elif len(rows) > 1:
+        rows = rows.repeat(info.batch_size, 1, 1)
+    weight = weight.movedim(in_dims[1], 0) if in_dims[1] is not None else weight.expand(info.batch_size, *weight.shape)
+    return stacked_project(rows, weight.flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
+
+
+@operator(
+    "stacked_project",
+    lambda rows, weight: rows.new_empty(weight.shape[0], rows.shape[1], weight.shape[1]),
+    stacked=_project_under_vmap,
+    gradient=_project_gradients,
+)
+def stacked_project(rows: Tensor, weight: Tensor) -> Tensor:
+    """`project` for each configuration; rows given for only one configuration are shared by all."""
+    return torch.matmul(rows, weight.mT)
 
 
 def take_first(
@@ -262,68 +311,23 @@ def take_first(
     return stacked_take_first(rows[None], first, bag, is_first).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::stacked_project", mutates_args=())
-def stacked_project(rows: Tensor, weight: Tensor) -> Tensor:
-    """`project` for each configuration; rows given for only one configuration are shared by all."""
-    return torch.matmul(rows, weight.mT)
-
-
-@stacked_project.register_fake
-def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(weight.shape[0], rows.shape[1], weight.shape[1])
-
-
-def _save_both(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs)
-
-
-def _project_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
-    rows, weight = ctx.saved_tensors
-    d_weight = gradient.mT @ rows
-    if not ctx.needs_input_grad[0]:
-        return None, d_weight
-    d_rows = gradient @ weight
-    return (d_rows.sum(0, keepdim=True) if len(rows) < len(d_rows) else d_rows), d_weight
-
-
-stacked_project.register_autograd(_project_gradients, setup_context=_save_both)
-
-
-@stacked_project.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
-    """Rows shared by all configurations are not copied; a shared weight is repeated."""
-    if in_dims[0] is not None:
-        rows = rows.movedim(in_dims[0], 0).flatten(0, 1)
-    elif len(rows) > 1:
-        rows = rows.repeat(info.batch_size, 1, 1)
-    weight = weight.movedim(in_dims[1], 0) if in_dims[1] is not None else weight.expand(info.batch_size, *weight.shape)
-    return stacked_project(rows, weight.flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
-
-
-@torch.library.custom_op("normal_guidance::stacked_take_first", mutates_args=())
-def stacked_take_first(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
-    """`take_first` for each configuration."""
-    return rows.index_select(1, first)
-
-
-@stacked_take_first.register_fake
-def _(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
-    return rows.new_empty(rows.shape[0], first.shape[0], rows.shape[2])
-
-
-def _save_places(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[2:])
-
-
 def _take_first_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
     """Each first row reads its bag's gradient: no scattering, and nothing is written if it is fused."""
     bag, is_first = ctx.saved_tensors
-    found = gradient[:, bag.clamp_max(gradient.shape[1] - 1)]
-    return torch.where(is_first[:, None], found, 0), None, None, None
+    of_bag = gradient[:, bag.clamp_max(gradient.shape[1] - 1)]
+    return torch.where(is_first[:, None], of_bag, 0), None, None, None
 
 
-stacked_take_first.register_autograd(_take_first_gradients, setup_context=_save_places)
-stacked_take_first.register_vmap(vmap_over_configurations(stacked_take_first, stacked=1))
+@operator(
+    "stacked_take_first",
+    lambda rows, first, bag, is_first: rows.new_empty(rows.shape[0], first.shape[0], rows.shape[2]),
+    stacked=1,
+    gradient=_take_first_gradients,
+    save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[2:]),
+)
+def stacked_take_first(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tensor) -> Tensor:
+    """`take_first` for each configuration."""
+    return rows.index_select(1, first)
 
 
 def fold(
@@ -342,31 +346,24 @@ def fold(
     return folded.reshape(*parts, *pad_index.shape)
 
 
-@torch.library.custom_op("normal_guidance::stacked_fold", mutates_args=())
-def stacked_fold(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
-    """`fold` for each configuration."""
-    return values[:, pad_index]
-
-
-@stacked_fold.register_fake
-def _(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
-    return values.new_empty(values.shape[0], *pad_index.shape)
-
-
-def _save_bags(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor, Tensor, Tensor], output: Tensor) -> None:
-    ctx.save_for_backward(*inputs[1:4])
-
-
 def _fold_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None, None]:
     """Each row reads the gradient of its own place."""
     first, lengths, bag = ctx.saved_tensors
     bags, longest = gradient.shape[1:]
-    own = bag.clamp_max(bags - 1)
-    place = torch.arange(len(bag), device=bag.device) - first[own]
-    inside = (bag < bags) & (place >= 0) & (place < lengths[own])
-    found = gradient.flatten(1)[:, torch.where(inside, own * longest + place, 0)]
-    return torch.where(inside, found, 0), None, None, None, None
+    bag_there = bag.clamp_max(bags - 1)
+    place = torch.arange(len(bag), device=bag.device) - first[bag_there]
+    inside = (bag < bags) & (place >= 0) & (place < lengths[bag_there])
+    of_place = gradient.flatten(1)[:, torch.where(inside, bag_there * longest + place, 0)]
+    return torch.where(inside, of_place, 0), None, None, None, None
 
 
-stacked_fold.register_autograd(_fold_gradients, setup_context=_save_bags)
-stacked_fold.register_vmap(vmap_over_configurations(stacked_fold, stacked=1))
+@operator(
+    "stacked_fold",
+    lambda values, first, lengths, bag, pad_index: values.new_empty(values.shape[0], *pad_index.shape),
+    stacked=1,
+    gradient=_fold_gradients,
+    save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:4]),
+)
+def stacked_fold(values: Tensor, first: Tensor, lengths: Tensor, bag: Tensor, pad_index: Tensor) -> Tensor:
+    """`fold` for each configuration."""
+    return values[:, pad_index]

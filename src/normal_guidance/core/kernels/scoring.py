@@ -11,12 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import (
-    accumulator,
-    runs_in_triton,
-    save_tensors,
-    vmap_over_configurations,
-)
+from normal_guidance.core.kernels.products import accumulator, runs_in_triton, save_tensors, vmap_over_configurations
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import runs_in_triton, vmap_over_configurations
+from normal_guidance.core.kernels.products import accumulator, operator, runs_in_triton
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
@@ -33,15 +33,30 @@ def attend(
     `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
     Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
     """
-    token = token.to(qkv.dtype)
+    stacked = (qkv, token.to(qkv.dtype))
     if qkv.ndim == 2:
-        out, _ = _attend(qkv[None], token[None], first, lengths, heads, longest)
-        return out.squeeze(0)
-    out, _ = _attend(qkv, token, first, lengths, heads, longest)
-    return out
+        return _attend(*(rows[None] for rows in stacked), first, lengths, heads, longest)[0].squeeze(0)
+    return _attend(*stacked, first, lengths, heads, longest)[0]
 
 
-@torch.library.custom_op("normal_guidance::ragged_attend", mutates_args=())
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    qkv, token, first, lengths, heads, longest = inputs
+    ctx.save_for_backward(qkv, token, *output, first, lengths)
+    ctx.heads, ctx.longest = heads, longest
+
+
+def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
+    """The gradient; the log-sum-exp never leaves `attend`, so its gradient is not needed."""
+    grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
+    return grad_qkv, grad_token, None, None, None, None
+
+
+def _like_output(qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, _: int) -> tuple[Any, ...]:
+    configs, rows, width = qkv.shape
+    return qkv.new_empty(configs, rows, width // 3), qkv.new_empty(configs, heads, rows, dtype=accumulator(qkv.dtype))
+
+
+@operator("ragged_attend", _like_output, 2, _differentiate, _save)
 def _attend(
     qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
 ) -> tuple[Tensor, Tensor]:
@@ -55,7 +70,9 @@ def _attend(
     return reference_forward(qkv, token, first, lengths, heads, longest)
 
 
-@torch.library.custom_op("normal_guidance::ragged_attend_backward", mutates_args=())
+@operator(
+    "ragged_attend_backward", lambda grad, qkv, token, *_: (qkv.new_empty(qkv.shape), token.new_empty(token.shape)), 5
+)
 def _attend_backward(
     grad: Tensor,
     qkv: Tensor,
@@ -165,45 +182,4 @@ def _padded_heads(
 def _scores(q: Tensor, k: Tensor, inside: Tensor) -> Float[Tensor, "configs bags heads places places"]:
     """q k^T / sqrt(d), hidden outside the bag."""
     scores = (q @ k.mT) * q.shape[-1] ** -0.5
-    return scores.to(_lse_dtype(q)).masked_fill(~inside[:, None, None], -torch.inf)
-
-
-def _lse_dtype(qkv: Tensor) -> torch.dtype:
-    return torch.promote_types(qkv.dtype, torch.float32)
-
-
-@_attend.register_fake
-def _(qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int) -> tuple[Tensor, Tensor]:
-    configs, rows, width = qkv.shape
-    return qkv.new_empty(configs, rows, width // 3), qkv.new_empty(configs, heads, rows, dtype=_lse_dtype(qkv))
-
-
-@_attend_backward.register_fake
-def _(
-    grad: Tensor,
-    qkv: Tensor,
-    token: Tensor,
-    out: Tensor,
-    lse: Tensor,
-    first: Tensor,
-    lengths: Tensor,
-    heads: int,
-    longest: int,
-) -> tuple[Tensor, Tensor]:
-    return qkv.new_empty(qkv.shape), token.new_empty(token.shape)
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, token, first, lengths, heads, longest = inputs
-    ctx.save_for_backward(qkv, token, *output, first, lengths)
-    ctx.heads, ctx.longest = heads, longest
-
-
-def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
-    """The gradient; the log-sum-exp never leaves `attend`, so its gradient is not needed."""
-    grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
-    return grad_qkv, grad_token, None, None, None, None
-
-
-_attend.register_autograd(_differentiate, setup_context=_save)
-_attend.register_vmap(vmap_over_configurations(_attend, stacked=2))
+    return scores.to(accumulator(q.dtype)).masked_fill(~inside[:, None, None], -torch.inf)

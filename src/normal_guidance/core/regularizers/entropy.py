@@ -20,7 +20,9 @@ class EntropyMaximization(AttentionTerm):
     """
 
     def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
-        return (log_a.exp() * log_a).sum(-1) + layout.lengths[:, None].to(log_a.dtype).log()
+        # Not the padding's lowest number: its product with a large weight would overflow, and the gradient be NaN.
+        finite = log_a.masked_fill(~layout.mask[:, None], 0)
+        return (log_a.exp() * finite).sum(-1) + layout.lengths[:, None].to(log_a.dtype).log()
 
 
 REGULARIZER = Regularizer(

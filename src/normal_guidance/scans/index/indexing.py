@@ -18,17 +18,16 @@ from dataclasses import dataclass, fields, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UnreadableError, UserError, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
 from normal_guidance.base.workers import Death, Failure, Pool, StartError
-from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
 from normal_guidance.scans.index.containers import (
     CT,
@@ -513,20 +512,6 @@ class Description:
             "blocks": {} if blocks is None else {**blocks.summary(), "receptive_field": blocks.receptive_field},
             "density": self.density.tolist(),
         }
-
-
-@runtime_checkable
-class LabelledScans(Protocol):
-    """The values of a set of scans that `describe_scans` needs; `Bags` and feature stores have them."""
-
-    @property
-    def lengths(self) -> Tensor: ...
-    @property
-    def labels(self) -> Tensor: ...
-    @property
-    def slice_labels(self) -> Tensor | None: ...
-    @property
-    def patient_ids(self) -> tuple[str, ...]: ...
 
 
 def describe(manifest: Manifest) -> Description:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import pandas as pd
 
@@ -22,6 +22,10 @@ from normal_guidance.base.files import write_atomically
 from normal_guidance.base.tables import read_cells, read_rows
 from normal_guidance.scans.index.labels import read_table
 from normal_guidance.scans.index.manifest import PARTS, Manifest
+
+if TYPE_CHECKING:
+    from normal_guidance.core.bags import LabelledScans
+
 
 PROPORTIONS = (4, 1, 1)
 """The paper's proportions, in the order of `PARTS`."""
@@ -196,7 +200,7 @@ def read_split(path: str | Path) -> Split:
         raise UserError(f"{path}: {error}") from error
 
 
-def read_parts(path: Path, scans: Scans) -> dict[str, str]:
+def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
     """Every scan's part, from a .csv or .parquet with the columns scan_id and part.
 
     A table of `nguide split` is bound to the scans that it was made from: where a patient or a label is another one
@@ -236,22 +240,7 @@ def _there(folder: Path) -> str:
     return f"{folder} holds {shorten(', '.join(tables), 300)}; give one with the columns scan_id and part"
 
 
-@runtime_checkable
-class Scans(Protocol):
-    """Scans with their patients: a manifest, or a feature store."""
-
-    @property
-    def scan_ids(self) -> Sequence[str]: ...
-
-    @property
-    def patient_ids(self) -> Sequence[str]: ...
-
-    @property
-    def labels(self) -> Any:
-        """An array or a tensor, one number a scan."""
-
-
-def check_origin(split: Split, scans: Scans) -> None:
+def check_origin(split: Split, scans: Manifest | LabelledScans) -> None:
     """Refuses a split that was made from other scans of the same names: other patients, or other labels."""
     place = "manifest" if isinstance(scans, Manifest) else "store"
     here = dict(zip(scans.scan_ids, zip(scans.patient_ids, scans.labels.tolist(), strict=True), strict=True))
@@ -265,7 +254,7 @@ def check_origin(split: Split, scans: Scans) -> None:
             )
 
 
-def audit(split: Split, scans: Scans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
+def audit(split: Split, scans: Manifest | LabelledScans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
     """Checks that the parts of a split share no patient, no scan and, where a manifest lists them, no slice.
 
     Given checksums of the scans' features, it also checks that no scan has a copy under another name in another part.

@@ -41,20 +41,6 @@ if TYPE_CHECKING:
     from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads
     from normal_guidance.study.figures.training import draw_grid, draw_learning_curves, plot_grid, plot_learning_curves
 
-_HOME = {
-    name: f"study.figures.{module}"
-    for module, names in {
-        "attention": "AttendedScan draw_attention plot_attention",
-        "comparisons": "ForestRow MethodValues SettingValues draw_differences draw_methods draw_sensitivity "
-        "plot_differences plot_methods plot_sensitivity",
-        "datasets": "draw_density plot_density",
-        "deletion": "draw_trust plot_trust",
-        "divergences": "draw_divergences draw_heads plot_divergences plot_heads",
-        "training": "draw_grid draw_learning_curves plot_grid plot_learning_curves",
-    }.items()
-    for name in names.split()
-}
-
 __all__ = [
     "AttendedScan",
     "ForestRow",
@@ -82,4 +68,4 @@ __all__ = [
     "plot_trust",
 ]
 
-__getattr__, __dir__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__, __all__)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
+from normal_guidance.core.bags import LabelledScans, ScanSet
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.differences import (
@@ -35,14 +36,12 @@ from normal_guidance.statistics.differences import (
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
 from normal_guidance.statistics.split_results import (
-    Labelled,
     MethodResults,
-    NamedScans,
     Patients,
     SplitResults,
     patients_of,
 )
-from normal_guidance.sweep.batches import Scans, in_batches
+from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
 """Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
@@ -86,7 +85,7 @@ class SliceSelection(NamedTuple):
 
 
 def predict_scans(
-    model: Model, scans: Scans, shown: SliceSelection | None = None, *, batch_size: int = BATCH
+    model: Model, scans: ScanSet, shown: SliceSelection | None = None, *, batch_size: int = BATCH
 ) -> ScanPredictions:
     """The model's predictions for every scan, without gradients, on its device and in its dtype.
 
@@ -208,7 +207,7 @@ class Varied:
 class Bootstrap:
     """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
 
-    def __init__(self, scans: NamedScans) -> None:
+    def __init__(self, scans: LabelledScans) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
         counts = [
@@ -367,7 +366,7 @@ def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
 
 def draw_curves(
     model: Model,
-    scans: Scans,
+    scans: ScanSet,
     whole: ScanPredictions,
     orders: Orders,
     bootstrap: Bootstrap,
@@ -544,7 +543,7 @@ def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "
 
 
 def judge_shuffling(
-    model: Model, scans: Scans, whole: ScanPredictions, generator: torch.Generator, bootstrap: Bootstrap
+    model: Model, scans: ScanSet, whole: ScanPredictions, generator: torch.Generator, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict on whether attention goes with the slices or stays at the positions.
 
@@ -661,7 +660,7 @@ def untrained_copies(model: nn.Module) -> Untrained:
 def judge_randomizing(
     whole: ScanPredictions,
     others: Sequence[ScanPredictions],
-    scans: Labelled,
+    scans: LabelledScans,
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
@@ -807,7 +806,7 @@ def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, whole: ScanPredictions, scans: Labelled, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, whole: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
     number, verdict, control = NO_ESTIMATE, UNDECIDED, "random"

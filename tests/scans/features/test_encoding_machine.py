@@ -4,11 +4,11 @@ import threading
 import time
 
 import pytest
-from working import wait_until, work
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.workers import Pool
 from normal_guidance.scans.features.encoding_machine import in_background, in_threads
+from working import wait_until, work
 
 
 def test_the_background_is_ahead_but_not_far():
