@@ -465,9 +465,9 @@ WEAK = StudyData(
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory) -> Study:
-    protocol = Config("ng", epochs=6, batch_size=8)
+    protocol = Config("ng", epochs=6, batch_size=8, train_above_val=False)
     trained = Study(WEAK, tmp_path_factory.mktemp("study"), ("centered_gaussian", "abmil"), (1001, 2001), protocol)
-    train_study(trained)
+    train_study(trained, make_grid=small_grid)
     train_initialisations(trained, 3)
     return trained
 
