@@ -351,17 +351,13 @@ class SlottedEngine(Engine):
         plan = self.plan.narrow(rows)
         loss, logits = self._forward(self.weights, self.train.rows, plan, self.step)
         gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
-        self._descend_and_record(gradients, loss.detach(), logits.detach())
+        self.losses[self.step] = (loss.detach() + self.descend(gradients))[None]
+        self.logits[self.step] = logits.detach()[None]
+        self.step += 1
 
     def _losses(self, parameters: Parameters, table: Tensor, plan: EpochPlan, step: Tensor) -> tuple[Tensor, Tensor]:
         source, layout, labels = plan.batch(step, self.longest)
         return self.stack.losses(parameters, table[source], layout, labels, self.class_weights)
-
-    def _descend_and_record(self, gradients: Sequence[Tensor], loss: Tensor, logits: Tensor) -> None:
-        penalty = self.descend(gradients)
-        self.losses[self.step] = (loss + penalty)[None]
-        self.logits[self.step] = logits[None]
-        self.step += 1
 
     def _predictions(self) -> Tensor:
         """The logits of all validation scans."""
