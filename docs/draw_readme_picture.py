@@ -29,8 +29,8 @@ from torch import Tensor
 from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.fit.slice_finder import SliceFinder
-from normal_guidance.scans.features.preprocessing import in_field
 from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.windows import in_field
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.scans.index.volumes import read_nifti, read_volume

@@ -106,7 +106,7 @@ def drawn(dataset: str, seed: int, part: str) -> Bags:
 def per_run(method: str, seed: int, scans: Bags, prediction: Prediction) -> Row:
     """The columns that rest on the scans."""
     found = StudyPredictions(seed, scans, {method: prediction})
-    measures = {measure: one.value for measure, one in found.measures(method).summary().items()}
+    measures = {measure: one.value for measure, one in found.measures(method).items()}
     results = found.outcomes([method])
     patients = None if len(set(scans.patient_ids)) == len(scans) else list(scans.patient_ids)
     return {**per_scan(results.labels, results.methods[method]), "measures": measures, "patients": patients}

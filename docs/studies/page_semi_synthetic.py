@@ -32,7 +32,7 @@ from normal_guidance.study.reproduction import (
     initialisation_tables,
     plot_initialisations,
 )
-from normal_guidance.study.study_tables import CAPTION, COLUMNS, Results, collect
+from normal_guidance.study.study_tables import CAPTION, COLUMNS, StudyTables, collect
 
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""
@@ -47,7 +47,7 @@ COMPARED: dict[Metric, str] = {
 runs, run_folders, scores, splits = KEPT.runs, KEPT.run_folders, KEPT.scores, KEPT.splits
 
 
-def collected() -> Results:
+def collected() -> StudyTables:
     """What `nguide reproduce` tells about the runs."""
     with run_folders(PAPER) as folder:
         return collect(folder, SEMI_SYNTHETIC.name)

@@ -16,7 +16,7 @@ from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.scans.features import convert as import_features
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import ENCODERS, Precision
-from normal_guidance.scans.features.preprocessing import WINDOWS
+from normal_guidance.scans.features.windows import WINDOWS
 from normal_guidance.scans.index.rsna import LABELS
 from normal_guidance.scans.index.sources import SOURCES
 from normal_guidance.scans.phantom.oddities import ODDITIES

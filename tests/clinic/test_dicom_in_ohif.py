@@ -16,7 +16,7 @@ from normal_guidance.clinic.dicom.writer import write_dicom
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.clinic.results.strip import draw_strip
 from normal_guidance.fit.bundle import ModelIdentity
-from normal_guidance.scans.features.preprocessing import parse_windows
+from normal_guidance.scans.features.windows import parse_windows
 from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import Finding, read_manifest
 from normal_guidance.scans.index.problems import Problem

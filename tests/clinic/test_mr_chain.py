@@ -14,7 +14,8 @@ from normal_guidance.clinic.predict.predicting import PredictOptions, predict
 from normal_guidance.clinic.results.result_folder import write_predictions
 from normal_guidance.fit.bundle import bundle_run, load_bundle, write_bundle
 from normal_guidance.scans.features.encoding import encode
-from normal_guidance.scans.features.preprocessing import Percentiles, Preprocessing
+from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.volumes import read_volume

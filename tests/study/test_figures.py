@@ -1,4 +1,4 @@
-"""What all figures share: colours, files and the filled truth; and the density of positive slices."""
+"""Figures are drawn at their numbers, in colours that mean the same everywhere."""
 
 from itertools import combinations
 from pathlib import Path
@@ -6,27 +6,63 @@ from pathlib import Path
 import matplotlib
 import matplotlib.image
 import numpy as np
+import pandas as pd
 import pytest
 import torch
-from matplotlib.colors import to_rgb
+from matplotlib.axes import Axes
+from matplotlib.colors import same_color, to_hex, to_rgb
 from matplotlib.figure import Figure
+from matplotlib.quiver import Quiver
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, REFERENCE_TITLES
+from normal_guidance.core.guidance import DIVERGENCES, normal_reference
+from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, METHODS, NAMED, REFERENCE_TITLES
+from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_COLORS,
     METHOD_MARKERS,
+    RED,
     STYLE,
+    TRUTH,
     fill_truth,
     method_color,
     save,
     shortened,
     styled,
 )
-from normal_guidance.study.figures.attention import ROWS
+from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.study.figures.attention import ROWS, AttendedScan, draw_attention, plot_attention, random_scans
+from normal_guidance.study.figures.comparisons import (
+    MEAN,
+    PUBLISHED,
+    SEED,
+    ForestRow,
+    MethodValues,
+    SettingValues,
+    draw_differences,
+    draw_methods,
+    draw_sensitivity,
+    plot_differences,
+    plot_methods,
+    plot_sensitivity,
+)
 from normal_guidance.study.figures.datasets import draw_density, plot_density
+from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads, pull
+from normal_guidance.study.figures.training import (
+    NONE,
+    VALUE,
+    WINNER,
+    draw_grid,
+    draw_learning_curves,
+    plot_grid,
+    plot_learning_curves,
+    selected_epochs,
+)
+from normal_guidance.study.references import published, published_sensitivity
+from normal_guidance.sweep.config import Config, grid
+from normal_guidance.sweep.run import write_history
+from normal_guidance.sweep.sweep import Sweep, sweep
 
 # Machado, Oliveira, Fernandes, 2009: what linear RGB looks like without one kind of cone.
 SIGHT = {
@@ -70,38 +106,27 @@ def test_every_method_and_divergence_has_its_own_colour():
     assert set(METHOD_COLORS) == {*COMPARED, CEILING, *REFERENCE_TITLES} == set(METHOD_MARKERS)
     assert len({METHOD_COLORS[name] for name in (*COMPARED, CEILING)}) == len(COMPARED) + 1
     assert set(DIVERGENCE_COLORS) == set(DIVERGENCES)
-
-
-def test_twins_have_the_same_hue():
-    """The largest channel tells blue, orange and green apart."""
-    for one, twin in zip(*ROWS, strict=True):
+    for one, twin in zip(*ROWS, strict=True):  # the largest channel tells blue, orange and green apart
         assert np.argmax(to_rgb(METHOD_COLORS[one])) == np.argmax(to_rgb(METHOD_COLORS[twin]))
         assert METHOD_MARKERS[one] != METHOD_MARKERS[twin]
 
 
-def test_an_unknown_method_is_refused():
+def test_bad_names_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="method 'vit' has no colour; choose one of centered_gaussian, "):
         method_color("vit")
-
-
-@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("deep/c.PNG", b"\x89PNG")])
-def test_the_name_decides_the_format(tmp_path: Path, name: str, start: bytes):
-    assert save(Figure(), tmp_path / name).read_bytes().startswith(start)
-    assert [path.name for path in (tmp_path / name).parent.iterdir()] == [Path(name).name]  # nothing half written
-
-
-def test_the_same_figure_gives_the_same_file(tmp_path: Path):
-    for form in ("png", "svg"):
-        one, two = (draw_density({"a": np.ones(20)}, tmp_path / f"{n}.{form}").read_bytes() for n in (1, 2))
-        assert one == two
-
-
-def test_bad_names_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match=r"a\.pdf: figures are written as png or svg"):
         save(Figure(), tmp_path / "a.pdf")
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match="lies under, a file"):
         save(Figure(), tmp_path / "file" / "a.png")
+
+
+@pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("deep/c.PNG", b"\x89PNG")])
+def test_the_name_decides_the_format_and_the_same_figure_gives_the_same_file(tmp_path: Path, name: str, start: bytes):
+    path = draw_density({"a": np.ones(20)}, tmp_path / name)
+    assert path.read_bytes().startswith(start)
+    assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half written
+    assert path.read_bytes() == draw_density({"a": np.ones(20)}, tmp_path / "again" / name).read_bytes()
 
 
 def test_figures_ignore_the_callers_settings_and_leave_them_alone():
@@ -149,5 +174,534 @@ def test_density_draws_what_it_is_given(tmp_path: Path):
         assert panel.get_xlabel()
     image = matplotlib.image.imread(draw_density(densities, tmp_path / "density.png"))
     assert image.shape[1] > 900
-    with pytest.raises(UserError, match="no density"):
-        plot_density({})
+
+
+VALUES = (0.70, 0.75, 0.71)
+
+
+def lines(panel: Axes, label: str) -> list:
+    return [line for line in panel.lines if line.get_label() == label]
+
+
+def segments(panel: Axes) -> list[np.ndarray]:
+    """Error bars, each [[x, y], [x, y]]."""
+    return [box.lines[2][0].get_segments()[0] for box in panel.containers]
+
+
+def words(figure) -> list[str]:
+    return [text.get_text() for text in figure.legends[0].get_texts()]
+
+
+def test_methods_over_seeds_with_the_published_beside():
+    rows = [MethodValues(name, VALUES, published("localization_auroc", name, "chest-ct")) for name in METHODS]
+    figure = plot_methods(rows)
+    (panel,) = figure.axes
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == [method.title for method in METHODS.values()]
+    assert panel.yaxis_inverted()  # the first on top
+    for place, (row, seeds, mean, bar) in enumerate(
+        zip(rows, lines(panel, SEED), lines(panel, MEAN), segments(panel), strict=True)
+    ):
+        assert tuple(seeds.get_xdata()) == VALUES
+        assert mean.get_xdata() == pytest.approx([0.72, 0.72])
+        assert seeds.get_color() == mean.get_color() == METHOD_COLORS[row.method]
+        assert bar[:, 0] == pytest.approx(
+            [row.published.mean - row.published.sd, row.published.mean + row.published.sd]
+        )
+        assert abs(seeds.get_ydata()[0] - place) < 0.5
+        assert abs(bar[0, 1] - place) < 0.5
+        assert bar[0, 1] > seeds.get_ydata()[0]  # beneath
+    assert words(figure) == [SEED, MEAN, PUBLISHED]
+    assert panel.get_xlabel() == "localization AUROC"
+
+
+def test_nothing_published_and_nothing_ours(tmp_path: Path):
+    figure = plot_methods(
+        [MethodValues("ceiling", VALUES, title="Bayes oracle"), MethodValues("centered_gaussian", ())],
+        metric="scan AUROC",
+    )
+    (panel,) = figure.axes
+    assert words(figure) == [SEED, MEAN]
+    assert not panel.containers
+    assert len(lines(panel, MEAN)) == 1
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["Bayes oracle", "Centered Gaussian"]
+    assert panel.get_xlabel() == "scan AUROC"
+    (panel,) = plot_methods([MethodValues("ng", (), MeanSd(0.8, 0.1, "population"))]).axes
+    assert segments(panel)[0][:, 0] == pytest.approx([0.7, 0.9])
+    assert draw_methods([MethodValues("ng", VALUES)], tmp_path / "a.svg").exists()
+
+
+def settings(metrics=("localization_auroc", "scan_auroc")) -> list[SettingValues]:
+    return [
+        SettingValues(metric, kind, weight, tuple(weight / 100 + value for value in VALUES),
+                      published_sensitivity(metric, "head-ct", kind, weight))
+        for metric in metrics for kind in DIVERGENCES for weight in (10.0, 0.1, 1.0)
+    ]  # fmt: skip
+
+
+def test_sensitivity_has_a_panel_for_each_metric_and_a_line_for_each_divergence():
+    figure = plot_sensitivity(settings())
+    assert [panel.get_ylabel() for panel in figure.axes] == ["localization_auroc", "scan_auroc"]
+    for panel in figure.axes:
+        assert [tick.get_text() for tick in panel.get_xticklabels()] == ["0.1", "1", "10"]
+        for kind in DIVERGENCES:
+            (line,) = lines(panel, kind)
+            assert line.get_color() == DIVERGENCE_COLORS[kind]
+            assert line.get_ydata() == pytest.approx([0.721, 0.73, 0.82])
+            assert np.round(line.get_xdata()).tolist() == [0, 1, 2]
+        dots = np.concatenate([dot.get_ydata() for dot in lines(panel, SEED)])
+        assert sorted(dots) == pytest.approx(
+            sorted(3 * [weight / 100 + value for weight in (0.1, 1, 10) for value in VALUES])
+        )
+
+
+def test_published_settings_stand_at_their_lambda_in_their_colour():
+    """The paper prints each divergence at lambda 1, and forward KL at .1 and 10 for localization only."""
+    localization, scan = plot_sensitivity(settings()).axes
+    assert len(localization.containers) == 5
+    assert len(scan.containers) == 3
+    for place, weight in ((0, 0.1), (2, 10.0)):
+        number = published_sensitivity("localization_auroc", "head-ct", "forward_kl", weight)
+        (box,) = [box for box in localization.containers if round(float(box.lines[0].get_xdata()[0])) == place]
+        assert box.lines[0].get_ydata() == [number.mean]
+        assert box.lines[2][0].get_segments()[0][:, 1] == pytest.approx(
+            [number.mean - number.sd, number.mean + number.sd]
+        )
+        assert same_color(box.lines[0].get_color(), DIVERGENCE_COLORS["forward_kl"])
+
+
+def test_sensitivity_of_any_number_of_metrics(tmp_path: Path):
+    for count in (1, 3, 4):
+        figure = plot_sensitivity(
+            settings(("localization_auroc", "scan_auroc", "localization_auprc", "scan_auprc")[:count])
+        )
+        assert len(figure.axes) == count
+    only = [SettingValues("mine", "reverse_kl", 0.0, VALUES)]  # no lambda at all has its place, too
+    assert words(plot_sensitivity(only)) == ["Reverse KL, ours"]
+    assert draw_sensitivity(only, tmp_path / "a.png").exists()
+
+
+def test_differences_are_drawn_with_their_intervals_and_numbers(tmp_path: Path):
+    rows = [
+        ForestRow("NG against ABMIL", 0.135, 0.09, 0.18, significant=True),
+        ForestRow("Sm against ABMIL", -0.02, -0.05, 0.01, significant=False),
+    ]
+    figure = plot_differences(rows, metric="scan AUROC")
+    (panel,) = figure.axes
+    zero, *drawn = panel.lines
+    assert list(zero.get_xdata()) == [0, 0]
+    for place, row in enumerate(rows):
+        interval, estimate = drawn[2 * place : 2 * place + 2]
+        assert list(interval.get_xdata()) == [row.low, row.high]
+        assert list(interval.get_ydata()) == [place, place]
+        assert (*estimate.get_xdata(), *estimate.get_ydata()) == (row.estimate, place)
+        assert (estimate.get_markerfacecolor() == "white") is not row.significant
+    assert [text.get_text() for text in panel.texts] == ["+.135 [.090, .180]", "-.020 [-.050, .010]"]
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == [row.label for row in rows]
+    assert panel.get_xlabel() == "difference in scan AUROC"
+    assert str(ForestRow("x", 0.0001, -0.02, 0.02, False)) == ".000 [-.020, .020]"
+    assert draw_differences(rows, tmp_path / "a.png").exists()
+
+
+def test_text_of_a_long_forest_keeps_clear():
+    rows = [
+        ForestRow(f"TransMIL + Multi-Head Normal Guidance against Centered Gaussian {n}", 0.1, 0.05, 0.15, True)
+        for n in range(12)
+    ]
+    figure = plot_differences(rows)
+    figure.draw_without_rendering()
+    (panel,) = figure.axes
+    boxes = [text.get_window_extent() for text in (*panel.get_yticklabels(), *panel.texts)]
+    for i, one in enumerate(boxes):
+        assert one.x0 > 0
+        assert one.x1 < figure.bbox.width
+        assert not any(one.overlaps(other) for other in boxes[i + 1 :])
+    assert panel.get_window_extent().width > 200
+
+
+def two_peaks(slices: int = 40) -> torch.Tensor:
+    j = torch.arange(slices, dtype=torch.float64)
+    attention = torch.exp(-0.5 * (j - 10) ** 2 / 9) + 0.6 * torch.exp(-0.5 * (j - 28) ** 2 / 16) + 0.02
+    return attention / attention.sum()
+
+
+def by_hand(a: torch.Tensor, kind: str) -> torch.Tensor:
+    """-dD/dz for a = softmax(z), differentiated on paper; r is a constant."""
+    j = torch.arange(1, len(a) + 1)
+    mean = (j * a).sum()
+    density = torch.exp(-0.5 * (j - mean) ** 2 / ((j - mean) ** 2 * a).sum())
+    r = density / density.sum()
+    if kind == "forward_kl":
+        return r - a
+    if kind == "reverse_kl":
+        return -a * ((a / r).log() - (a * (a / r).log()).sum())
+    return -2 * a * ((a - r) - (a * (a - r)).sum())
+
+
+@pytest.mark.parametrize("kind", DIVERGENCES)
+def test_the_pull_is_the_gradient(kind: str):
+    assert torch.allclose(pull(two_peaks(), kind), by_hand(two_peaks(), kind), atol=1e-12)
+    assert pull(two_peaks(), kind).sum().abs() < 1e-12  # a softmax does not mind a constant
+
+
+def test_arrows_start_at_attention_and_point_where_the_gradient_says():
+    attention = two_peaks()
+    reference = normal_reference(attention[None])[0]
+    figure = plot_divergences(attention)
+    assert len(figure.axes) == 3
+    for panel, kind in zip(figure.axes, DIVERGENCES, strict=True):
+        (arrows,) = [one for one in panel.collections if isinstance(one, Quiver)]
+        assert np.allclose(arrows.get_offsets(), np.stack([np.arange(1, 41), attention], axis=1))
+        assert not np.any(arrows.U)
+        expected = by_hand(attention, kind).numpy()
+        assert np.array_equal(np.sign(arrows.V), np.sign(expected))
+        assert np.ptp(arrows.V / expected) < 1e-6  # one factor for the whole panel
+        assert np.abs(arrows.V).max() == pytest.approx((reference - attention).abs().max().item())
+        assert f"× {(arrows.V / expected)[0]:.3g}" in panel.get_title()
+        drawn = [line.get_ydata() for line in panel.lines]
+        assert np.allclose(drawn, np.stack([attention, reference]))
+        if kind == "forward_kl":  # its arrows end at the reference
+            assert panel.get_title().startswith("Forward KL (mode-covering)")
+            assert np.allclose(arrows.get_offsets()[:, 1] + arrows.V, reference)
+
+
+def test_truth_is_filled_in_all_panels(tmp_path: Path):
+    labels = torch.zeros(40, dtype=torch.int64)
+    labels[7:13] = 1
+    figure = plot_divergences(two_peaks(), slice_labels=labels)
+    assert [[(p.get_x(), p.get_width()) for p in panel.patches] for panel in figure.axes] == [[(7.5, 6.0)]] * 3
+    assert not any(panel.patches for panel in plot_divergences(two_peaks()).axes)
+    assert b"<svg" in draw_divergences(two_peaks(), tmp_path / "a.svg", slice_labels=labels).read_bytes()
+
+
+def test_attention_that_underflowed_or_does_not_sum_to_one_is_drawn():
+    attention = two_peaks().where(torch.arange(40) > 4, 0)
+    for panel in plot_divergences(attention).axes:
+        (arrows,) = [one for one in panel.collections if isinstance(one, Quiver)]
+        assert np.isfinite(arrows.V).all()
+    assert np.allclose(arrows.V[:5], 0)  # squared error does not see them
+    for panel, other in zip(*(plot_divergences(factor * two_peaks()).axes for factor in (1, 3)), strict=True):
+        assert np.allclose(panel.lines[0].get_ydata(), other.lines[0].get_ydata())
+
+
+def test_heads_stand_beside_their_references(tmp_path: Path):
+    heads = {"before": torch.rand(8, 40), "after": 0.9 * torch.rand(8, 40).softmax(-1)}
+    figure = plot_heads(heads, slice_labels=torch.ones(40, dtype=torch.int64))
+    assert len(figure.axes) == 4
+    for row, (title, attention) in enumerate(heads.items()):
+        attention = (attention / attention.sum(-1, keepdim=True)).double()
+        references = torch.stack([normal_reference(head[None])[0] for head in attention])
+        for panel, expected in zip(figure.axes[2 * row : 2 * row + 2], (references, attention), strict=True):
+            assert panel.get_title().startswith(f"{title}: ")
+            assert len(panel.lines) == 9
+            drawn = np.stack([line.get_ydata() for line in panel.lines])
+            assert np.allclose(drawn[:8], expected, atol=1e-6)
+            assert np.allclose(drawn[8], expected.mean(0), atol=1e-6)
+            assert len(panel.patches) == 1
+    assert len({to_hex(line.get_color()) for line in figure.axes[0].lines}) == 9
+    assert draw_heads(heads, tmp_path / "heads.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("draw", "said"),
+    [
+        (lambda: plot_divergences(torch.tensor([0.0, 1.0, 0.0])), "there is no pull to draw"),
+        (lambda: plot_divergences(torch.full((9,), torch.nan)), "there is no pull to draw"),
+        (lambda: plot_divergences([[0.5, 0.5]]), r"attention has the shape \(1, 2\); give \(slices\)"),
+        (lambda: plot_divergences([0.1, 0.6, 0.3], slice_labels=[1]), "slice_labels are 1 for 3 slices"),
+        (lambda: plot_heads({}), "no heads to draw"),
+        (lambda: plot_heads({"mine": [0.5, 0.5]}), r"attention of 'mine' has the shape \(2,\); give \(heads, slices\)"),
+        (lambda: AttendedScan("A", {"ng": [[0.5, 0.5]]}), r"attention by ng has the shape \(1, 2\); give \(slices\)"),
+        (lambda: AttendedScan("A", {"ng": ["a"]}), "which holds text"),
+        (lambda: AttendedScan("A", {"abmil": torch.ones(4), "ng": torch.ones(3)}), "'A': 3 slices by ng, 4 by another"),
+        (lambda: AttendedScan("A", {"abmil": torch.ones(4)}, torch.ones(5).long()), "'A': 5 slice labels for 4 slices"),
+        (lambda: AttendedScan("A", {}), "'A' has no attention"),
+        (lambda: scan(thumbnails=[(0, np.zeros((2, 2)))]), "thumbnail of slice 0"),
+        (lambda: plot_attention([]), "no scan to draw"),
+        (
+            lambda: plot_attention([scan(methods=("abmil",)), scan("B", methods=("ng",))]),
+            "'B' has attention of ng, 'A17' of abmil; give the same methods",
+        ),
+        (lambda: plot_attention([scan(methods=("mine",))]), "method 'mine' has no colour"),
+        (
+            lambda: plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
+            "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
+        ),
+        (lambda: plot_density({}), "no density"),
+        (lambda: plot_sensitivity([]), "no setting to draw"),
+        (lambda: plot_differences([]), "no difference to draw"),
+        (lambda: plot_methods([]), "no method to draw"),
+        (lambda: plot_methods([MethodValues("mine", VALUES)]), "method 'mine' has no colour"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(draw, said, unchecked):
+    with pytest.raises(UserError, match=said):
+        draw()
+
+
+COLUMNS = ("loss", "train_auroc", "val_auroc")
+
+
+@pytest.fixture(scope="module")
+def result() -> Sweep:
+    train, val = (shifted_mean(64, seed, features=8, shift=1.0) for seed in (1, 2))
+    configs = grid(Config("abmil", epochs=6, batch_size=16), lr=(0.1, 0.01, 1e-4), l1=(1.0, 0.01, 0.0))
+    return sweep(configs, train, val)
+
+
+@pytest.fixture
+def history(result: Sweep, tmp_path: Path) -> pd.DataFrame:
+    write_history(tmp_path, result)
+    return pd.read_parquet(tmp_path / "history.parquet")
+
+
+def corners(panel: Axes, gid: str) -> set[tuple[float, float]]:
+    return {patch.get_xy() for patch in panel.patches if patch.get_gid() == gid}
+
+
+def test_the_winner_comes_first_then_the_first_of_equal_configurations(history: pd.DataFrame, result: Sweep):
+    first = selected_epochs(history).iloc[0]
+    (winner,) = result.winners
+    assert (first["config"], first["epoch"], first["val_auroc"]) == (winner.number, winner.epoch, winner.val_auroc)
+    equal = history.assign(val_auroc=0.75, winner=False)
+    assert selected_epochs(equal)["config"].iloc[0] == history.loc[history["selected"], "config"].min()
+
+
+def test_curves_of_all_configurations_are_drawn_and_the_winners_is_marked(history: pd.DataFrame, result: Sweep):
+    (winner,) = result.winners
+    figure = plot_learning_curves(history, "ng")
+    assert [panel.get_title() for panel in figure.axes] == ["training loss", "training AUROC", "validation AUROC"]
+    for panel, column in zip(figure.axes, COLUMNS, strict=True):
+        *others, own, mark = panel.lines
+        by_config = [one[column].to_numpy() for _, one in history.groupby("config")]
+        assert np.array_equal(own.get_ydata(), by_config.pop(winner.number))
+        assert own.get_color() == METHOD_COLORS["ng"]
+        assert np.array_equal([line.get_ydata() for line in others], by_config)
+        assert {line.get_color() for line in others} == {"0.75"}
+        assert all(line.get_linewidth() < own.get_linewidth() for line in others)
+        at = history[(history["config"] == winner.number) & (history["epoch"] == winner.epoch)].iloc[0]
+        assert (*mark.get_xdata(), *mark.get_ydata()) == (winner.epoch, at[column])
+    assert figure.axes[0].get_xscale() == "linear"
+    assert plot_learning_curves(history.assign(epoch=20 * history["epoch"]), "ng").axes[2].get_xscale() == "log"
+    labels = words(figure)
+    assert len(labels) == 3
+    assert f"learning rate {winner.config.lr:g}, L1 {winner.config.l1:g}" in labels[1]
+    assert f"selected epoch {winner.epoch}, " in labels[2]
+
+
+def test_a_configuration_that_diverged_does_not_flatten_the_others(history: pd.DataFrame, result: Sweep):
+    lost = (result.winners[0].number + 1) % len(result.configs)
+    usual = history["loss"].median()
+    for value in (1e30, np.inf, np.nan):
+        history.loc[(history["config"] == lost) & (history["epoch"] > 2), "loss"] = value
+        panel = plot_learning_curves(history, "ng").axes[0]
+        assert panel.get_ylim()[1] < 2000 * usual
+        own = panel.lines[-2].get_ydata()
+        assert panel.get_ylim()[0] < own.min() <= own.max() < panel.get_ylim()[1]
+
+
+def test_a_run_without_winner_says_so(history: pd.DataFrame, tmp_path: Path):
+    nobody = history.assign(selected=False)
+    figure = plot_learning_curves(nobody, "ng")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no configuration has a selectable epoch"]
+    assert {line.get_color() for panel in figure.axes for line in panel.lines} == {"0.75"}
+    panel = plot_grid(nobody).axes[0]
+    assert len(corners(panel, NONE)) == 9
+    assert not corners(panel, VALUE) | corners(panel, WINNER)
+    assert draw_grid(nobody, tmp_path / "grid.svg").exists()
+
+
+def test_the_grid_shows_each_configurations_best_selectable_epoch(history: pd.DataFrame, result: Sweep):
+    panel = plot_grid(history).axes[0]
+    assert [tick.get_text() for tick in panel.get_xticklabels()] == ["0", "0.01", "1"]
+    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["0.0001", "0.01", "0.1"]
+    drawn = {text.get_position(): text.get_text() for text in panel.texts}
+    hatched = corners(panel, NONE)
+    for number, config in enumerate(result.configs):
+        place = ([0.0, 0.01, 1.0].index(config.l1), [1e-4, 0.01, 0.1].index(config.lr))
+        own = history[history["config"] == number]
+        selectable = own[own["train_auroc"] > own["val_auroc"]]
+        if selectable.empty:
+            assert (place[0] - 0.5, place[1] - 0.5) in hatched
+        else:
+            assert float(drawn[place]) == pytest.approx(selectable["val_auroc"].max(), abs=0.00051)
+    assert len(drawn) + len(hatched) == 9
+    best = result.winners[0].config
+    corner = ([0.0, 0.01, 1.0].index(best.l1) - 0.5, [1e-4, 0.01, 0.1].index(best.lr) - 0.5)
+    assert corners(panel, WINNER) == {corner}
+
+
+def test_only_the_cell_without_an_epoch_is_hatched(history: pd.DataFrame, result: Sweep):
+    everywhere = history.assign(selected=history["epoch"] == 3)
+    number = next(i for i, config in enumerate(result.configs) if (config.lr, config.l1) == (0.1, 0.01))
+    panel = plot_grid(everywhere.assign(selected=everywhere["selected"] & (everywhere["config"] != number))).axes[0]
+    (cell,) = [patch for patch in panel.patches if patch.get_hatch()]
+    assert cell.get_xy() == (0.5, 1.5)  # L1 .01 is the second column, learning rate .1 the third row
+    assert (1, 2) not in {text.get_position() for text in panel.texts}
+    assert not [patch for patch in plot_grid(everywhere).axes[0].patches if patch.get_hatch()]
+    panel = plot_grid(history[history["config"] != 0]).axes[0]  # what was not trained is blank
+    assert len(corners(panel, VALUE) | corners(panel, NONE)) == 8
+
+
+def test_several_studies_in_one_history_are_refused(history: pd.DataFrame, tmp_path: Path):
+    both = pd.concat([history, history.assign(guidance_weight=10.0)])
+    with pytest.raises(UserError, match="2 groups that differ in divergence, guidance_weight, seed"):
+        draw_learning_curves(both, "ng", tmp_path / "a.png")
+    with pytest.raises(UserError, match="no column 'selected'"):
+        plot_grid(history.drop(columns="selected"))
+    assert draw_learning_curves(history, "ng", tmp_path / "a.png").exists()
+
+
+ALL = ("abmil", "smap", "ng", "transmil", "smtp", "mhng")
+
+
+def scan(title: str = "A17", slices: int = 30, methods=ALL, *, labelled: bool = True, thumbnails=None) -> AttendedScan:
+    labels = torch.zeros(slices, dtype=torch.int64)
+    labels[4:9] = 1
+    attention = {method: torch.rand(slices).softmax(0) for method in methods}
+    return AttendedScan(title, attention, labels if labelled else None, thumbnails)
+
+
+def panels(figure: Figure) -> list[Axes]:
+    """Those with curves, not the strips of thumbnails."""
+    return [axes for axes in figure.axes if axes.get_ylim() == (0, 1.12)]
+
+
+def curves(panel: Axes) -> dict[str, np.ndarray]:
+    return {line.get_label(): line.get_xydata() for line in panel.lines if not line.get_label().startswith("_")}
+
+
+def legends(figure: Figure) -> list[list[str]]:
+    return [[text.get_text() for text in part.legends[0].get_texts()] for part in figure.subfigs]
+
+
+def test_two_rows_of_methods_and_a_column_for_each_scan():
+    scans = [scan(f"scan {n}", 20 + n) for n in range(4)]
+    figure = plot_attention(scans)
+    assert len(panels(figure)) == 8
+    assert [panel.get_title() for panel in panels(figure)] == [*(f"scan {n}" for n in range(4)), *[""] * 4]
+    for column, one in enumerate(scans):
+        for row, methods in enumerate((ALL[:3], ALL[3:])):
+            drawn = curves(panels(figure)[4 * row + column])
+            assert len(drawn) == 3
+            for method, line in zip(methods, drawn.values(), strict=True):
+                attention = one.attention[method].numpy()
+                assert np.array_equal(line[:, 0], np.arange(1, len(attention) + 1))
+                assert np.allclose(line[:, 1], attention / attention.max())
+    assert legends(figure) == [
+        [TRUTH, "ABMIL", "ABMIL + Smooth Operator", "ABMIL + Normal Guidance"],
+        ["TransMIL", "TransMIL + Smooth Operator", "TransMIL + Multi-Head Normal Guidance"],
+    ]
+    labels = [panel.get_xlabel() for panel in panels(figure)]
+    assert labels == [""] * 4 + ["slice"] * 4
+
+
+def test_a_method_has_its_colour_whatever_else_is_drawn():
+    for methods in (ALL, ("ng",), ("mhng", "ng")):
+        lines = [line for panel in panels(plot_attention([scan(methods=methods)])) for line in panel.lines]
+        assert {line.get_label(): line.get_color() for line in lines} == {
+            METHODS[method].title: METHOD_COLORS[method] for method in methods
+        }
+
+
+def test_other_methods_get_rows_of_their_own():
+    """What the paper does not have: one row without guidance and one with it."""
+    figure = plot_attention([scan(methods=("centered_gaussian", "abmil", "max"))])
+    assert [list(curves(panel)) for panel in panels(figure)] == [["ABMIL"], ["Centered Gaussian", "Max pooling"]]
+    figure = plot_attention([scan(methods=("evidence_ng", "ng", "evidence", "whole_bells"))])
+    assert [list(curves(panel)) for panel in panels(figure)] == [
+        ["ABMIL + Normal Guidance"],
+        ["Tied Evidence", "Mixture of Whole Bells"],
+        ["Tied Evidence + Normal Guidance"],
+    ]
+
+
+def test_truth_is_filled_and_explained_where_it_is_known():
+    known, unknown = panels(plot_attention([scan(), scan(labelled=False)]))[:2]
+    assert [(patch.get_x(), patch.get_width()) for patch in known.patches] == [(4.5, 5.0)]
+    assert not unknown.patches
+    assert TRUTH in legends(plot_attention([scan(labelled=False), scan()]))[0]
+    assert TRUTH not in legends(plot_attention([scan(labelled=False)]))[0]
+
+
+@pytest.mark.parametrize("scans", [1, 4])
+def test_the_legends_stay_inside_the_figure(scans):
+    methods = tuple(name for name, method in NAMED.items() if method.scores_scans)
+    figure = plot_attention([scan(methods=methods) for _ in range(scans)])
+    figure.draw_without_rendering()
+    whole = figure.bbox
+    for part in figure.subfigs:
+        box = part.legends[0].get_window_extent()
+        assert whole.x0 <= box.x0
+        assert box.x1 <= whole.x1
+
+
+def test_the_reference_is_that_of_the_named_method_at_the_scale_of_its_curve():
+    one = scan(methods=("abmil", "ng"))
+    drawn = curves(panels(plot_attention([one], reference="ng"))[0])
+    bell = normal_reference(one.attention["ng"][None])[0] / one.attention["ng"].max()
+    assert np.allclose(drawn["ABMIL + Normal Guidance: normal reference"][:, 1], bell)
+    assert len(drawn) == 3
+    assert len(curves(panels(plot_attention([one]))[0])) == 2
+
+
+def test_thumbnails_stand_above_the_panel_with_their_numbers():
+    images = [(3, np.full((8, 8), 1.0)), (7, np.full((8, 4), 5.0)), (20, np.arange(64, dtype=np.uint8).reshape(8, 8))]
+    with_images, without = scan(thumbnails=images), scan("B", 24)
+    figure = plot_attention([with_images, without])
+    strips = [axes for axes in figure.axes if axes not in panels(figure)]
+    strip, empty = strips
+    assert [text.get_text() for text in strip.texts] == ["3", "7", "20"]
+    for drawn, (_, image) in zip(strip.images, images, strict=True):
+        assert np.array_equal(drawn.get_array(), image)
+        assert drawn.get_clim() == (0, 63)  # one scale for all slices of a scan
+    left, right, bottom, top = strip.images[1].get_extent()
+    assert (top - bottom) / (right - left) == pytest.approx(2)  # not stretched
+    framed = [same_color(patch.get_edgecolor(), RED) for patch in strip.patches]
+    assert framed == [False, True, False]  # slice 7 is positive, 3 and 20 are not
+    marks = [line.get_xdata()[0] for line in panels(figure)[0].lines if line.get_marker() == "v"]
+    assert marks == [3, 7, 20]
+    assert strip.get_title() == "A17"
+    assert not empty.images
+    assert empty.get_title() == "B"
+
+
+def test_nothing_lies_on_anything_else(tmp_path: Path):
+    """Titles, legends and panels of a full figure keep clear of each other once it is laid out."""
+    images = [(n, np.zeros((8, 8))) for n in (2, 9, 16, 23)]
+    scans = [scan(f"1.2.826.0.1.3680043.8.498.{n:012d}", 30, thumbnails=images) for n in range(4)]
+    figure = plot_attention(scans)
+    figure.draw_without_rendering()
+    boxes = [axes.get_tightbbox() for axes in figure.axes] + [
+        part.legends[0].get_tightbbox() for part in figure.subfigs
+    ]
+    for i, one in enumerate(boxes):
+        assert one.x0 > -1
+        assert one.x1 < figure.bbox.width + 1
+        for other in boxes[i + 1 :]:
+            overlap = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
+            assert min(overlap) < 2
+
+
+def test_one_slice_without_thumbnails_has_no_strip_and_svg_is_written(tmp_path: Path):
+    one = AttendedScan("tiny", {"abmil": torch.ones(1)}, torch.ones(1, dtype=torch.int64))
+    figure = plot_attention([one, one])
+    assert figure.axes == panels(figure)
+    assert b"<svg" in draw_attention([one], tmp_path / "deep" / "attention.svg").read_bytes()
+
+
+def test_random_scans_are_repeatable_in_order_and_no_more_than_there_are():
+    candidates = list(range(100, 200))
+    assert random_scans(candidates) == random_scans(candidates) == sorted(random_scans(candidates))
+    assert len(set(random_scans(candidates))) == 4
+    assert random_scans(candidates) != random_scans(candidates, seed=1)
+    assert random_scans([7, 8]) == [7, 8]
+    assert set(random_scans(candidates, 50)) <= set(candidates)
+
+
+def test_lists_and_arrays_are_drawn_as_tensors_are():
+    assert len(plot_divergences([0.1, 0.6, 0.2, 0.1], slice_labels=[0, 1, 1, 0]).axes) == 3
+    assert len(plot_heads({"mine": np.array([[0.1, 0.6, 0.3], [0.3, 0.3, 0.4]])}).axes) == 2
+    from_lists = AttendedScan("A", {"ng": [0.1, 0.6, 0.3]}, slice_labels=np.array([False, True, False]))
+    assert from_lists.curve("ng").tolist() == pytest.approx([0.1, 0.6, 0.3])
+    assert from_lists.truth().tolist() == [0, 1, 0]
+    assert len(plot_attention([from_lists]).axes) > 0

@@ -8,28 +8,42 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import METHODS
 from normal_guidance.scans.index.manifest import PARTS
+from normal_guidance.show.text_tables import digits
 from normal_guidance.statistics.split_results import METRICS, score
+from normal_guidance.study import reproduction as initialisations
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import (
     DATASETS,
     Listener,
     Study,
     StudyData,
+    TrainingJob,
     bayes_oracle,
+    find_results,
+    load_result,
+    train_study,
 )
-from normal_guidance.study.references import published_choice
-from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
+from normal_guidance.study.references import published_choice, published_seed
+from normal_guidance.study.reproduction import (
+    Initialisations,
+    collect_initialisations,
+    from_initialisations,
+    reproduce,
+    reproduce_sensitivity,
+    train_initialisations,
+    write_initialisations,
+)
 from normal_guidance.study.study_tables import collect, collect_sensitivity
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid, paper_config
-from normal_guidance.sweep.run import load_run
+from normal_guidance.sweep.run import Selected, load_run
 
 HOPELESS = 1e39
 """A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
@@ -79,11 +93,6 @@ def change(path: Path, **changes) -> None:
     write_json(path, {**read_json(path), **changes})
 
 
-# ----------------------------------------------------------------------------------------------------
-# The four tables
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_the_tables_cover_exactly_what_ran(complete):
     assert {path.name for path in complete.iterdir()} == {
         *(f"tables{suffix}" for suffix in SUFFIXES), "centered_gaussian", "mean", "ng", "ceiling",
@@ -91,7 +100,7 @@ def test_the_tables_cover_exactly_what_ran(complete):
     results = collect(complete, "semi-synthetic")
     assert rows(results) == dict.fromkeys(["centered_gaussian", "mean", "ng", "ceiling"], (1001, 2001))
     assert list(rows(results)) == ["centered_gaussian", "mean", "ng", "ceiling"]
-    assert [(one.method, one.seed) for one in results.chosen] == [
+    assert [(one["method"], one["seed"]) for one in results.chosen] == [
         ("mean", 1001), ("mean", 2001), ("ng", 1001), ("ng", 2001),
     ]  # fmt: skip
 
@@ -133,19 +142,15 @@ def test_the_page_names_what_it_was_computed_with(complete):
     ):
         assert line in page
     assert str(complete) not in page  # it is committed as it is
+    latex = (complete / "tables.tex").read_text()
+    assert latex.startswith("% Semi-synthetic")
+    assert latex.count(r"% \usepackage") == 1
+    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 5
     theirs = published_choice("ng", "semi-synthetic", 1001)
     (chosen,) = [line for line in page.splitlines() if line.startswith("| ABMIL + N") and line.count("|") == 10][:1]
     cells = [cell.strip() for cell in chosen.strip("|").split("|")]
     assert cells[1] == "1001"
     assert cells[-2:] == [f"{theirs.l1:g}", f"{theirs.lr:g}"]
-
-
-def test_the_paper_s_protocol_has_no_departures(tmp_path):
-    big = replace(TINY, draw=lambda seed, part: shifted_mean(70, seed + PARTS.index(part), features=8))
-    one = Study(big, tmp_path, ("mean",), (1001,))
-    page = reproduce(replace(one, protocol=paper_config("ng", epochs=2))).markdown()
-    assert "- Departures from the paper's protocol: epochs 2 (mean)\n" in page
-    assert one.config("mhng", 2001) == Config("mhng", seed=2001)
 
 
 def test_json_and_csv_hold_every_digit(complete):
@@ -170,18 +175,6 @@ def test_json_and_csv_hold_every_digit(complete):
     assert [float(line["ours_mean"]) for line in lines if line["ours_mean"]] == [
         record["ours_mean"] for record in content["tables"] if record["ours_mean"] is not None
     ]
-
-
-def test_latex_has_one_preamble_and_balanced_tables(complete):
-    text = (complete / "tables.tex").read_text()
-    assert text.startswith("% Semi-synthetic")
-    assert text.count(r"% \usepackage") == 1
-    assert text.count(r"\begin{table}") == text.count(r"\end{table}") == 5
-
-
-# ----------------------------------------------------------------------------------------------------
-# Stopped, started again, grown
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_second_start_trains_and_draws_nothing(complete, trained):
@@ -228,7 +221,7 @@ def test_the_scans_of_a_seed_are_drawn_once(tmp_path):
     assert [seed for seed, _ in drawn] == sorted(seed for seed, _ in drawn)  # one seed's scans at a time
 
 
-def test_a_stopped_study_goes_on(tmp_path, trained):
+def test_a_stopped_study_goes_on_and_listeners_hear_of_what_is_trained(tmp_path, trained):
     class StopError(Exception):
         pass
 
@@ -238,16 +231,12 @@ def test_a_stopped_study_goes_on(tmp_path, trained):
     with pytest.raises(StopError):
         reproduce(study(tmp_path, "mean"), make_grid=small_grid, listener=Listener(finished=stop))
     assert not (tmp_path / "tables.md").exists()
-    run(tmp_path, "mean")
-    assert trained == [("mean", 1001), ("mean", 2001)]
-
-
-def test_listeners_hear_of_what_is_trained(tmp_path):
     heard, finished = [], []
     listener = Listener(lambda title: nullcontext(heard.append), lambda title, run: finished.append((title, run)))
-    reproduce(study(tmp_path, "mean", seeds=(1001,)), make_grid=small_grid, listener=listener)
+    reproduce(study(tmp_path, "mean"), make_grid=small_grid, listener=listener)
+    assert trained == [("mean", 1001), ("mean", 2001)]
     assert heard[-1].done == 1.0
-    assert [(title, run.folder) for title, run in finished] == [("mean, seed 1001", tmp_path / "mean" / "1001")]
+    assert [(title, run.folder) for title, run in finished] == [("mean, seed 2001", tmp_path / "mean" / "2001")]
 
 
 def test_other_options_in_the_same_folder_are_refused_before_anything_trains(complete, trained):
@@ -309,19 +298,18 @@ def test_runs_on_different_scans_are_not_put_side_by_side(tmp_path):
         reproduce(replace(study(tmp_path, "ng", seeds=(1001,)), dataset=other), make_grid=small_grid)
 
 
-def test_renormalize_concerns_guided_methods_only(tmp_path):
-    protocol = replace(PROTOCOL, renormalize=False)
-    results = run(tmp_path, "mean", "mhng", seeds=(1001,), protocol=protocol)
-    assert "renormalize" not in results.about["departures"]["mean"]["1001"]
-    assert results.about["departures"]["mhng"]["1001"]["renormalize"] is False
-
-
-def test_departures_of_some_seeds_name_them(tmp_path):
+def test_departures_name_the_seeds_and_concern_guided_methods_only_where_they_guide(tmp_path):
+    big = replace(TINY, draw=lambda seed, part: shifted_mean(70, seed + PARTS.index(part), features=8))
+    page = reproduce(Study(big, tmp_path / "big", ("mean",), (1001,), paper_config("ng", epochs=2))).markdown()
+    assert "- Departures from the paper's protocol: epochs 2 (mean)\n" in page
     run(tmp_path, "mean")
     page = run(tmp_path, "mean", seeds=(3001,), protocol=replace(PROTOCOL, patience=1)).markdown()
     (line,) = [line for line in page.splitlines() if line.startswith("- Departures")]
     assert "(mean seed 1001, 2001); epochs 2, batch_size 16, patience 1, " in line
     assert line.endswith("(mean seed 3001)")
+    results = run(tmp_path / "mhng", "mean", "mhng", seeds=(1001,), protocol=replace(PROTOCOL, renormalize=False))
+    assert "renormalize" not in results.about["departures"]["mean"]["1001"]
+    assert results.about["departures"]["mhng"]["1001"]["renormalize"] is False
 
 
 def test_a_run_without_a_winner_is_named_and_left_out(tmp_path):
@@ -335,11 +323,6 @@ def test_a_run_without_a_winner_is_named_and_left_out(tmp_path):
     assert results.notes[0].endswith("the tables leave it out")
     assert results.notes[0] in results.markdown()
     json.loads(results.json())
-
-
-# ----------------------------------------------------------------------------------------------------
-# Where it was computed
-# ----------------------------------------------------------------------------------------------------
 
 
 def environment_of(commit, date: str, device: str) -> dict[str, object]:
@@ -374,20 +357,13 @@ def test_the_page_names_every_start_of_every_run(copied):
         assert line in page
 
 
-def test_first_reports_with_one_environment_are_still_told(copied):
-    for path in (*copied.glob("*/*/report.json"), *copied.glob("*/*/scores.json")):
-        (start,) = read_json(path)["environments"]
-        date, old = start.pop("date"), read_json(path)
-        del old["environments"]
-        write_json(path, {**old, "environment": start, "options": {**old["options"], "date": date}})
-    assert collect(copied, "semi-synthetic").markdown() == (copied / "tables.md").read_text()
-
-
 @pytest.mark.parametrize(
     ("file", "changes"),
     [
         ("mean/1001/report.json", {"options": []}),
         ("mean/1001/report.json", {"data": None}),
+        ("mean/1001/report.json", {"data": {"test": {}}}),
+        ("mean/1001/report.json", {"data": {"test": 3}}),
         ("mean/1001/report.json", {"environments": [{}]}),
         ("mean/1001/report.json", {"execution": {}}),
         ("ceiling/1001/scores.json", {"scores": {}}),
@@ -410,18 +386,13 @@ def test_settings_of_another_shape_are_named(tmp_path):
         collect_sensitivity(tmp_path, "semi-synthetic", "ng")
 
 
-# ----------------------------------------------------------------------------------------------------
-# Sensitivity
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_sensitivity_has_a_winner_for_each_setting(tmp_path, trained):
     (results,) = reproduce_sensitivity(study(tmp_path, "ng"), make_grid=small_sensitivity).values()
     folder = tmp_path / "sensitivity"
     assert {path.name for path in folder.iterdir()} == {"ng", *(f"ng{suffix}" for suffix in SUFFIXES)}
     table = results.table
     settings = [("forward_kl", 0.1), ("forward_kl", 1.0), ("reverse_kl", 0.1), ("reverse_kl", 1.0)]
-    assert [(row.divergence, row.weight) for row in table.rows] == settings
+    assert [row.setting for row in table.rows] == settings
     assert table.seeds == (1001, 2001)
     winners = load_run(folder / "ng" / "2001").winners
     assert [row.cells[0].values[1] for row in table.rows] == [winner.test.localization_auroc for winner in winners]
@@ -437,28 +408,20 @@ def test_sensitivity_has_a_winner_for_each_setting(tmp_path, trained):
     assert trained == [("ng", 1001), ("ng", 2001)]
 
 
-def test_sensitivity_of_the_other_guided_method_bears_its_name(tmp_path):
-    results = reproduce_sensitivity(study(tmp_path, "mhng", seeds=(1001,)), make_grid=small_sensitivity)
-    page = results["mhng"].markdown()
-    assert page.count(METHODS["mhng"].title) == 2
-    assert METHODS["ng"].title not in page + results["mhng"].latex()
-
-
 def test_settings_without_a_winner_are_named_and_left_out(tmp_path):
     def partly_hopeless(base: Config) -> tuple[Config, ...]:
         bad = grid(base, lr=[HOPELESS], l1=[0.0], divergence=["reverse_kl"])
         return (*grid(base, lr=[0.1], l1=[0.0]), *(bad if base.seed == 2001 else (replace(bad[0], lr=0.1),)))
 
     (results,) = reproduce_sensitivity(study(tmp_path, "ng"), make_grid=partly_hopeless).values()
-    assert [row.divergence for row in results.table.rows] == ["forward_kl"]
+    assert [row.setting for row in results.table.rows] == [("forward_kl", 1.0)]
     assert results.notes == ("reverse_kl, λ 1: left out, no epoch could be selected for 1 of 2 seeds",)
 
-
-def test_sensitivity_without_any_winner_still_says_so(tmp_path):
     def hopeless(base: Config) -> tuple[Config, ...]:
         return grid(base, lr=[HOPELESS], l1=[0.0])
 
-    (results,) = reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=hopeless).values()
+    alone = study(tmp_path / "none", "ng", seeds=(1001,))
+    (results,) = reproduce_sensitivity(alone, make_grid=hopeless).values()
     assert results.table is None
     assert results.csv() == ""
     assert json.loads(results.json())["tables"] == []
@@ -466,17 +429,9 @@ def test_sensitivity_without_any_winner_still_says_so(tmp_path):
     assert "left out" in results.markdown()
 
 
-def test_sensitivity_needs_guidance(tmp_path):
-    with pytest.raises(UserError, match="method 'abmil' has no guidance to vary; choose among ng, mhng"):
-        reproduce_sensitivity(study(tmp_path, "abmil"))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Mistakes, and the real thing
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
+    with pytest.raises(UserError, match="method 'abmil' has no guidance to vary; choose one of ng, mhng"):
+        reproduce_sensitivity(study(tmp_path, "abmil"))
     with pytest.raises(UserError, match="method 'nng' is unknown; choose among centered_gaussian, max"):
         study(tmp_path, "nng")
     with pytest.raises(UserError, match="semi-synthetic has no seed 7; choose among 1001, 2001, 3001"):
@@ -495,3 +450,115 @@ def test_untrained_rows_of_the_real_data_are_the_published_ones(tmp_path):
     assert gaussian.localization_auroc == pytest.approx(0.7046, abs=5e-5)
     assert ceiling.localization_auroc == pytest.approx(0.88212, abs=5e-6)
     assert ceiling.scan_auroc == pytest.approx(0.80088, abs=5e-6)
+
+
+# Chosen configurations trained again from other initial weights
+
+
+WEAK = StudyData(
+    "semi-synthetic",
+    lambda seed, part: shifted_mean(60, seed + len(part), features=8, shift=0.8),
+    (1001, 2001),
+    bayes_oracle,
+)
+
+
+@pytest.fixture(scope="module")
+def again(tmp_path_factory) -> Study:
+    protocol = Config("ng", epochs=6, batch_size=8)
+    trained = Study(WEAK, tmp_path_factory.mktemp("study"), ("centered_gaussian", "abmil"), (1001, 2001), protocol)
+    train_study(trained)
+    train_initialisations(trained, 3)
+    return trained
+
+
+def winners_of(study: Study, seed: int, folder: str = "abmil") -> tuple[Selected, ...]:
+    return load_result("abmil", seed, study.folder / folder / str(seed)).winners
+
+
+def jobs_of_initialisations(study: Study, count: int) -> list[TrainingJob]:
+    return [job for seed in study.seeds for job in initialisations._jobs_of_run(study, "abmil", seed, count)]
+
+
+def test_a_study_is_needed_first(tmp_path):
+    alone = Study(WEAK, tmp_path, ("abmil",), (1001,))
+    with pytest.raises(UserError, match=r"has no complete run abmil/1001; train it first, by the same command"):
+        train_initialisations(alone, 2)
+    with pytest.raises(UserError, match="has no complete run; train them with --initialisations"):
+        write_initialisations(tmp_path, "semi-synthetic")
+
+
+def test_the_first_initialisation_is_the_studys_own(again):
+    for seed in again.seeds:
+        chosen, winners = winners_of(again, seed)[0], winners_of(again, seed, "initialisations/chosen/abmil")
+        assert [one.config.seed for one in winners] == [seed, seed + 10_000, seed + 20_000]
+        assert {(one.config.l1, one.config.lr) for one in winners} == {(chosen.config.l1, chosen.config.lr)}
+        assert winners[0].test.localization_auroc == pytest.approx(chosen.test.localization_auroc, abs=1e-5)
+        assert winners[0].epoch == chosen.epoch
+        assert len({one.test.scan_auroc for one in winners}) > 1
+
+
+def test_the_published_choice_is_trained_where_it_differs(again):
+    """The authors chose L1 .01 and lr .1 for ABMIL on both partitions."""
+    published = [job for job in jobs_of_initialisations(again, 3) if "published" in job.folder.parts]
+    chosen = {seed: winners_of(again, seed)[0].config for seed in again.seeds}
+    assert {job.seed for job in published} == {s for s, one in chosen.items() if (one.l1, one.lr) != (0.01, 0.1)}
+    for job in published:
+        assert {(one.l1, one.lr) for one in job.make_grid(job.protocol)} == {(0.01, 0.1)}
+
+
+def test_a_run_counts_for_the_authors_too_where_validation_chose_the_same(again, monkeypatch):
+    """On both partitions the same choice: one row; on one of them: the authors' row takes that run from the study."""
+    chosen = {seed: winners_of(again, seed)[0].config for seed in (1001, 2001)}
+    monkeypatch.setattr(
+        initialisations,
+        "find_results",
+        lambda folder, dataset: find_results(folder, dataset) if folder.name == "chosen" else [],
+    )
+    for same, expected in (
+        ((1001, 2001), [("chosen", (1001, 2001))]),
+        ((1001,), [("chosen", (1001, 2001)), ("published", (1001,))]),
+    ):
+        choices = {seed: (one.l1, one.lr if seed in same else -1.0) for seed, one in chosen.items()}
+        monkeypatch.setattr(initialisations, "published_choice", lambda method, dataset, seed, of=choices: of[seed])
+        rows = collect_initialisations(again.folder, "semi-synthetic", "localization_auroc")
+        assert [(row.origin, tuple(row.scores)) for row in rows] == expected
+
+
+def test_means_are_of_every_combination_of_initialisations():
+    row = Initialisations("ng", "chosen", {1: {1: 0.0, 8: 1.0}, 2: {2: 0.5, 9: 0.7}})
+    assert sorted(row.means) == pytest.approx([0.25, 0.35, 0.75, 0.85])
+    assert row.first == 0.25
+    assert np.isnan(Initialisations("ng", "chosen", {1: {8: 1.0}, 2: {2: 0.5}}).first)
+
+
+def test_validation_chooses_among_initialisations(again):
+    (row, *_) = collect_initialisations(again.folder, "semi-synthetic", "localization_auroc")
+    assert (row.method, row.origin, row.means.shape) == ("abmil", "chosen", (9,))
+    reached = [
+        max(winners_of(again, seed, "initialisations/chosen/abmil"), key=lambda one: one.val_auroc).test
+        for seed in again.seeds
+    ]
+    assert row.chosen == pytest.approx(np.mean([scores.localization_auroc for scores in reached]))
+
+
+def test_complete_runs_are_not_repeated(again):
+    assert all(job.is_done(again) for job in jobs_of_initialisations(again, 3))
+    with pytest.raises(UserError, match="holds another run"):
+        train_initialisations(again, 4)
+    assert from_initialisations(Config("ng", seed=7), 1) == (Config("ng", seed=7),)
+
+
+def test_the_page_shows_the_published_value_in_the_distribution(again):
+    page = write_initialisations(again.folder, "semi-synthetic")
+    row = next(line for line in page.splitlines() if line.startswith("| ABMIL"))
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    shown = collect_initialisations(again.folder, "semi-synthetic", "localization_auroc")[0]
+    assert cells[:2] == ["ABMIL", "validation's (1001, 2001)"]
+    assert float(cells[2]) == pytest.approx(shown.first, abs=6e-4)
+    theirs = np.mean([published_seed("localization_auroc", "abmil", "semi-synthetic", seed) for seed in (1001, 2001)])
+    assert cells[6] == digits(shown.chosen)
+    assert cells[7] == digits(theirs)
+    assert cells[8] == f"{(shown.means <= theirs).mean():.0%}"
+    assert (again.folder / "initialisations.png").stat().st_size > 10_000
+    assert json.loads((again.folder / "initialisations.json").read_text())["scan_auroc"][0]["method"] == "abmil"

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.study.experiment import (
-    Listener,
-    TrainingJob,
-    jobs_of,
-    train_on_cluster,
-    train_study,
-)
+from normal_guidance.study.experiment import Listener, TrainingJob, jobs_of, train_on_cluster, train_study
 from normal_guidance.sweep.config import Execution, grid
 from small_cluster import quiet, started
 from small_study import make_study, small_grid

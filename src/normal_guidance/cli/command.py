@@ -219,10 +219,10 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     lines = []
     for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
         if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
-            from normal_guidance.scans.features.store import LACKING, read_about
+            from normal_guidance.scans.features.store import LACKING, read_store_file
 
             with suppress(UserError):  # the command itself says what is wrong with it
-                lacking = read_about(path).provenance.get(LACKING, 0)
+                lacking = read_store_file(path).provenance.get(LACKING, 0)
                 if lacking:
                     lines.append(
                         f"{path} lacks {lacking} scans of its index, which could not be read; its problems.csv says "

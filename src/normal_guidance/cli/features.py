@@ -41,8 +41,9 @@ if TYPE_CHECKING:
 
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
     from normal_guidance.scans.features.encoding_machine import EncodingOptions
-    from normal_guidance.scans.features.preprocessing import Statistics, Window
+    from normal_guidance.scans.features.preprocessing import Statistics
     from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.scans.features.windows import Window
     from normal_guidance.scans.index.manifest import Manifest
 
 
@@ -143,8 +144,9 @@ def encode(
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding import encode as run
-    from normal_guidance.scans.features.preprocessing import Preprocessing, parse_windows
+    from normal_guidance.scans.features.preprocessing import Preprocessing
     from normal_guidance.scans.features.store import DTYPES
+    from normal_guidance.scans.features.windows import parse_windows
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.scans.index.splits import read_parts
     from normal_guidance.scans.index.volumes import read_volume
@@ -194,7 +196,7 @@ def encode(
 def _default_window(manifest: Manifest, console: Console) -> str:
     """Return the window for the manifest's modality, and say which it is where it changes the values."""
     from normal_guidance.cli.progress import say
-    from normal_guidance.scans.features.preprocessing import default_window
+    from normal_guidance.scans.features.windows import default_window
 
     modalities = sorted(set(manifest.table["modality"].to_pylist()))
     window = default_window(modalities)
@@ -205,7 +207,7 @@ def _default_window(manifest: Manifest, console: Console) -> str:
 
 def describe_modality(manifest: Manifest, windows: Sequence[Window | None]) -> str:
     """Return a warning where a window for MR meets NIfTI scans that count as CT; empty otherwise."""
-    from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
+    from normal_guidance.scans.features.windows import WINDOWS, Percentiles
 
     kinds = zip(manifest.table["kind"].to_pylist(), manifest.table["modality"].to_pylist(), strict=True)
     count = sum(one == ("nifti", "CT") for one in kinds)

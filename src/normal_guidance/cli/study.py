@@ -40,13 +40,8 @@ if TYPE_CHECKING:
 
     from normal_guidance.cli.options import TrainingOptions
     from normal_guidance.scans.index.manifest import Manifest
-    from normal_guidance.study.experiment import (
-        Listener,
-        MakeGrid,
-        Study,
-        StudyData,
-        Train,
-    )
+    from normal_guidance.study.experiment import Listener, Study, StudyData, Train
+    from normal_guidance.study.references import MakeGrid
     from normal_guidance.sweep.run import Run
 
 

@@ -137,10 +137,9 @@ def trust(
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.fit.bundle import BUNDLE
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
-    from normal_guidance.study.trust.examine import examine_bundle, examine_run, trust_page
+    from normal_guidance.study.trust.examine import examine_saved, trust_page
 
     chosen, where = _by(by), choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
@@ -150,12 +149,9 @@ def trust(
             status.update(f"Testing: {done:.0%}")
 
         refuse_several(run)
-        if (run / BUNDLE).is_file():
-            found = examine_bundle(run, store=store, split=split, part=part, by=chosen, device=where, watch=watch)
-        else:
-            found = examine_run(
-                run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch
-            )
+        found = examine_saved(
+            run, store=store, split=split, part=part, group=group, by=chosen, device=where, watch=watch
+        )
     make_folder(out)
     if found.curves is not None:
         draw_trust(found.curves, out / "trust.png", by=found.by)

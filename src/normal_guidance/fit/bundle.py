@@ -37,7 +37,13 @@ from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
 from normal_guidance.fit.committee import Committee
 from normal_guidance.scans.features.encoders import Encoder, Precision, load_encoder
-from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSummary, is_encoded, plane_of, scans_behind
+from normal_guidance.scans.features.preprocessing import (
+    Preprocessing,
+    ScanSummary,
+    is_encoded,
+    scans_behind,
+)
+from normal_guidance.scans.features.windows import plane_of
 from normal_guidance.scans.index.manifest import Finding, ScanRow, ValueRange, Values, findings_in, write_findings
 from normal_guidance.statistics.calibration import Operation, choose_operation
 from normal_guidance.statistics.conformal import IntervalCalibration

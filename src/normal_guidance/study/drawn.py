@@ -1,10 +1,13 @@
-"""Shifted Mean MIL, the paper's semi-synthetic data, and the best possible scores on it.
+"""Shifted Mean MIL, the paper's semi-synthetic data, its like at the positions of lung nodules, and their ceilings.
 
 All features are noise; in a positive scan, one feature of one block of adjacent slices has a shifted mean.  The process
-is known, so Bayes' rule gives the ceilings for scans and for slices in closed form.
+is known, so Bayes' rule gives the best possible scores for scans and for slices in closed form.
 
 `VARIANTS` are harder versions: several blocks, blocks that are shorter or longer than in training, several features
-that share the signal, fewer scans, more noise.  Bayes' rule gives their ceilings, too.
+that share the signal, fewer scans, more noise.
+
+In the paper's data a block may begin anywhere.  `draw_at_positions` puts blocks where radiologists outlined nodules in
+LIDC-IDRI: findings prefer some parts of the body, come one or several to a scan, and have many lengths.
 
 A training set of 10,000 scans holds about 400,000 slices x 768 features: 1.2 GB, drawn once and shifted in place.
 """
@@ -22,7 +25,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import GAP
 from normal_guidance.core.prediction import FEATURES
@@ -86,7 +89,13 @@ def shifted_mean(
 
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
     """
-    _check_sizes(n, seed, features, min_slices, max_slices)
+    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
+        if value < 1:
+            raise UserError(f"{name} is {value}; it must be at least 1")
+    if max_slices < min_slices:
+        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
+    if not 0 <= seed < 2**64:
+        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
     _check_block(block, shift, blocks, signals, features)
     if _least_slices(block, blocks) > min_slices:
         needed = "" if blocks == 1 else f" ({blocks} of them need {_least_slices(block, blocks)})"
@@ -146,12 +155,6 @@ class Variant:
         """The options of one set."""
         return {**self.options, **(self.test if part == "test" else {})}
 
-    def oracle(self, part: str) -> dict[str, Any]:
-        """The options of one set that its Bayes estimators need."""
-        return {name: value for name, value in self.drawn(part).items() if name in _KNOWN_TO_ORACLES}
-
-
-_KNOWN_TO_ORACLES = ("block", "shift", "blocks", "signals")
 
 VARIANTS: dict[str, Variant] = {
     "paper": Variant("The paper's data"),
@@ -177,17 +180,12 @@ def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
 
 
 def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
-    """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'.
-
-    Reference: the paper's section on data sets.
-    """
+    """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'."""
     if seed not in SEEDS:
         raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
-    if part not in SemiSynthetic._fields:
-        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(SemiSynthetic._fields)}")
-    if variant not in VARIANTS:
-        raise UserError(f"variant {variant!r} is unknown; choose one of {', '.join(VARIANTS)}")
-    index, chosen = SemiSynthetic._fields.index(part), VARIANTS[variant]
+    choose_one_of("part", part, PARTS)
+    choose_one_of("variant", variant, VARIANTS)
+    index, chosen = PARTS.index(part), VARIANTS[variant]
     return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **chosen.drawn(part))
 
 
@@ -258,8 +256,8 @@ def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) 
 def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int) -> Float64[Tensor, "scans starts"]:
     """log of the sum, over all arrangements of the other blocks around one at u, of their likelihood ratios."""
     before = _log_before(log_ratio, block, blocks)
-    behind = [one.flip(1) for one in _log_before(log_ratio.flip(1), block, blocks)]
-    return torch.stack([one + other for one, other in zip(before, reversed(behind), strict=True)]).logsumexp(0)
+    behind = [sums.flip(1) for sums in _log_before(log_ratio.flip(1), block, blocks)]
+    return torch.stack([sums + others for sums, others in zip(before, reversed(behind), strict=True)]).logsumexp(0)
 
 
 def _log_before(
@@ -275,16 +273,6 @@ def _log_before(
     return sums
 
 
-def _check_sizes(n: int, seed: int, features: int, min_slices: int, max_slices: int) -> None:
-    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
-    if max_slices < min_slices:
-        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
-
-
 def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
     if block < 1:
         raise UserError(f"block is {block}; it must be at least 1 slice")
@@ -296,36 +284,27 @@ def _check_block(block: int, shift: float, blocks: int, signals: int, features: 
         raise UserError(f"signals is {signals}; choose from 1 to all {features} features")
 
 
-# Features of noise at the positions of real findings: lung nodules of LIDC-IDRI, with the best possible scores.
-# In the paper's semi-synthetic data a block may begin anywhere.  Real findings prefer some parts of the body, come one
-# or several to a scan, and have many lengths.  Here they lie where radiologists outlined nodules
-# (`normal_guidance.scans.index.labels`), while the features are drawn, so that Bayes' rule still gives the ceilings.
-# A scan takes two things from the table, independently of each other: the number of slices of a random patient, and
-# the pattern of a random patient with nodules, scaled to that number by relative position.  A fair coin says whether
-# the scan is positive; a negative one does not use its pattern.  Scans without nodules would be other patients than
-# those with them; the coin makes positive and negative scans alike in all but the signal.
-# **The parts have different patients**: each pattern belongs to one of the three.  The oracle's prior is uniform over
-# the patterns of all parts.  The split is drawn at random, so this is the exact law of a scan for whoever does not know
-# the split: over all splits, no score that sees one scan at a time is better on average.  A trained model can hardly
-# reach it, because it has not seen the patterns of the test patients: the same rule with the patterns of the training
-# part alone localizes at .93 (LOG.md).
-# **Δ is 1.25**, where the paper has .5: a positive scan has 8 slices with nodules among 209 (medians), in up to 9
-# blocks, where the paper has one block of 12 among 40.  The ceilings are a scan AUROC of .88 and a localization AUROC
-# of .97; at .5 scans would have .66.  Position alone, the image ignored, localizes at .71.
-# One repetition takes 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features.
-
+# A scan at real positions takes two things from the label table, independently: the number of slices of a random
+# patient, and the pattern of a random patient with nodules, scaled to that number.  A fair coin says whether the scan
+# is positive; a negative one does not use its pattern.  Scans without nodules would be other patients than those with
+# them; the coin makes positive and negative scans alike in all but the signal.
+# Each pattern belongs to one of the three parts, but the oracle's prior is uniform over the patterns of all.  The split
+# is drawn at random, so this is the exact law of a scan for whoever does not know the split.  A trained model hardly
+# reaches it: the same rule with the patterns of the training part alone localizes at .93 (LOG.md).
 
 LIDC_SHIFT = 1.25
-"""Δ, the mean of the first feature in slices with a nodule."""
+"""Δ, the mean of the first feature in slices with a nodule.
 
-LIDC_PREVALENCE = 0.5
-"""Probability that a scan is positive."""
+A positive scan has 8 slices with nodules among 209 (medians), in up to 9 blocks, where the paper has one block of 12
+among 40.  The ceilings are a scan AUROC of .88 and a localization AUROC of .97; at .5 scans would have .66.  Position
+alone, the image ignored, localizes at .71.
+"""
 
-LIDC_SEEDS = (1001, 2001, 3001)
+LIDC_SEEDS = tuple(SEEDS)
 """Repetitions, each with its own split of the patients."""
 
 LIDC_SIZES = {"train": 2_000, "val": 500, "test": 1_000}
-"""Scans of each part."""
+"""Scans of each part: 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features."""
 
 SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
 """The parts' shares of the patients with nodules."""
@@ -366,8 +345,8 @@ class Positions:
 
         A block's ends are rounded to whole slices, so that all blocks together keep their share of the scan.
         """
-        owner, own, ends = self._blocks
-        first, behind = ((2 * ends * size + own) // (2 * own)).unbind(1)
+        owner, slices, ends = self._blocks
+        first, behind = ((2 * ends * size + slices) // (2 * slices)).unbind(1)
         first = first.clamp_max(size - 1)
         edges = torch.zeros(len(self.scans), size + 1, dtype=torch.int64)
         edges.index_put_((owner, first), torch.tensor(1), accumulate=True)
@@ -378,8 +357,8 @@ class Positions:
     def _blocks(self) -> tuple[Int64[Tensor, "blocks"], Int64[Tensor, "blocks 1"], Int64[Tensor, "blocks 2"]]:
         """The pattern of every block, the slices of the pattern's scan, and the block's ends."""
         owner = torch.tensor([number for number, scan in enumerate(self.scans) for _ in scan.blocks])
-        own = torch.tensor([scan.slices for scan in self.scans])[owner, None]
-        return owner, own, torch.tensor([block for scan in self.scans for block in scan.blocks])
+        slices = torch.tensor([scan.slices for scan in self.scans])[owner, None]
+        return owner, slices, torch.tensor([block for scan in self.scans for block in scan.blocks])
 
 
 @lru_cache(maxsize=1)
@@ -403,14 +382,12 @@ def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]
 
 def lidc_positions_part(seed: int, part: str, table: str | Path | None = None) -> Bags:
     """Draw one part of a repetition: 'train', 'val' or 'test'."""
-    if seed not in LIDC_SEEDS:
-        raise UserError(f"seed {seed} is unknown; choose one of {', '.join(map(str, LIDC_SEEDS))}")
-    if part not in PARTS:
-        raise UserError(f"part {part!r} is unknown; choose one of {', '.join(PARTS)}")
+    choose_one_of("seed", seed, LIDC_SEEDS)
+    choose_one_of("part", part, PARTS)
     positions = read_positions(table)
-    own = split_patterns(len(positions.scans), seed)[part]
+    patterns = split_patterns(len(positions.scans), seed)[part]
     # The seed itself splits the patients.
-    return draw_at_positions(LIDC_SIZES[part], seed + 1 + PARTS.index(part), positions, own)
+    return draw_at_positions(LIDC_SIZES[part], seed + 1 + PARTS.index(part), positions, patterns)
 
 
 def draw_at_positions(
@@ -437,9 +414,9 @@ def draw_at_positions(
         raise UserError(f"{n} scans of {features} features; draw at least 1 of each")
     generator = torch.Generator().manual_seed(seed)
     lengths = positions.slices[torch.randint(len(positions.slices), (n,), generator=generator)]
-    own = torch.arange(len(positions.scans)) if patterns is None else patterns
-    chosen = own[torch.randint(len(own), (n,), generator=generator)]
-    labels = torch.bernoulli(torch.full((n,), LIDC_PREVALENCE), generator=generator).long()
+    among = torch.arange(len(positions.scans)) if patterns is None else patterns
+    chosen = among[torch.randint(len(among), (n,), generator=generator)]
+    labels = torch.bernoulli(torch.full((n,), PREVALENCE), generator=generator).long()
     h = torch.randn(int(lengths.sum()), features, generator=generator)
     slice_labels = torch.zeros(len(h), dtype=torch.int64)
     for size, scans, rows in _by_length(lengths):
@@ -459,8 +436,8 @@ def lidc_scan_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_SH
     The sum runs over the N patterns.  Reference: Harvey et al., 2026, Eq. (10), with other positions.
     """
     scores = torch.zeros(len(bags), dtype=torch.float64)
-    for one in _compared(bags, positions, shift):
-        scores[one.scans] = one.log_ratio.logsumexp(1) - math.log(len(positions.scans))
+    for scans, _, _, log_ratio in _beside_patterns(bags, positions, shift):
+        scores[scans] = log_ratio.logsumexp(1) - math.log(len(positions.scans))
     return scores
 
 
@@ -473,40 +450,33 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_S
     A scan's AUROC is the mean over its pairs of a positive and a negative slice, so each pair of a pattern counts w_B.
     Where all patterns have as many slices, as in the paper, w_B cancels and the score is the slice's log-probability.
 
-    It treats a negative scan as if it were positive.
+    It treats a negative scan as if it were positive.  With a shift of 0 it is the best score that ignores the image.
     """
     scores = torch.zeros(len(bags.features), dtype=torch.float64)
-    for one in _compared(bags, positions, shift):
-        weights = (one.log_ratio + one.log_pairs).softmax(1)
-        scores[one.rows] = (weights @ one.masks).log().clamp_max(0.0)
+    for _, rows, masks, log_ratio in _beside_patterns(bags, positions, shift):
+        positive = masks.sum(1)
+        # In a scan that rounding has filled, all slices are equal: its weight moves none before another.
+        log_pairs = -(positive * (masks.shape[1] - positive).clamp_min(1)).log()  # log w_B
+        weights = (log_ratio + log_pairs).softmax(1)
+        scores[rows] = (weights @ masks).log().clamp_max(0.0)
     return scores
 
 
-def lidc_position_scores(bags: Bags, positions: Positions) -> Float64[Tensor, "slices"]:
-    """The best score of slices that ignores the image: `lidc_slice_scores` with a shift of 0."""
-    return lidc_slice_scores(bags, positions, shift=0.0)
-
-
-class _Compared(NamedTuple):
-    """All scans of one length, beside all patterns."""
-
-    scans: Int64[Tensor, "scans"]
-    rows: Int64[Tensor, "scans size"]
-    masks: Float64[Tensor, "patterns size"]
-    log_ratio: Float64[Tensor, "scans patterns"]
-    """log p(h_i | B, y_i=1) - log p(h_i | y_i=0)"""
-    log_pairs: Float64[Tensor, "patterns"]
-    """log w_B"""
-
-
-def _compared(bags: Bags, positions: Positions, shift: float) -> Iterator[_Compared]:
+def _beside_patterns(
+    bags: Bags, positions: Positions, shift: float
+) -> Iterator[
+    tuple[
+        Int64[Tensor, "scans"],
+        Int64[Tensor, "scans size"],
+        Float64[Tensor, "patterns size"],
+        Float64[Tensor, "scans patterns"],
+    ]
+]:
+    """For each length: its scans, their rows, all patterns, and log p(h_i | B, y_i=1) - log p(h_i | y_i=0)."""
     evidence = shift * bags.features[:, 0].double() - shift**2 / 2  # log N(h; Δ, 1) - log N(h; 0, 1)
     for size, scans, rows in _by_length(bags.lengths):
         masks = positions.masks(size).double()
-        positive = masks.sum(1)
-        # In a scan that rounding has filled, all slices are equal: its weight moves none before another.
-        log_pairs = -(positive * (size - positive).clamp_min(1)).log()
-        yield _Compared(scans, rows, masks, evidence[rows] @ masks.T, log_pairs)
+        yield scans, rows, masks, evidence[rows] @ masks.T
 
 
 def _by_length(

@@ -1,7 +1,12 @@
 """A study: train every method on every partition of one dataset, unless the folder holds the run.
 
-`normal_guidance.study.experiment` describes the folder.  Complete runs are not repeated, so a study can be
-resumed, and another method or seed is added to the same folder.
+DIR/<method>/<seed>/                 a run of the grid (`normal_guidance.sweep.run`)
+DIR/<method>/<seed>/scores.json      scores of what needs no training, Centered Gaussian and the Bayes oracle
+                                     ("ceiling"); predictions.parquet lies beside it, as in runs
+DIR/slice_reference/<seed>/ and DIR/scan_reference/<seed>/   together the ceiling where no oracle is known
+DIR/sensitivity/<method>/<seed>/     the grid for each divergence and lambda
+
+Complete runs are not repeated, so a study can be resumed, and another method or seed is added to the same folder.
 """
 
 from __future__ import annotations
@@ -16,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
@@ -40,8 +45,8 @@ from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_committee import fit_committee, make_plan
 from normal_guidance.scans.features.store import FeatureStore, fingerprint_of, open_store
 from normal_guidance.scans.index.manifest import PARTS
-from normal_guidance.statistics.localization import LocalizationMeasures, localization_measures
-from normal_guidance.statistics.skill import PatientSpecific, PositionDensity, Skill, measure_skill, patient_specific
+from normal_guidance.statistics.localization import Summary, localization_measures
+from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
 from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
 from normal_guidance.study.drawn import (
     LIDC_SEEDS,
@@ -54,7 +59,7 @@ from normal_guidance.study.drawn import (
     read_positions,
     semi_synthetic_part,
 )
-from normal_guidance.study.references import References, run_scan_reference, run_slice_reference, slice_reference_config
+from normal_guidance.study.references import MakeGrid, reference_row, run_reference, slice_reference_config
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
 from normal_guidance.sweep.loop import predict_bags
@@ -82,14 +87,6 @@ from normal_guidance.sweep.run import (
 )
 from normal_guidance.sweep.stack import initial_model
 from normal_guidance.sweep.sweep import SweepProgress
-
-# The complete results in a study's folder.
-# DIR/<method>/<seed>/                 a run of the grid (`normal_guidance.sweep.run`)
-# DIR/<method>/<seed>/scores.json      scores of what needs no training, Centered Gaussian and the Bayes oracle
-#                                      ("ceiling"); predictions.parquet lies beside it, as in runs
-# DIR/slice_reference/<seed>/ and DIR/scan_reference/<seed>/   together the ceiling where no oracle is known
-# DIR/sensitivity/<method>/<seed>/     the grid for each divergence and lambda
-
 
 SCORES = "scores.json"
 SENSITIVITY = "sensitivity"
@@ -131,17 +128,13 @@ class StudyResult:
             return next(iter(self.forms.values()))
         return self.winners[0].test if self.winners else None
 
-    def check_dataset(self, name: str) -> None:
-        if self.dataset != name:
-            raise UserError(f"{self.folder} is about {self.dataset or 'other scans'}, not {name}; give another folder")
-
 
 def find_results(folder: Path, dataset: str, methods: Sequence[str] = EVERYTHING) -> Iterator[StudyResult]:
     """Yield the complete results on one dataset, by method in the given order, then by seed."""
     for method, seed, path in find_folders(folder, methods):
-        one = load_result(method, seed, path)
-        if one is not None and one.dataset == dataset:
-            yield one
+        result = load_result(method, seed, path)
+        if result is not None and result.dataset == dataset:
+            yield result
 
 
 def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
@@ -152,7 +145,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     run = None if method in FORMS else load_run(folder)
     content = read_json(path) if run is None else run.report
     try:
-        known = read_as(_Content, content, exact=False)
+        known = read_as(StudyFile, content, exact=False)
         return StudyResult(
             method=method,
             seed=seed,
@@ -172,7 +165,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
 
 
 @dataclass(frozen=True)
-class _Content:
+class StudyFile:
     """The types of what is read from scores.json and from report.json."""
 
     options: dict[str, Any]
@@ -180,28 +173,19 @@ class _Content:
     scores: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def reference_scores(found: Sequence[StudyResult]) -> dict[int, Scores]:
+def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
     """Scores of the supervised reference, the tables' last row, for every seed that has both of its runs."""
-    runs = {(one.method, one.seed): one.run for one in found if one.run is not None}
+    runs = {(result.method, result.seed): result.run for result in results if result.run is not None}
     scores = {}
     for seed in sorted({seed for _, seed in runs}):
         slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
-        both = References(slices, scans).scores if slices and scans else None
-        if both is not None:
-            scores[seed] = both
+        row = reference_row(slices, scans) if slices and scans else None
+        if row is not None:
+            scores[seed] = row
     return scores
 
 
 Watch = Callable[[SweepProgress], None]
-MakeGrid = Callable[[Config], Sequence[Config]]
-
-
-class Parts(NamedTuple):
-    """One partition of a dataset."""
-
-    train: Data
-    val: Data
-    test: Data
 
 
 class Oracle(NamedTuple):
@@ -235,9 +219,9 @@ class StudyData:
     has_supervision: bool = True
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
 
-    def parts(self, seed: int) -> Parts:
-        """Return all scans of a seed."""
-        return Parts(*(self.draw(seed, part) for part in Parts._fields))
+    def parts(self, seed: int) -> tuple[Data, Data, Data]:
+        """Return training, validation and test scans of a seed."""
+        return self.draw(seed, "train"), self.draw(seed, "val"), self.draw(seed, "test")
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
@@ -262,7 +246,7 @@ def lidc_data(table: Path | None = None) -> StudyData:
 
 LIDC_POSITIONS = lidc_data()
 
-DATASETS = {one.name: one for one in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
+DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
 
 
@@ -320,23 +304,21 @@ class TrainingJob:
 
         A complete run may have been computed on any device, so that its tables can be made on any machine.
         """
-        found = load_result(self.method, self.seed, self.folder)
-        if found is not None:
-            _check_data(found, study.dataset)
-        protocol = self._known_protocol(found)
+        done = _load_checked(study, self.method, self.seed, self.folder)
+        protocol = self._known_protocol(done)
         if protocol is not None:
             identity = identity_of(tuple(self.make_grid(protocol)), study.execution, {})
-            compared = ("configs",) if found else ("configs", "execution")
+            compared = ("configs",) if done else ("configs", "execution")
             is_begun(self.folder, {name: identity[name] for name in compared})
-        return found is not None
+        return done is not None
 
-    def _known_protocol(self, found: StudyResult | None) -> Config | None:
+    def _known_protocol(self, done: StudyResult | None) -> Config | None:
         """Return the protocol; None for a slice reference whose R `run` has yet to measure on the scans."""
         if self.method != SLICE_REFERENCE:
             return self.protocol
         width = self.receptive_field
-        if found is not None and found.run is not None and width is None:
-            about = found.run.report["options"]
+        if done is not None and done.run is not None and width is None:
+            about = done.run.report["options"]
             if about.get("receptive_field_given"):
                 raise UserError(
                     f"{self.folder} holds another run: its receptive field was set to {about['receptive_field']}; give "
@@ -345,16 +327,41 @@ class TrainingJob:
             width = about.get("receptive_field")
         return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
 
-    def run(self, parts: Parts, execution: Execution, options: Mapping[str, Any], watch: Watch | None) -> Run:
+    def run(
+        self, parts: tuple[Data, Data, Data], execution: Execution, options: Mapping[str, Any], watch: Watch | None
+    ) -> Run:
         """Train the run, or resume it."""
-        rest: dict[str, Any] = {"options": options, "watch": watch}
-        if self.method not in REFERENCES:
-            return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **rest)
-        rest["make_grid"] = self.make_grid
-        if self.method == SLICE_REFERENCE:
-            rest["receptive_field"] = self.receptive_field
-            return run_slice_reference(self.folder, *parts, self.protocol, execution, **rest)
-        return run_scan_reference(self.folder, *parts, self.protocol, execution, **rest)
+        if self.method in REFERENCES:
+            return run_reference(
+                self.method,
+                self.folder,
+                *parts,
+                self.protocol,
+                execution,
+                receptive_field=self.receptive_field,
+                make_grid=self.make_grid,
+                options=options,
+                watch=watch,
+            )
+        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, options=options, watch=watch)
+
+
+def _load_checked(study: Study, method: str, seed: int, folder: Path) -> StudyResult | None:
+    """Load a result, if it is complete; refuse one on another dataset, or on scans that have changed since."""
+    result = load_result(method, seed, folder)
+    if result is None:
+        return None
+    name, known = study.dataset.name, study.dataset.fingerprints
+    if result.dataset != name:
+        raise UserError(f"{folder} is about {result.dataset or 'other scans'}, not {name}; give another folder")
+    for part, before in result.fingerprints.items():
+        # The scans of the scan reference are pooled to one row each.
+        if method != SCAN_REFERENCE and known.get((seed, part), before) != before:
+            raise UserError(
+                f"{folder} holds results on other {part} scans: split {seed} or its features have changed since; give "
+                "another folder (--out), or delete this one"
+            )
+    return result
 
 
 def jobs_of(
@@ -390,7 +397,7 @@ class Listener:
 
 
 Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
-"""Does jobs: one after the other here, or on a cluster (`normal_guidance.study.experiment`)."""
+"""Does jobs: one after the other here, or on a cluster (`train_on_cluster`)."""
 
 
 def train_study(
@@ -426,11 +433,19 @@ def train_jobs(
     """Do the jobs that are not done yet, and score the methods that have no sweep."""
     # Check all folders and build all models before the first run takes hours.
     lacking = [job for job in jobs if not job.is_done(study)]
-    unscored = [(seed, method) for seed in study.seeds for method in unswept if not _is_scored(study, method, seed)]
+    unscored = [
+        (seed, method)
+        for seed in study.seeds
+        for method in unswept
+        if _load_checked(study, method, seed, study.folder / method / str(seed)) is None
+    ]
     here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
     make_folder(study.folder)
     if lacking:
-        _check_models(lacking, here.dataset.draw(lacking[0].seed, "train").width)
+        width = here.dataset.draw(lacking[0].seed, "train").width
+        for job in lacking:
+            if job.method not in REFERENCES:
+                initial_model(job.protocol, width)  # refuses a method that cannot be built for this width
     for seed in study.seeds:
         for method in (method for of_seed, method in unscored if of_seed == seed):
             _score_unswept(here, method, seed)
@@ -463,52 +478,33 @@ class _OneSeed:
         return self.drawn[part]
 
 
-def _check_data(found: StudyResult, dataset: StudyData) -> None:
-    """Refuse a result on another dataset, or on scans that have changed since."""
-    found.check_dataset(dataset.name)
-    if found.method == SCAN_REFERENCE:
-        return  # its scans are pooled to one row each
-    for part, before in found.fingerprints.items():
-        if dataset.fingerprints.get((found.seed, part), before) != before:
-            raise UserError(
-                f"{found.folder} holds results on other {part} scans: split {found.seed} or its features have changed "
-                "since; give another folder (--out), or delete this one"
-            )
-
-
 def options_of(study: Study) -> dict[str, Any]:
     """Return the options that every report of the study records."""
     return {"dataset": study.dataset.name}
-
-
-def _check_models(jobs: Sequence[TrainingJob], width: int) -> None:
-    """Refuse methods whose model cannot be built for features of this width."""
-    for job in jobs:
-        if job.method not in REFERENCES:
-            initial_model(job.protocol, width)
-
-
-def _is_scored(study: Study, method: str, seed: int) -> bool:
-    found = load_result(method, seed, study.folder / method / str(seed))
-    if found is not None:
-        _check_data(found, study.dataset)
-    return found is not None
 
 
 def _score_unswept(study: Study, method: str, seed: int) -> None:
     folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
     make_folder(folder)
     predictions = dict(_unswept(study, method, seed, test))
-    scores = {form: _scores(test, prediction) for form, prediction in predictions.items()}
+    scores = {}
+    for form in FORMS[method]:
+        logit = predictions[form].logit
+        scores[form] = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
     chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
     write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
     content = {
         "options": options_of(study),
-        "data": {"test": {"scans": len(test), "fingerprint": _fingerprint(test)}},
+        "data": {"test": {"scans": len(test), "fingerprint": fingerprint_of_part("test", test)}},
         "environments": [environment(study.execution if method == COMMITTEE else Execution())],
-        "scores": {form: scores_as_json(scores[form]) for form in FORMS[method]},
+        "scores": {form: scores_as_json(of_form) for form, of_form in scores.items()},
     }
     write_json(folder / SCORES, content)
+
+
+def fingerprint_of_part(part: str, scans: Data) -> str:
+    """The fingerprint of the scans of one part, as reports hold it."""
+    return scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans})
 
 
 def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple[str, Prediction]]:
@@ -528,36 +524,23 @@ def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple
 def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
     parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
-    first, second = (part if isinstance(part, Bags) else part.bags() for part in parts)
-    both = Bags(
-        torch.cat([first.features, second.features]),
-        torch.cat([first.lengths, second.lengths]),
-        torch.cat([first.labels, second.labels]),
+    bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
+    features, lengths, labels = (
+        torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")
     )
-    patients = [*first.patient_ids, *second.patient_ids]
+    both = Bags(features, lengths, labels)
+    patients = [patient for part in bags for patient in part.patient_ids]
     plan = make_plan(both.labels.tolist(), patients, seed=seed)
     return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
 
 
-def _scores(test: Data, prediction: Prediction) -> Scores:
-    scan_scores = None if torch.isnan(prediction.logit).all() else prediction.logit
-    return score(test, prediction.slice_scores, scan_scores)
-
-
-def _fingerprint(test: Data) -> str:
-    return test.fingerprint if isinstance(test, FeatureStore) else fingerprint_of({"test": test})
-
-
-# What a study would take: one run of each method is estimated, for all of its runs that are missing.
-
-
 def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[SweepEstimate, int]]:
-    """Estimate the jobs that are not done yet: an estimate for each method and grid, and its number of runs."""
-    lacking = [job for job in jobs if not job.is_done(study)]
+    """Estimate the jobs that are not done yet: one run of each method and grid, and its number of runs."""
     groups: dict[tuple[str, str], list[TrainingJob]] = {}
-    for job in lacking:
-        groups.setdefault((str(job.folder.parent.parent), job.method), []).append(job)
-    found = []
+    for job in jobs:
+        if not job.is_done(study):
+            groups.setdefault((str(job.folder.parent.parent), job.method), []).append(job)
+    estimates = []
     for same in groups.values():
         job = same[0]
         train, val = (study.dataset.draw(job.seed, part) for part in ("train", "val"))
@@ -566,34 +549,31 @@ def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[Swee
             protocol = slice_reference_config(protocol, train, job.receptive_field)
         estimate = estimate_sweep(tuple(job.make_grid(protocol)), train, val, study.execution)
         varied = f", {SENSITIVITY}" if job.folder.parent.parent.name == SENSITIVITY else ""
-        found.append((replace(estimate, method=f"{job.method}{varied}"), len(same)))
-    return found
-
-
-# The runs of a study on a Ray cluster: each run is a task, with the same folder as on one machine.
-# Every machine must see the stores and the study's folder under the same path.  If a machine dies, Ray starts its runs
-# again elsewhere, and they continue from what their folders hold.
+        estimates.append((replace(estimate, method=f"{job.method}{varied}"), len(same)))
+    return estimates
 
 
 def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Trains the jobs, as many at a time as the cluster has room for, and returns when all are done.
+    """Train the jobs on a Ray cluster, as many at a time as it has room for, and return when all are done.
 
-    A run needs a GPU, or as many CPUs as this process has threads.
+    A run needs a GPU, or as many CPUs as this process has threads.  Every machine must see the stores and the study's
+    folder under the same path.  If a machine dies, Ray starts its runs again elsewhere, and they continue from what
+    their folders hold.
     """
     if not jobs:
         return
     with connected(address) as cluster:
         import ray
 
-        kind = torch.device(study.execution.device).type
+        kind, threads = torch.device(study.execution.device).type, torch.get_num_threads()
         execution = replace(study.execution, device=kind)  # Ray chooses the GPU of a machine
-        needs = {"GPU": 1.0} if kind == "cuda" else {"CPU": float(_threads())}
+        needs = {"GPU": 1.0} if kind == "cuda" else {"CPU": float(threads)}
         cluster.room(needs, "use fewer threads (OMP_NUM_THREADS)")
         remote: Any = ray.remote(
             num_cpus=needs.get("CPU", 1.0), num_gpus=needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=1
-        )(_train)
+        )(_train_remotely)
         here = [replace(job, folder=job.folder.resolve()) for job in jobs]
-        running = {remote.remote(study.dataset, job, execution, options_of(study), _threads()): job for job in here}
+        running = {remote.remote(study.dataset, job, execution, options_of(study), threads): job for job in here}
         while running:
             (done, *_), _ = ray.wait(list(running))
             job = running.pop(done)
@@ -601,20 +581,12 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
             listener.finished(job.title, load_run(job.folder))
 
 
-def _train(
+def _train_remotely(
     dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
 ) -> None:
-    """Trains one job in a process of the cluster."""
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(threads)  # as many as on the calling machine, for the same bits
     job.run(dataset.parts(job.seed), execution, options, None)
-
-
-def _threads() -> int:
-    return torch.get_num_threads()
-
-
-# Predictions of a study's methods for the test scans, read from its folder and put side by side.
 
 
 @dataclass(frozen=True, eq=False)
@@ -623,50 +595,58 @@ class StudyPredictions:
 
     seed: int
     scans: Data
-    predictions: Mapping[str, Prediction]
+    predictions: dict[str, Prediction]
     left_out: int = 0
     """Scans without a score from the scan reference; with any, it is not compared at scan level."""
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
         """Make what the statistics compare."""
-        chosen = {method: self.predictions[method] for method in methods}
         return split_results(
             self.scans,
-            {method: prediction.slice_scores for method, prediction in chosen.items()},
-            {method: prediction.logit for method, prediction in chosen.items()},
+            {method: self.predictions[method].slice_scores for method in methods},
+            {method: self.predictions[method].logit for method in methods},
         )
 
-    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> LocalizationMeasures:
+    def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> dict[str, Summary]:
         """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
-        labels, prediction = self.scans.slice_labels, self.predictions[method]
-        if labels is None:
-            raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
+        labels, prediction = self._slice_labels(), self.predictions[method]
         return localization_measures(
             prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
-        )
+        ).summary()
 
-    def beyond_position(self, method: str, density: PositionDensity | None) -> tuple[Skill, PatientSpecific]:
+    def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
-        labels, scores = self.scans.slice_labels, self.predictions[method].slice_scores
-        if labels is None:
+        ranked = self.predictions[method].slice_scores, self._slice_labels(), self.scans.lengths
+        patients = self.scans.patient_ids
+        skill = measure_skill(*ranked, density=density, patient_ids=patients)
+        specific = patient_specific(*ranked, patient_ids=patients)
+        return {
+            "skill": Summary(skill.skill, "mean", skill.scans),
+            "patient_specific": Summary(specific.difference, "mean", specific.scans),
+        }
+
+    def _slice_labels(self) -> Int[Tensor, "slices"]:
+        if self.scans.slice_labels is None:
             raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
-        own, patients = (scores, labels, self.scans.lengths), self.scans.patient_ids
-        return measure_skill(*own, density=density, patient_ids=patients), patient_specific(*own, patient_ids=patients)
+        return self.scans.slice_labels
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
     """Read every seed with complete methods in a study's folder, with those methods."""
-    by_seed: dict[int, list[StudyResult]] = {}
-    for one in find_results(folder, dataset.name):
-        if one.scores is not None and one.seed in dataset.seeds:
-            by_seed.setdefault(one.seed, []).append(one)
-    read = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
-    seeds = [one for one in read if one.predictions]  # one of the two references alone says nothing
-    return [_without_ceiling_scores(one) for one in seeds] if any(one.left_out for one in seeds) else seeds
+    by_seed: dict[int, dict[str, Path]] = {}
+    for result in find_results(folder, dataset.name):
+        if result.scores is not None and result.seed in dataset.seeds:
+            by_seed.setdefault(result.seed, {})[result.method] = result.folder
+    seeds = [_read_seed(dataset.draw(seed, "test"), seed, by_seed[seed]) for seed in sorted(by_seed)]
+    seeds = [seed for seed in seeds if seed.predictions]  # one of the two references alone says nothing
+    if any(seed.left_out for seed in seeds):  # statistics compare the same methods in every split
+        for seed in (seed for seed in seeds if CEILING in seed.predictions):
+            ceiling = seed.predictions[CEILING]
+            seed.predictions[CEILING] = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
+    return seeds
 
 
-def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPredictions:
-    folders = {one.method: one.folder for one in found}
+def _read_seed(scans: Data, seed: int, folders: Mapping[str, Path]) -> StudyPredictions:
     predictions = {
         method: read_prediction(folder, scans) for method, folder in folders.items() if method not in REFERENCES
     }
@@ -675,23 +655,11 @@ def _read_seed(scans: Data, seed: int, found: Sequence[StudyResult]) -> StudyPre
         slices = read_prediction(folders[SLICE_REFERENCE], scans)
         logit = _scan_logits(folders[SCAN_REFERENCE], scans)
         left_out = int(logit.isnan().sum())
-        predictions[CEILING] = slices._replace(logit=logit, attention=_shares(slices.slice_scores, scans))
+        # The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0.
+        logs = torch.nn.functional.logsigmoid(slices.slice_scores).split(scans.lengths.tolist())
+        attention = torch.cat([of_scan.sub(of_scan.max()).exp() for of_scan in logs])
+        predictions[CEILING] = slices._replace(logit=logit, attention=attention)
     return StudyPredictions(seed, scans, predictions, left_out)
-
-
-def _without_ceiling_scores(seed: StudyPredictions) -> StudyPredictions:
-    """Blank the ceiling's scan scores: statistics compare the same methods in every split."""
-    if CEILING not in seed.predictions:
-        return seed
-    ceiling = seed.predictions[CEILING]
-    blank = ceiling._replace(logit=torch.full_like(ceiling.logit, torch.nan))
-    return replace(seed, predictions={**seed.predictions, CEILING: blank})
-
-
-def _shares(logit: Float[Tensor, "slices"], scans: Data) -> Float[Tensor, "slices"]:
-    """The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0."""
-    logs = torch.nn.functional.logsigmoid(logit).split(scans.lengths.tolist())
-    return torch.cat([(one - one.max()).exp() for one in logs])
 
 
 def read_prediction(folder: Path, scans: Data) -> Prediction:
@@ -713,9 +681,6 @@ def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
     if not set(logit_of) <= set(scans.scan_ids):
         raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
     return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
-
-
-# Make the dataset of a study from feature stores and splits.
 
 
 SPLIT_SUFFIXES = (".csv", ".parquet")
@@ -761,15 +726,33 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
             f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one for each"
         )
     folders = list(stores) if len(stores) == len(tables) else list(stores) * len(tables)
-    _refuse_doubles([table or folder for folder, table in zip(folders, tables, strict=True)])
-    seeds = _seeds([table or folder for folder, table in zip(folders, tables, strict=True)])
-    given = StoredParts(dict(zip(seeds, zip(folders, tables, strict=True), strict=True)))
-    parts = {(seed, part): scans for seed in seeds for part, scans in _parts(given, seed).items()}
+    sources = list(zip(folders, tables, strict=True))
+    paths = [table or folder for folder, table in sources]
+    for number, path in enumerate(paths):
+        # A split that counts twice would make intervals too narrow.
+        if path.resolve() in (other.resolve() for other in paths[:number]):
+            raise UserError(f"{path} is given twice; give each split once")
+    ends = [re.search(r"(\d+)$", path.stem) for path in paths]
+    seeds = [int(end.group()) for end in ends if end]
+    if len(set(seeds)) < len(paths):
+        seeds = list(range(1, len(paths) + 1))
+    given = StoredParts(dict(zip(seeds, sources, strict=True)))
+    parts: dict[tuple[int, str], FeatureStore] = {}
+    for seed, path in zip(seeds, paths, strict=True):
+        store = given.store(seed)
+        check_parts(store, path, PARTS)
+        parts |= {(seed, part): store.part(part) for part in PARTS}
     labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
+    chosen = name or folders[0].resolve().name
+    if chosen in DATASETS:
+        raise UserError(
+            f"dataset {chosen!r} is drawn, not stored: run nguide reproduce {chosen}, or give the store another name "
+            "(--dataset)"
+        )
     # Paths are absolute from here on: a cluster's processes start in other folders.
     whole = {seed: (folder.resolve(), table and table.resolve()) for seed, (folder, table) in given.sources.items()}
     return StudyData(
-        name=_name(name, folders[0]),
+        name=chosen,
         draw=StoredParts(whole),
         seeds=tuple(seeds),
         oracle=None,
@@ -777,25 +760,6 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         has_supervision=len(labelled) == len(parts),
         fingerprints={key: scans.fingerprint for key, scans in parts.items()},
     )
-
-
-def _name(name: str | None, folder: Path) -> str:
-    chosen = name or folder.resolve().name
-    if chosen in DATASETS:
-        raise UserError(
-            f"dataset {chosen!r} is drawn, not stored: run nguide reproduce {chosen}, or give the store another name "
-            "(--dataset)"
-        )
-    return chosen
-
-
-def _refuse_doubles(paths: Sequence[Path]) -> None:
-    """Refuse a split that is given twice: it would make intervals too narrow."""
-    seen: set[Path] = set()
-    for path in paths:
-        if path.resolve() in seen:
-            raise UserError(f"{path} is given twice; give each split once")
-        seen.add(path.resolve())
 
 
 def _tables(splits: Sequence[Path]) -> list[Path]:
@@ -809,12 +773,6 @@ def _tables(splits: Sequence[Path]) -> list[Path]:
     return tables
 
 
-def _seeds(paths: Sequence[Path]) -> list[int]:
-    found = [re.search(r"(\d+)$", path.stem) for path in paths]
-    numbers = [int(one.group()) for one in found if one]
-    return numbers if len(set(numbers)) == len(paths) else list(range(1, len(paths) + 1))
-
-
 def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
     """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
     names = set(store.scans["part"].tolist())
@@ -825,14 +783,6 @@ def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set
                 "(train, val, test)"
             )
     return names
-
-
-def _parts(draw: StoredParts, seed: int) -> dict[str, FeatureStore]:
-    """Return the scans of each part; refuse a split that lacks a part."""
-    folder, split = draw.sources[seed]
-    store = draw.store(seed)
-    check_parts(store, split or folder, PARTS)
-    return {part: store.part(part) for part in PARTS}
 
 
 def _has_positive_slices(scans: FeatureStore) -> bool:

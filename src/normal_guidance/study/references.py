@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -38,28 +38,21 @@ from normal_guidance.sweep.sweep import SweepProgress
 MakeGrid = Callable[[Config], Sequence[Config]]
 
 
-@dataclass(frozen=True)
-class References:
-    """Both supervised references of one split."""
+def reference_row(slices: Run, scans: Run) -> Scores | None:
+    """The tables' last row: localization of the slice reference, scan scores of the scan reference.
 
-    slices: Run
-    scans: Run
-
-    @property
-    def scores(self) -> Scores | None:
-        """The tables' last row: localization of the slice reference, scan scores of the scan reference.
-
-        None where one of them selected no epoch.
-        """
-        if not (self.slices.winners and self.scans.winners):
-            return None
-        on_slices, on_scans = (run.winners[0].test for run in (self.slices, self.scans))
-        if on_slices is None or on_scans is None:
-            return None
-        return replace(on_slices, scan_auroc=on_scans.scan_auroc, scan_auprc=on_scans.scan_auprc)
+    None where one of them selected no epoch.
+    """
+    if not (slices.winners and scans.winners):
+        return None
+    on_slices, on_scans = (run.winners[0].test for run in (slices, scans))
+    if on_slices is None or on_scans is None:
+        return None
+    return replace(on_slices, scan_auroc=on_scans.scan_auroc, scan_auprc=on_scans.scan_auprc)
 
 
-def run_slice_reference(
+def run_reference(
+    reference: str,
     folder: str | Path,
     train: Data,
     val: Data,
@@ -72,25 +65,33 @@ def run_slice_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Train the slice reference in a run folder.
+    """Train a supervised reference in a run folder.
 
-    AUROC in its history is that of all slices of a part together, and selects the winner.  In its predictions
-    `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
+    The slice reference: AUROC in its history is that of all slices of a part together, and selects the winner.  In its
+    predictions `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
+    The scan reference is mean pooling of `oracle_pooled` scans, so its configurations say `mean` and its scans have one
+    row each.
 
     Args:
+        reference: one of `REFERENCES`.
         protocol: how to train, and the seed; its method does not matter.
-        receptive_field: R; the mean length of the training scans' positive blocks if left out.
+        receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
         make_grid: the configurations to train, made from one; the paper's 32.
         options: copied to the report, which adds what is particular to the reference.
     """
-    config = slice_reference_config(protocol, train, receptive_field)
-    about = {
-        "reference": "slices",
-        "receptive_field": config.receptive_field,
-        "receptive_field_given": receptive_field is not None,
-    }
-    configs = make_grid(config)
-    return run_sweep(folder, configs, train, val, test, execution, options={**(options or {}), **about}, watch=watch)
+    about: dict[str, Any]
+    if reference == SLICE_REFERENCE:
+        config = slice_reference_config(protocol, train, receptive_field)
+        given = receptive_field is not None
+        about = {"reference": "slices", "receptive_field": config.receptive_field, "receptive_field_given": given}
+    else:
+        config = replace(protocol, method="mean", receptive_field=None).without_idle_guides()
+        whole = {"train": train, "val": val, "test": test}
+        train, val, test = pooled = [oracle_pooled(scans, protocol.seed) for scans in whole.values()]
+        left_out = {part: len(scans) - len(kept) for (part, scans), kept in zip(whole.items(), pooled, strict=True)}
+        about = {"reference": "scans", "left_out": left_out}
+    options = {**(options or {}), **about}
+    return run_sweep(folder, make_grid(config), train, val, test, execution, options=options, watch=watch)
 
 
 def slice_reference_config(protocol: Config, train: Data, receptive_field: int | None = None) -> Config:
@@ -98,39 +99,6 @@ def slice_reference_config(protocol: Config, train: Data, receptive_field: int |
     if receptive_field is None:
         receptive_field = block_statistics(slice_labels_of(train), train.lengths).receptive_field
     return replace(protocol, method=SLICE_REFERENCE, receptive_field=receptive_field).without_idle_guides()
-
-
-def run_scan_reference(
-    folder: str | Path,
-    train: Data,
-    val: Data,
-    test: Data,
-    protocol: Config,
-    execution: Execution | None = None,
-    *,
-    make_grid: MakeGrid = grid,
-    options: Mapping[str, Any] | None = None,
-    watch: Callable[[SweepProgress], None] | None = None,
-) -> Run:
-    """Train the scan reference in a run folder; arguments as for `run_slice_reference`.
-
-    It is mean pooling of `oracle_pooled` scans, so its configurations say `mean` and its scans have one row each.
-    """
-    parts = {"train": train, "val": val, "test": test}
-    pooled = {part: oracle_pooled(scans, protocol.seed) for part, scans in parts.items()}
-    left_out = {part: len(scans) - len(pooled[part]) for part, scans in parts.items()}
-    about = {"reference": "scans", "left_out": left_out}
-    configs = make_grid(replace(protocol, method="mean", receptive_field=None).without_idle_guides())
-    return run_sweep(
-        folder,
-        configs,
-        pooled["train"],
-        pooled["val"],
-        pooled["test"],
-        execution,
-        options={**(options or {}), **about},
-        watch=watch,
-    )
 
 
 def oracle_pooled(scans: Data, seed: int) -> Bags:
@@ -144,18 +112,18 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
     Only one scan's features are in memory at a time.
     """
     dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
-    own = [labels == 1 for labels in slice_labels_of(scans).cpu().split(scans.lengths.tolist())]
-    donors = [positive for positive in own if positive.any()]
+    masks = [labels == 1 for labels in slice_labels_of(scans).cpu().split(scans.lengths.tolist())]
+    donors = [mask for mask in masks if mask.any()]
     if not donors:
         raise UserError(
-            f"none of {len(own)} scans has a slice labelled positive; the scan reference needs some: add slice labels"
+            f"none of {len(masks)} scans has a slice labelled positive; the scan reference needs some: add slice labels"
         )
     generator, kept, rows = torch.Generator().manual_seed(seed), [], []
     for number, label in enumerate(scans.labels.tolist()):
-        positive = own[number] if label else _borrowed(donors, len(own[number]), generator)
-        if positive is not None and positive.any():
+        mask = masks[number] if label else _borrowed(donors, len(masks[number]), generator)
+        if mask is not None and mask.any():
             features = scans.rows(torch.tensor([number]))
-            rows.append(features[positive.to(features.device)].to(dtype).mean(0))
+            rows.append(features[mask.to(features.device)].to(dtype).mean(0))
             kept.append(number)
     return Bags(
         features=torch.stack(rows),
@@ -185,18 +153,16 @@ def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:
     return torch.linspace(0, length - 1, wanted, dtype=torch.float64).round().long()
 
 
-# The paper's published numbers, for comparison with ours.
-# `published.json` holds the four result tables and the sensitivity analysis as printed (three digits), and the values
-# and chosen hyperparameters of single seeds from the authors' public notebooks, for the semi-synthetic data only.
+# `published.json` holds the paper's four result tables and its sensitivity analysis as printed (three digits), and the
+# values and chosen hyperparameters of single seeds from the authors' notebooks, for the semi-synthetic data only.
 # Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
-
 
 PUBLISHED_SEEDS = (1001, 2001, 3001)
 """The three partitions behind every published mean."""
 
 
-class Choice(NamedTuple):
-    """The configuration that validation chose."""
+class PublishedChoice(NamedTuple):
+    """The configuration that validation chose in the authors' run."""
 
     l1: float
     lr: float
@@ -222,15 +188,13 @@ def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
 
 def published_seed(metric: Metric, method: str, dataset: str, seed: int) -> float | None:
     """The value of one partition, or None where it is not known."""
-    _check_method(method)
     return _of_seed(f"{dataset} {_name_in_paper(metric)}", method, seed)
 
 
-def published_choice(method: str, dataset: str, seed: int) -> Choice | None:
+def published_choice(method: str, dataset: str, seed: int) -> PublishedChoice | None:
     """The L1 penalty and learning rate that the authors' run chose, or None where it is not known."""
-    _check_method(method)
     chosen = _of_seed(f"{dataset} chosen (l1, lr)", method, seed)
-    return chosen and Choice(*chosen)
+    return chosen and PublishedChoice(*chosen)
 
 
 def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight: float) -> MeanSd | None:
@@ -255,6 +219,7 @@ def _paper() -> dict[str, Any]:
 
 
 def _of_seed(what: str, method: str, seed: int) -> Any:
+    _check_method(method)
     of_seeds: Sequence[Any] | None = _paper()["per_seed"].get(f"{what}, seeds 1001/2001/3001", {}).get(method)
     return of_seeds[PUBLISHED_SEEDS.index(seed)] if of_seeds and seed in PUBLISHED_SEEDS else None
 

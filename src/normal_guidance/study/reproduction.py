@@ -2,6 +2,12 @@
 
 DIR/tables.md .tex .csv .json      our numbers, the published ones, their difference, and what validation chose
 DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
+DIR/initialisations/<origin>/<method>/<seed>    chosen configurations, trained again from other initial weights
+DIR/initialisations.md .json .png  what a study might have shown with these
+
+A study trains every configuration once for each partition, so a method's number is one draw of its initial weights.
+The chosen configuration of every partition can be trained from more of them, all at once, and so is the published one
+where it differs.  Data, order of the scans and protocol stay the same.
 """
 
 from __future__ import annotations
@@ -18,21 +24,14 @@ from matplotlib.figure import Figure
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import write_atomically, write_json
-from normal_guidance.core.methods import EVERY_METHOD, NAMED, method_title
-from normal_guidance.show.figure_style import (
-    RED,
-    WIDTH,
-    method_color,
-    save,
-    styled,
-)
+from normal_guidance.core.methods import method_title
+from normal_guidance.show.figure_style import RED, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import NOTHING, Grid, digits
 from normal_guidance.statistics.split_results import Metric
 from normal_guidance.study.experiment import (
     FORMS,
     SENSITIVITY,
     Listener,
-    MakeGrid,
     Study,
     Train,
     TrainingJob,
@@ -42,14 +41,14 @@ from normal_guidance.study.experiment import (
     train_jobs,
     train_study,
 )
-from normal_guidance.study.references import PUBLISHED_SEEDS, published, published_choice, published_seed
-from normal_guidance.study.study_tables import Results, collect, collect_sensitivity
+from normal_guidance.study.references import PUBLISHED_SEEDS, MakeGrid, published, published_choice, published_seed
+from normal_guidance.study.study_tables import TITLES, StudyTables, collect, collect_sensitivity, refuse_unguided
 from normal_guidance.sweep.config import Config, grid, sensitivity_grid
 
 
 def reproduce(
     study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
-) -> Results:
+) -> StudyTables:
     """Trains the runs that the study lacks and writes the paper's tables of all complete runs in its folder."""
     train_study(study, make_grid=make_grid, listener=listener, train=train)
     results = collect(study.folder, study.dataset.name)
@@ -63,16 +62,14 @@ def reproduce_sensitivity(
     make_grid: MakeGrid = sensitivity_grid,
     listener: Listener | None = None,
     train: Train | None = None,
-) -> dict[str, Results]:
+) -> dict[str, StudyTables]:
     """Trains and writes the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
-        if not EVERY_METHOD[method].guided:
-            guided = ", ".join(name for name in NAMED if NAMED[name].guided)
-            raise UserError(f"method {method!r} has no guidance to vary; choose among {guided}")
+        refuse_unguided(method)
     train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
-    for method, one in results.items():
-        one.write(study.folder / SENSITIVITY, method)
+    for method, tables in results.items():
+        tables.write(study.folder / SENSITIVITY, method)
     return results
 
 
@@ -81,16 +78,8 @@ def sensitivity_jobs(study: Study, make_grid: MakeGrid = sensitivity_grid) -> li
     return jobs_of(study, study.methods, make_grid, study.folder / SENSITIVITY, f"{SENSITIVITY} of ")
 
 
-# The configurations that a study chose, trained again from several initial weights.
-# A study trains every configuration once for each partition, so a method's number is one draw of its initial weights.
-# Here the chosen configuration of every partition is trained from more of them, all at once, and so is the published
-# one where it differs.  Data, order of the scans and protocol stay the same.
-#     STUDY/initialisations/chosen/METHOD/SEED       runs with one winner for each initialisation
-#     STUDY/initialisations/published/METHOD/SEED
-
-
 INITIALISATIONS = "initialisations"
-ORIGINS = ("chosen", "published")
+ORIGINS = {"chosen": "validation's", "published": "the authors'"}
 """Whose choice is trained again: validation's in this study, or the authors' where it differs."""
 
 STEP = 10_000
@@ -98,42 +87,38 @@ STEP = 10_000
 
 
 def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
-    """Return the configuration with so many seeds of initial weights, its own first."""
+    """The configuration with so many seeds of initial weights, its own first."""
     return tuple(replace(config, seed=config.seed + STEP * number) for number in range(count))
-
-
-def initialisation_jobs(study: Study, count: int) -> list[TrainingJob]:
-    """Return a job for each trained method and partition of a complete study, and each of `ORIGINS`."""
-    methods = [method for method in study.methods if method not in FORMS]
-    return [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
-
-
-def _jobs_of_run(study: Study, method: str, seed: int, count: int) -> Iterator[TrainingJob]:
-    found = load_result(method, seed, study.folder / method / str(seed))
-    if found is None:
-        raise UserError(f"{study.folder} has no complete run {method}/{seed}; train it first, by the same command")
-    if not found.winners:
-        return  # nothing was selected
-    chosen = found.winners[0].config
-    configs = {"chosen": chosen}
-    theirs = published_choice(method, study.dataset.name, seed)
-    if theirs is not None and theirs != (chosen.l1, chosen.lr):
-        configs["published"] = replace(chosen, l1=theirs.l1, lr=theirs.lr)
-    for origin, config in configs.items():
-        yield TrainingJob(
-            method=method,
-            folder=study.folder / INITIALISATIONS / origin / method / str(seed),
-            protocol=replace(study.config(method, seed), l1=config.l1, lr=config.lr),
-            make_grid=partial(from_initialisations, count=count),
-            title=f"{count} initialisations of {method}, {origin}, seed {seed}",
-        )
 
 
 def train_initialisations(
     study: Study, count: int, listener: Listener | None = None, train: Train | None = None
 ) -> None:
-    """Train what the study's folder lacks."""
-    train_jobs(study, initialisation_jobs(study, count), listener, train)
+    """Train each method and partition of a complete study from `count` initial weights, for each of `ORIGINS`."""
+    methods = [method for method in study.methods if method not in FORMS]
+    jobs = [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
+    train_jobs(study, jobs, listener, train)
+
+
+def _jobs_of_run(study: Study, method: str, seed: int, count: int) -> Iterator[TrainingJob]:
+    result = load_result(method, seed, study.folder / method / str(seed))
+    if result is None:
+        raise UserError(f"{study.folder} has no complete run {method}/{seed}; train it first, by the same command")
+    if not result.winners:
+        return  # nothing was selected
+    chosen = result.winners[0].config
+    settings = {"chosen": (chosen.l1, chosen.lr)}
+    theirs = published_choice(method, study.dataset.name, seed)
+    if theirs is not None and theirs != settings["chosen"]:
+        settings["published"] = theirs
+    for origin, (l1, lr) in settings.items():
+        yield TrainingJob(
+            method=method,
+            folder=study.folder / INITIALISATIONS / origin / method / str(seed),
+            protocol=replace(study.config(method, seed), l1=l1, lr=lr),
+            make_grid=partial(from_initialisations, count=count),
+            title=f"{count} initialisations of {method}, {origin}, seed {seed}",
+        )
 
 
 @dataclass(frozen=True)
@@ -150,7 +135,7 @@ class Initialisations:
     @property
     def means(self) -> np.ndarray:
         """The mean over the partitions for each combination of initialisations: what a study might have shown."""
-        return np.array([np.mean(one) for one in product(*(values.values() for values in self.scores.values()))])
+        return np.array([np.mean(chosen) for chosen in product(*(values.values() for values in self.scores.values()))])
 
     @property
     def first(self) -> float:
@@ -162,49 +147,33 @@ class Initialisations:
         """The mean where validation chooses the initialisation of each partition; NaN where its choice is unknown."""
         return float(np.mean([values.get(self.best.get(seed, -1), np.nan) for seed, values in self.scores.items()]))
 
-    def share_below(self, value: float) -> float:
-        """The share of `means` that do not exceed a value."""
-        return float((self.means <= value).mean())
-
 
 def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[Initialisations]:
-    """Return the scores of all complete runs below a study's folder, by origin and method.
+    """The scores of all complete runs below a study's folder, by origin and method.
 
     Where validation chose what the authors chose, its run counts for both.  A method's partition is left out where no
     initialisation could be selected.
     """
-    runs: dict[tuple[str, str], Initialisations] = {}
+    rows: dict[tuple[str, str], Initialisations] = {}
     for origin in ORIGINS:
-        for one in find_results(folder / INITIALISATIONS / origin, dataset):
-            tested = [winner for winner in one.winners if winner.test is not None]
+        for result in find_results(folder / INITIALISATIONS / origin, dataset):
+            method, seed = result.method, result.seed
+            tested = [winner for winner in result.winners if winner.test is not None]
             if not tested:
                 continue
             values = {winner.config.seed: getattr(winner.test, metric) for winner in tested}
             best = max(tested, key=lambda winner: winner.val_auroc).config
-            theirs = published_choice(one.method, dataset, one.seed) == (best.l1, best.lr)
-            for whose in (origin, "published") if theirs and origin == "chosen" else (origin,):
-                row = runs.setdefault((whose, one.method), Initialisations(one.method, whose, {}, {}))
-                scores = dict(sorted({**row.scores, one.seed: values}.items()))
-                runs[whose, one.method] = replace(row, scores=scores, best={**row.best, one.seed: best.seed})
-    found = sorted(runs.values(), key=lambda row: ORIGINS.index(row.origin))
-    return [
-        row for row in found if row.origin == "chosen" or row.scores != _scores_of(runs.get(("chosen", row.method)))
-    ]
+            theirs = published_choice(method, dataset, seed) == (best.l1, best.lr)
+            for whose in ORIGINS if theirs and origin == "chosen" else (origin,):
+                row = rows.setdefault((whose, method), Initialisations(method, whose, {}, {}))
+                scores = dict(sorted({**row.scores, seed: values}.items()))
+                rows[whose, method] = replace(row, scores=scores, best={**row.best, seed: best.seed})
+    ours = {method: row.scores for (origin, method), row in rows.items() if origin == "chosen"}
+    ordered = sorted(rows.values(), key=lambda row: [*ORIGINS].index(row.origin))
+    return [row for row in ordered if row.origin == "chosen" or row.scores != ours.get(row.method)]
 
 
-def _scores_of(row: Initialisations | None) -> Mapping[int, Mapping[int, float]]:
-    return {} if row is None else row.scores
-
-
-# What a study might have shown: a table and a figure of the scores from many initialisations.
-# DIR/initialisations.md .json   the tables
-# DIR/initialisations.png        the distributions of localization, with the published values in them
-
-
-SHOWN: tuple[tuple[Metric, str], ...] = (
-    ("localization_auroc", "Localization AUROC"),
-    ("scan_auroc", "Scan AUROC"),
-)
+SHOWN: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 
 INNER = (2.5, 50.0, 97.5)
 """Percentiles of the means that the table shows."""
@@ -221,40 +190,36 @@ HEADER = (
     "Means below it",
 )
 
-ORIGIN_TITLES = {"chosen": "validation's", "published": "the authors'"}
-
 
 @dataclass(frozen=True)
 class InitialisationTable:
-    """All methods of one metric."""
+    """All methods of one metric: means over the partitions, from every combination of their initialisations."""
 
     metric: Metric
-    title: str
     dataset: str
     rows: tuple[Initialisations, ...]
 
     def grid(self) -> Grid:
-        """The table: means over the partitions, from every combination of their initialisations."""
-        count = max(len(values) for one in self.rows for values in one.scores.values())
+        count = max(len(values) for row in self.rows for values in row.scores.values())
         return Grid(
-            title=f"{self.title}, {count} initialisations",
+            title=f"{TITLES[self.metric]}, {count} initialisations",
             caption="Means over the partitions that are named. First: the initialisation of the study itself. By "
             "validation: that of the highest validation AUROC on each partition.",
             header=HEADER,
-            rows=[self._cells(one) for one in self.rows],
+            rows=[self._cells(row) for row in self.rows],
         )
 
-    def _cells(self, one: Initialisations) -> list[str]:
-        means, theirs = one.means, published_mean(self.metric, one.method, self.dataset, tuple(one.scores))
+    def _cells(self, row: Initialisations) -> list[str]:
+        means, theirs = row.means, published_mean(self.metric, row.method, self.dataset, tuple(row.scores))
         low, middle, high = np.percentile(means, INNER)
         return [
-            method_title(one.method),
-            f"{ORIGIN_TITLES[one.origin]} ({', '.join(map(str, one.scores))})",
-            *(digits(float(value)) for value in (one.first, means.min(), means.max())),
+            method_title(row.method),
+            f"{ORIGINS[row.origin]} ({', '.join(map(str, row.scores))})",
+            *(digits(float(value)) for value in (row.first, means.min(), means.max())),
             f"{digits(float(middle))} [{digits(float(low))}, {digits(float(high))}]",
-            digits(one.chosen),
+            digits(row.chosen),
             NOTHING if theirs is None else digits(theirs),
-            NOTHING if theirs is None else f"{one.share_below(theirs):.0%}",
+            NOTHING if theirs is None else f"{float((means <= theirs).mean()):.0%}",
         ]
 
 
@@ -263,28 +228,26 @@ def published_mean(metric: Metric, method: str, dataset: str, seeds: Sequence[in
     if set(seeds) == set(PUBLISHED_SEEDS):
         whole = published(metric, method, dataset)
         return None if whole is None else whole.mean
-    known = [one for seed in seeds if (one := published_seed(metric, method, dataset, seed)) is not None]
+    known = [value for seed in seeds if (value := published_seed(metric, method, dataset, seed)) is not None]
     return float(np.mean(known)) if len(known) == len(seeds) else None
 
 
 def initialisation_tables(folder: Path, dataset: str) -> list[InitialisationTable]:
     """The tables of all complete runs; an error where there are none."""
-    found = [
-        InitialisationTable(metric, title, dataset, tuple(rows))
-        for metric, title in SHOWN
-        if (rows := collect_initialisations(folder, dataset, metric))
-    ]
-    if not found:
+    rows = {metric: tuple(collect_initialisations(folder, dataset, metric)) for metric in SHOWN}
+    if not any(rows.values()):
         raise UserError(f"{folder / INITIALISATIONS} has no complete run; train them with --initialisations")
-    return found
+    return [InitialisationTable(metric, dataset, of_metric) for metric, of_metric in rows.items() if of_metric]
 
 
 def write_initialisations(folder: Path, dataset: str) -> str:
     """Write the tables and the figure beside the study's, and return the page."""
     tables = initialisation_tables(folder, dataset)
-    page = "\n".join(["# What other initial weights would have shown", "", *(one.grid().markdown(2) for one in tables)])
+    grids = [table.grid().markdown(2) for table in tables]
+    page = "\n".join(["# What other initial weights would have shown", "", *grids])
     write_atomically(folder / f"{INITIALISATIONS}.md", page.encode())
-    write_json(folder / f"{INITIALISATIONS}.json", {one.metric: [asdict(row) for row in one.rows] for one in tables})
+    content = {str(table.metric): [asdict(row) for row in table.rows] for table in tables}
+    write_json(folder / f"{INITIALISATIONS}.json", content)
     save(plot_initialisations(tables[0]), folder / f"{INITIALISATIONS}.png")
     return page
 
@@ -292,28 +255,28 @@ def write_initialisations(folder: Path, dataset: str) -> str:
 @styled
 def plot_initialisations(table: InitialisationTable) -> Figure:
     """A row for each method: every initialisation on every partition, then the means of all combinations."""
-    seeds = sorted({seed for one in table.rows for seed in one.scores})
+    seeds = sorted({seed for row in table.rows for seed in row.scores})
     figure = Figure(figsize=(1.3 * WIDTH, 1.1 + 0.3 * len(table.rows)), layout="constrained")
     panels = figure.subplots(1, len(seeds) + 1, sharex=True, sharey=True)
-    for place, one in enumerate(table.rows):
-        color = method_color(one.method)
+    for line, row in enumerate(table.rows):
+        color = method_color(row.method)
         for panel, seed in zip(panels, seeds, strict=False):
-            values = list(one.scores.get(seed, {}).values())
-            height = place + np.linspace(-0.25, 0.25, len(values)) if len(values) > 1 else [place] * len(values)
+            values = list(row.scores.get(seed, {}).values())
+            height = line + np.linspace(-0.25, 0.25, len(values)) if len(values) > 1 else [line] * len(values)
             panel.plot(values, height, marker="o", ms=3.5, color=color, ls="", alpha=0.7)
-            _mark(panel, published_mean(table.metric, one.method, table.dataset, (seed,)), place)
-        if len(one.scores) == len(seeds):
-            low, middle, high = np.percentile(one.means, INNER)
-            panels[-1].plot([one.means.min(), one.means.max()], [place, place], lw=1, color=color)
-            panels[-1].plot([low, high], [place, place], lw=5, color=color, solid_capstyle="butt")
-            panels[-1].plot([middle], [place], marker="|", ms=10, color="white", ls="")
-            _mark(panels[-1], published_mean(table.metric, one.method, table.dataset, tuple(seeds)), place)
+            _mark(panel, published_mean(table.metric, row.method, table.dataset, (seed,)), line)
+        if len(row.scores) == len(seeds):
+            low, middle, high = np.percentile(row.means, INNER)
+            panels[-1].plot([row.means.min(), row.means.max()], [line, line], lw=1, color=color)
+            panels[-1].plot([low, high], [line, line], lw=5, color=color, solid_capstyle="butt")
+            panels[-1].plot([middle], [line], marker="|", ms=10, color="white", ls="")
+            _mark(panels[-1], published_mean(table.metric, row.method, table.dataset, tuple(seeds)), line)
     for panel, name in zip(panels, [*(f"partition {seed}" for seed in seeds), "mean"], strict=True):
         panel.set_title(name, fontsize="medium")
     whose = {"chosen": "", "published": ", authors' choice"}
-    panels[0].set_yticks(range(len(table.rows)), [method_title(one.method) + whose[one.origin] for one in table.rows])
+    panels[0].set_yticks(range(len(table.rows)), [method_title(row.method) + whose[row.origin] for row in table.rows])
     panels[0].invert_yaxis()
-    figure.supxlabel(table.title, fontsize="medium")
+    figure.supxlabel(TITLES[table.metric], fontsize="medium")
     _mark(panels[-1], np.nan, 0, label="published")
     panels[-1].plot([], [], marker="o", ms=3.5, color="0.4", ls="", label="one initialisation")
     panels[-1].plot([], [], lw=5, color="0.4", label="95 % of the means; thin: all")
@@ -321,6 +284,6 @@ def plot_initialisations(table: InitialisationTable) -> Figure:
     return figure
 
 
-def _mark(panel: Axes, value: float | None, place: int, label: str | None = None) -> None:
+def _mark(panel: Axes, value: float | None, line: int, label: str | None = None) -> None:
     if value is not None:
-        panel.plot([value], [place], marker="D", ms=5, mfc="none", color=RED, ls="", label=label)
+        panel.plot([value], [line], marker="D", ms=5, mfc="none", color=RED, ls="", label=label)

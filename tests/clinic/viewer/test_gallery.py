@@ -10,7 +10,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.viewer.gallery import NotHereError, letters, open_gallery
 from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
-from normal_guidance.scans.features.preprocessing import WINDOWS, Percentiles
+from normal_guidance.scans.features.windows import WINDOWS, Percentiles
 from normal_guidance.scans.index.manifest import write_manifest
 from small_viewer import bell, rows_of, write_predictions
 

@@ -97,3 +97,26 @@ def contents(folder: Path) -> dict[str, bytes]:
 def load_by_process(driver: int, device: str = "cpu", precision: str = "float32") -> Encoder:
     """Other weights in other processes."""
     return load(device, precision, scale=1.0 if os.getpid() == driver else 2.0)
+
+
+def make_vit_weights(width: int = 24, layers: int = 1, hidden: int = 20, seed: int = 0) -> dict[str, torch.Tensor]:
+    """A ViT for 12 x 12 images in patches of 4 x 4, with torchvision's names, sizes and order; every number random."""
+    vector, of_layers = (width,), {}
+    for number in range(layers):
+        layer = {
+            **{"ln_1.weight": vector, "ln_1.bias": vector},
+            **{"self_attention.in_proj_weight": (3 * width, width), "self_attention.in_proj_bias": (3 * width,)},
+            **{"self_attention.out_proj.weight": (width, width), "self_attention.out_proj.bias": vector},
+            **{"ln_2.weight": vector, "ln_2.bias": vector},
+            **{"mlp.0.weight": (hidden, width), "mlp.0.bias": (hidden,)},
+            **{"mlp.3.weight": (width, hidden), "mlp.3.bias": vector},
+        }
+        of_layers |= {f"encoder.layers.encoder_layer_{number}.{name}": shape for name, shape in layer.items()}
+    shapes = {
+        **{"class_token": (1, 1, width), "conv_proj.weight": (width, 3, 4, 4), "conv_proj.bias": vector},
+        **{"encoder.pos_embedding": (1, 10, width), "encoder.ln.weight": vector, "encoder.ln.bias": vector},
+        **of_layers,
+        **{"heads.head.weight": (10, width), "heads.head.bias": (10,)},
+    }
+    generator = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}

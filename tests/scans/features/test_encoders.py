@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from efficientnet_lite_pytorch import EfficientNet
+from fake_scans import make_vit_weights
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
@@ -30,38 +31,9 @@ from normal_guidance.scans.features.weights import (
     read_state_dict,
 )
 
-WIDTH, PATCH, SIDE = 24, 4, 3
+WIDTH, SIZE = 24, 12
 LITE0 = "efficientnet-lite0"
 VIT = "vit-b16-imagenet"
-
-
-def make_vit_weights(seed: int = 0) -> dict[str, Tensor]:
-    """torchvision's names, one tiny layer with the heads of ViT-B."""
-    generator = torch.Generator().manual_seed(seed)
-    layer = "encoder.layers.encoder_layer_0."
-    shapes = {
-        "class_token": (1, 1, WIDTH),
-        "conv_proj.weight": (WIDTH, 3, PATCH, PATCH),
-        "conv_proj.bias": (WIDTH,),
-        "encoder.pos_embedding": (1, SIDE**2 + 1, WIDTH),
-        "encoder.ln.weight": (WIDTH,),
-        "encoder.ln.bias": (WIDTH,),
-        layer + "ln_1.weight": (WIDTH,),
-        layer + "ln_1.bias": (WIDTH,),
-        layer + "self_attention.in_proj_weight": (3 * WIDTH, WIDTH),
-        layer + "self_attention.in_proj_bias": (3 * WIDTH,),
-        layer + "self_attention.out_proj.weight": (WIDTH, WIDTH),
-        layer + "self_attention.out_proj.bias": (WIDTH,),
-        layer + "ln_2.weight": (WIDTH,),
-        layer + "ln_2.bias": (WIDTH,),
-        layer + "mlp.0.weight": (20, WIDTH),
-        layer + "mlp.0.bias": (20,),
-        layer + "mlp.3.weight": (WIDTH, 20),
-        layer + "mlp.3.bias": (WIDTH,),
-        "heads.head.weight": (5, WIDTH),
-        "heads.head.bias": (5,),
-    }
-    return {name: torch.randn(shape, generator=generator) * 0.3 for name, shape in shapes.items()}
 
 
 def save(file: Path, weights: dict[str, Tensor]) -> Path:
@@ -79,21 +51,15 @@ def vit_file(tmp_path) -> Path:
     return save(tmp_path / "vit.pth", make_vit_weights())
 
 
-def test_the_table_is_that_of_the_weights():
-    assert ENCODERS.keys() == KNOWN_WEIGHTS.keys()
-
-
-# ----------------------------------------------------------------------------------------------------
 # The paper's ViT
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
 def test_vit_gives_the_class_token(vit_file, channels):
     encoder = load_encoder(VIT, weights=vit_file, channels=channels)
-    assert (encoder.channels, encoder.size, encoder.width) == (channels, SIDE * PATCH, WIDTH)
+    assert (encoder.channels, encoder.size, encoder.width) == (channels, SIZE, WIDTH)
     assert not encoder.unit_range
-    images = torch.randn(5, channels, SIDE * PATCH, SIDE * PATCH)
+    images = torch.randn(5, channels, SIZE, SIZE)
     model = build_vit(torchvision_weights(make_vit_weights(), channels), HEADS)
     with torch.no_grad():
         expected = model(pixel_values=images).last_hidden_state[:, 0]
@@ -128,34 +94,25 @@ def test_vits_fingerprint_is_over_torchvisions_names(vit_file):
     assert load_encoder(VIT, weights=vit_file).fingerprint == expected
 
 
-# ----------------------------------------------------------------------------------------------------
 # EfficientNet-Lite0
-# ----------------------------------------------------------------------------------------------------
 
 
-def test_lite0_is_the_packages_network_on_a_repeated_gray_image(lite0):
+@pytest.mark.parametrize("channels", [1, 3])
+def test_lite0_is_the_packages_network_on_a_repeated_gray_image(lite0, channels):
     assert (lite0.name, lite0.channels, lite0.size, lite0.width, lite0.unit_range) == (LITE0, 1, 224, 1280, False)
-    images = torch.randn(2, 1, 224, 224)
+    encoder = lite0 if channels == 1 else load_encoder(LITE0, channels=3)
+    images = torch.randn(2, channels, 224, 224)
     theirs = EfficientNet.from_name(LITE0).eval()
     theirs.load_state_dict(read_state_dict(find_weights(LITE0)))
     with torch.no_grad():
-        pooled = F.adaptive_avg_pool2d(theirs.extract_features(images.repeat(1, 3, 1, 1)), 1).flatten(1)
-        logits = theirs(images.repeat(1, 3, 1, 1))
-    features = lite0.encode(images)
+        rgb = images.expand(-1, 3, -1, -1)
+        pooled = F.adaptive_avg_pool2d(theirs.extract_features(rgb), 1).flatten(1)
+        logits = theirs(rgb)
+    features = encoder.encode(images)
     torch.testing.assert_close(features, pooled, atol=1e-4, rtol=1e-4)
     # The package's own forward pass ends in its classifier: the features are what that takes.
     with torch.no_grad():
         torch.testing.assert_close(theirs._fc(features), logits, atol=1e-3, rtol=1e-3)
-
-
-def test_lite0_takes_three_windows_as_they_are():
-    encoder = load_encoder(LITE0, channels=3)
-    theirs = EfficientNet.from_name(LITE0).eval()
-    theirs.load_state_dict(read_state_dict(find_weights(LITE0)))
-    images = torch.randn(2, 3, 224, 224)
-    with torch.no_grad():
-        expected = theirs.extract_features(images).mean(dim=(2, 3))
-    torch.testing.assert_close(encoder.encode(images), expected, atol=1e-4, rtol=1e-4)
 
 
 def test_lite0_refuses_other_weights(tmp_path, vit_file):
@@ -167,29 +124,20 @@ def test_lite0_refuses_other_weights(tmp_path, vit_file):
         load_encoder(LITE0, weights=save(tmp_path / "a.pth", weights))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Encoding
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_same_batch_gives_the_same_bits_and_nothing_learns(lite0):
     images = torch.randn(3, 1, 224, 224)
     first = lite0.encode(images)
+    alone = torch.cat([lite0.encode(image[None]) for image in images])
+    torch.testing.assert_close(first, alone, atol=1e-4, rtol=1e-4)
+    assert lite0.encode(torch.empty(0, 1, 224, 224)).shape == (0, 1280)
     assert torch.equal(lite0.encode(images.clone()), first)
     assert (first.dtype, first.device.type, first.requires_grad) == (torch.float32, "cpu", False)
     assert not first.is_inference()
     assert not lite0.module.training
     assert not any(parameter.requires_grad for parameter in lite0.module.parameters())
-
-
-def test_an_image_has_the_same_features_in_any_batch(lite0):
-    images = torch.randn(4, 1, 224, 224)
-    alone = torch.cat([lite0.encode(one[None]) for one in images])
-    torch.testing.assert_close(lite0.encode(images), alone, atol=1e-4, rtol=1e-4)
-
-
-def test_no_images_have_no_features(lite0):
-    assert lite0.encode(torch.empty(0, 1, 224, 224)).shape == (0, 1280)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -199,9 +147,7 @@ def test_images_of_another_shape_are_refused(lite0, shape):
         lite0.encode(torch.zeros(shape))
 
 
-# ----------------------------------------------------------------------------------------------------
 # Fingerprint
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_fingerprint_is_the_same_each_time_and_unlike_any_other(tmp_path, vit_file, lite0, monkeypatch):
@@ -239,27 +185,16 @@ def test_a_fingerprint_counts_names_shapes_types_and_bits():
     assert len(set(prints)) == len(cases)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Guards
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "name", ["resnet50", "./no/such/folder", "/no/such", "a/b/c", "../up", "", "a/..", "http://x/y"]
 )
 def test_unknown_names_are_refused(name):
+    assert ENCODERS.keys() == KNOWN_WEIGHTS.keys()
     with pytest.raises(UserError, match=r"there is no encoder .*vit-b16-imagenet, efficientnet-lite0"):
         load_encoder(name, offline=True)
-
-
-def test_a_weights_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(UserError, match=r"missing.pth is not a file; give the weights of vit-b16-imagenet"):
-        load_encoder(VIT, weights=tmp_path / "missing.pth")
-
-
-def test_a_weights_file_for_a_hugging_face_model_is_refused(tmp_path):
-    with pytest.raises(UserError, match="has its own weights and cannot use"):
-        load_encoder("microsoft/rad-dino", weights=tmp_path / "a.pth", offline=True)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -271,11 +206,13 @@ def test_a_weights_file_for_a_hugging_face_model_is_refused(tmp_path):
         ({"precision": "bf16"}, "precision bf16 is for CUDA"),
         ({"precision": "tf32"}, "precision tf32 is for CUDA"),
         ({"channels": 2}, "1 or 3 channels, not 2"),
+        ({"name": VIT, "weights": Path("a.pth")}, r"a.pth is not a file; give the weights of vit-b16-imagenet"),
+        ({"name": "microsoft/rad-dino", "weights": Path("a.pth")}, "has its own weights and cannot use"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(UserError, match=message):
-        load_encoder(LITE0, offline=True, **options)
+        load_encoder(**{"name": LITE0, "offline": True, **options})
 
 
 @pytest.mark.parametrize("name", [VIT, LITE0, "microsoft/rad-dino"])
@@ -297,7 +234,7 @@ def test_a_device_that_is_not_there_is_refused():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize(("precision", "tolerance"), [("float32", 1e-4), ("tf32", 2e-2), ("bf16", 2e-1)])
 def test_cuda_gives_what_the_cpu_gives(vit_file, precision, tolerance):
-    images = torch.randn(8, 1, SIDE * PATCH, SIDE * PATCH)
+    images = torch.randn(8, 1, SIZE, SIZE)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     found = load_encoder(VIT, weights=vit_file, device="cuda", precision=precision).encode(images)
     assert (found.dtype, found.device.type) == (torch.float32, "cpu")
@@ -309,7 +246,7 @@ def test_cuda_gives_what_the_cpu_gives(vit_file, precision, tolerance):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_weights_rounded_beforehand_give_the_bits_of_autocast(vit_file, monkeypatch):
-    images = torch.randn(8, 1, SIDE * PATCH, SIDE * PATCH)
+    images = torch.randn(8, 1, SIZE, SIZE)
     rounded = load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images)
     monkeypatch.setattr(encoders, "_round_weights", lambda module: None)
     assert torch.equal(rounded, load_encoder(VIT, weights=vit_file, device="cuda", precision="bf16").encode(images))

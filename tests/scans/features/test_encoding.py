@@ -51,9 +51,40 @@ def odd_scans(tmp_path_factory) -> Manifest:
     return make_manifest(tmp_path_factory.mktemp("odd"), LENGTHS, WORDS)
 
 
-# ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def whole(scans, tmp_path_factory):
+    """The store of a job that nothing interrupted."""
+    return run(scans, tmp_path_factory.mktemp("whole") / "store")
+
+
+@pytest.fixture(scope="module")
+def begun_once(scans, tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("begun")
+    with pytest.raises(StopError):
+        run(scans, folder / "store", watch=stop_at("encoding", 20))
+    return folder
+
+
+@pytest.fixture
+def begun(begun_once, tmp_path) -> Path:
+    """A folder with a job that was stopped in its midst."""
+    shutil.copytree(begun_once, tmp_path, dirs_exist_ok=True)
+    return tmp_path
+
+
+class StopError(Exception):
+    pass
+
+
+def stop_at(stage, slices):
+    def watch(now):
+        if now.stage == stage and now.slices >= slices:
+            raise StopError
+
+    return watch
+
+
 # What is in the store
-# ----------------------------------------------------------------------------------------------------
 
 
 def expected(manifest, row, statistics=STATISTICS):
@@ -69,6 +100,7 @@ def test_the_store_holds_every_scan(scans, tmp_path):
     parts = make_parts(scans)
     outcome = run(scans, tmp_path / "store", parts=parts)
     store = open_store(tmp_path / "store")
+    assert store.width == WIDTH
     assert store.scan_ids == tuple(scans.scan_ids)
     assert store.scans["part"].tolist() == [parts[scan] for scan in scans.scan_ids]
     assert store.patient_ids == tuple(scans.patient_ids)
@@ -132,13 +164,12 @@ def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
     torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_field_is_all_that_the_encoder_sees(scans, tmp_path, workers):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_field_is_all_that_the_encoder_sees(scans, whole, tmp_path, workers):
     """Rows 1 mm apart, columns 2 mm: 6 x 3 pixels of 10 x 12; two scans say nothing of their spacing."""
     rows = [replace(row, pixel_spacing=None if n in (1, 6) else (1.0, 2.0)) for n, row in enumerate(scans)]
     manifest = write_manifest(tmp_path / "manifest.parquet", rows, scans.about)
     parts = make_parts(scans)
-    whole = run(scans, tmp_path / "whole", parts=parts)
     field = replace(PREPROCESSING, field=6)
     outcome = run(manifest, tmp_path / "store", preprocessing=field, workers=workers, parts=parts, statistics=None)
 
@@ -163,16 +194,6 @@ def test_a_field_is_all_that_the_encoder_sees(scans, tmp_path, workers):
     assert {line.detail for line in lines} == {"a field of 6 mm needs the pixel spacing, which is unknown"}
     assert outcome.store.recipe != whole.store.recipe
     assert "field" not in whole.store.provenance["preprocessing"]
-
-
-def test_without_anything_to_normalise_with_it_is_refused(scans, tmp_path):
-    with pytest.raises(
-        UserError, match=r"tiny takes scans normalised .* \(--split FILE\), or .* \(--normalize MEAN,SD\)"
-    ):
-        run(scans, tmp_path / "store", statistics=None)
-    with pytest.raises(UserError, match="no scan of the split is of part 'train'"):
-        run(scans, tmp_path / "store", statistics=None, parts=dict.fromkeys(scans.scan_ids, "val"))
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -229,27 +250,23 @@ def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch)
     assert happened == [("started", 1), "closed"]
     happened.clear()
     for started in (1, 0):
-        run(scans, tmp_path / "store", workers=1, load=told_load)
+        run(scans.take([0, 1]), tmp_path / "store", workers=1, load=told_load)
         assert happened == [("started", started), "loaded", "closed"]
         happened.clear()
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
-def test_the_store_has_the_dtype_that_was_asked_for(scans, tmp_path, dtype):
-    store = run(scans, tmp_path / "store", dtype=dtype).store
-    assert store.dtype == dtype
-    whole = run(scans, tmp_path / "whole").store
-    assert torch.equal(store.bags().features, whole.bags().features.to(dtype))
-    assert store.recipe == whole.recipe
+def test_the_store_has_the_dtype_that_was_asked_for(scans, whole, tmp_path):
+    store = run(scans, tmp_path / "store", dtype=torch.float16).store
+    assert (store.dtype, whole.store.dtype) == (torch.float16, torch.float32)
+    assert torch.equal(store.bags().features, whole.store.bags().features.half())
+    assert store.recipe == whole.store.recipe
 
 
-# ----------------------------------------------------------------------------------------------------
 # Scans that fail
-# ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_scans_that_fail_are_recorded_and_left_out(scans, odd_scans, tmp_path, workers):
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_scans_that_fail_are_recorded_and_left_out(whole, odd_scans, tmp_path, workers):
     outcome = run(odd_scans, tmp_path / "odd", workers=workers)
     good = [scan for scan in odd_scans.scan_ids if scan not in SAYS]
     assert outcome.store.scan_ids == tuple(good)
@@ -257,22 +274,23 @@ def test_scans_that_fail_are_recorded_and_left_out(scans, odd_scans, tmp_path, w
     assert {line.scan_id: (line.kind, line.detail) for line in lines} == SAYS
     assert {line.action for line in lines} == {"left out of the store"}
     assert outcome.failed == {"failed": 3, "unreadable": 1}
+    behind = outcome.store.provenance["inputs"]  # the scans that are in the store, and not s008 of 7 slices
+    assert (behind["scans"], behind["slices"]) == (6, {"fewest": 1, "median": 4, "most": 9})
+    assert (behind["slice_spacing"], behind["planes"]) == (None, {})
     report = json.loads((tmp_path / "odd" / "report.json").read_text())
     assert report["failed"] == {"failed": 3, "unreadable": 1}
     # Their absence does not move a bit of the others.
-    whole = run(scans, tmp_path / "whole").store.select(good)
-    assert torch.equal(outcome.store.bags().features, whole.bags().features)
+    assert torch.equal(outcome.store.bags().features, whole.store.select(good).bags().features)
 
 
-def test_what_was_odd_is_recorded(scans, tmp_path):
+def test_what_was_odd_is_recorded(scans, whole, tmp_path):
     odd = [row.scan_id for row in scans if read(row, scans.root)[1]]
     assert odd, "the test is about some"
-    outcome = run(scans, tmp_path / "store")
-    assert [line.scan_id for line in read_problems(tmp_path / "store" / "problems.csv")] == odd
-    assert outcome.problems == {"intercept": len(odd)}
+    assert [line.scan_id for line in read_problems(whole.store.folder / "problems.csv")] == odd
+    assert whole.problems == {"intercept": len(odd)}
     unrepaired = run(scans, tmp_path / "other", options=replace(OPTIONS, repair=False))
     assert unrepaired.problems == {}
-    assert unrepaired.store.recipe != outcome.store.recipe
+    assert unrepaired.store.recipe != whole.store.recipe
 
 
 @pytest.mark.slow
@@ -296,7 +314,7 @@ def test_if_all_scans_fail_there_is_no_store(tmp_path):
         run(manifest, tmp_path / "other", parts={"s000": "train", "s001": "train"}, statistics=None)
 
 
-def test_features_that_are_no_numbers_fail_their_scan(scans, tmp_path):
+def test_features_that_are_no_numbers_fail_their_scan(scans, whole, tmp_path):
     class Poisoned(torch.nn.Module):
         def forward(self, images):
             features = load().module(images)
@@ -305,7 +323,7 @@ def test_features_that_are_no_numbers_fail_their_scan(scans, tmp_path):
     def poisoned(device="cpu", precision="float32"):
         return replace(load(), module=Poisoned())
 
-    bad = [bag.scan_id for bag in run(scans, tmp_path / "plain").store.bags() if (bag.features[:, 0] > 12).any()]
+    bad = [bag.scan_id for bag in whole.store.bags() if (bag.features[:, 0] > 12).any()]
     assert 0 < len(bad) < len(scans), "the test is about some"
     outcome = run(scans, tmp_path / "store", load=poisoned)
     assert set(scans.scan_ids) - set(outcome.store.scan_ids) == set(bad)
@@ -322,26 +340,17 @@ def test_a_feature_too_large_for_float16_names_its_scan_and_costs_nothing(scans,
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
 
 
-# ----------------------------------------------------------------------------------------------------
 # A job that goes on
-# ----------------------------------------------------------------------------------------------------
-
-
-class StopError(Exception):
-    pass
-
-
-def stop_at(stage, slices):
-    def watch(now):
-        if now.stage == stage and now.slices >= slices:
-            raise StopError
-
-    return watch
 
 
 @pytest.mark.parametrize(
     ("stage", "slices", "workers"),
-    [("statistics", 8, 0), ("encoding", 20, 0), ("encoding", 48, 0), ("encoding", 20, 1)],
+    [
+        ("statistics", 8, 0),
+        ("encoding", 20, 0),
+        ("encoding", 48, 0),
+        pytest.param("encoding", 20, 1, marks=pytest.mark.slow),
+    ],
 )
 def test_a_job_goes_on_where_it_was(odd_scans, tmp_path, stage, slices, workers):
     job = {"parts": make_parts(odd_scans), "statistics": None}
@@ -364,17 +373,15 @@ def test_a_job_goes_on_where_it_was(odd_scans, tmp_path, stage, slices, workers)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["store", "whole"]
 
 
-def test_a_complete_store_is_only_shown(scans, tmp_path):
-    run(scans, tmp_path / "store")
-    before = contents(tmp_path / "store")
-
+def test_a_complete_store_is_only_shown(scans, whole, tmp_path):
     def never(row, root, *, repair):
         raise AssertionError("nothing is to be read")
 
+    shutil.copytree(whole.store.folder, tmp_path / "store")
     job_folder(tmp_path / "store").mkdir()  # as a process leaves it that is killed in its last act
     outcome = run(scans, tmp_path / "store", read=never)
     assert (outcome.complete_before, outcome.slices, outcome.failed) == (True, 0, {})
-    assert contents(tmp_path / "store") == before
+    assert contents(tmp_path / "store") == contents(whole.store.folder)
     assert [file.name for file in tmp_path.iterdir()] == ["store"]
 
 
@@ -390,34 +397,27 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("complete", [True, False])
 @pytest.mark.parametrize("name", [*CHANGES, "manifest", "split"])
-def test_another_job_is_refused_and_nothing_is_touched(scans, tmp_path, name, complete):
-    if complete:
-        run(scans, tmp_path / "store")
-    else:
-        with pytest.raises(StopError):
-            run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
-    before = contents(tmp_path)
+def test_another_job_is_refused_and_nothing_is_touched(scans, whole, begun, name):
+    """A job in its midst; every other time the store is there, too."""
+    if [*CHANGES, "manifest", "split"].index(name) % 2:
+        shutil.copytree(whole.store.folder, begun / "store")
+    before = contents(begun)
     others = {"manifest": scans.take(range(9)), "split": scans}
     change = CHANGES.get(name) or ({"parts": make_parts(scans)} if name == "split" else {})
-    with pytest.raises(
-        UserError, match=rf"was begun with other data or options: {name} was .*now it is .*; give anoth"
-    ):
-        run(others.get(name, scans), tmp_path / "store", **change)
+    message = rf"was begun with other data or options: {name} was .*now it is .*; give anoth"
+    with pytest.raises(UserError, match=message):
+        run(others.get(name, scans), begun / "store", **change)
     lock = "store.job/lock"
-    assert {**contents(tmp_path), lock: b""} == {**before, lock: b""}
+    assert {**contents(begun), lock: b""} == {**before, lock: b""}
 
 
-def test_what_does_not_change_features_may_change(scans, tmp_path):
-    with pytest.raises(StopError):
-        run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
-    moved = tmp_path / "moved"
+def test_what_does_not_change_features_may_change(scans, whole, begun):
+    moved = begun / "moved"
     shutil.copytree(scans.root, moved)
     threads = replace(OPTIONS, threads=None)  # those that it was begun with
-    run(scans, tmp_path / "store", root=moved, workers=1, timeout=30.0, options=threads)
-    run(scans, tmp_path / "whole")
-    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    run(scans, begun / "store", root=moved, workers=1, timeout=30.0, options=threads)
+    assert contents(begun / "store") == contents(whole.store.folder)
 
 
 def test_a_job_that_did_nothing_may_become_another(scans, tmp_path):
@@ -433,43 +433,32 @@ def test_a_job_that_did_nothing_may_become_another(scans, tmp_path):
 
 
 def test_two_processes_do_not_write_one_store(scans, tmp_path):
-    identity = {"any": 1}
-    with (
-        open_job(tmp_path / "store", identity),
-        pytest.raises(UserError, match=r"store.job is being written by process \d+ on .*; wait until it ends"),
-    ):
+    message = r"store.job is being written by process \d+ on .*; wait until it ends"
+    with open_job(tmp_path / "store", {"any": 1}), pytest.raises(UserError, match=message):
         run(scans, tmp_path / "store")
 
 
-@pytest.mark.parametrize("what", ["file", "folder"])
-def test_something_else_in_the_stores_place_is_refused(scans, tmp_path, what):
-    out = tmp_path / "store"
-    if what == "file":
-        out.write_text("mine")
-    else:
-        out.mkdir()
-        (out / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="store exists and is not a store made by nguide encode; choose another"):
-        run(scans, out)
-    assert [file.name for file in tmp_path.iterdir()] == ["store"]
+def test_something_else_in_the_stores_place_is_refused(scans, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "mine.txt").write_text("mine")
+    for name in ("file", "folder"):
+        with pytest.raises(UserError, match=f"{name} exists and is not a store made by nguide encode; choose another"):
+            run(scans, tmp_path / name)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["file", "folder"]
 
 
-def test_damage_to_a_unit_is_named(scans, tmp_path):
-    with pytest.raises(StopError):
-        run(scans, tmp_path / "store", watch=stop_at("encoding", 20))
-    unit = tmp_path / "store.job" / "unit-00000.safetensors"
+def test_damage_to_a_unit_is_named(scans, whole, begun):
+    unit = begun / "store.job" / "unit-00000.safetensors"
     unit.write_bytes(unit.read_bytes()[:-3])
     with pytest.raises(UserError, match=r"unit-00000.safetensors is damaged.*; delete it and encode again"):
-        run(scans, tmp_path / "store")
+        run(scans, begun / "store")
     unit.unlink()
-    run(scans, tmp_path / "store")
-    run(scans, tmp_path / "whole")
-    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    run(scans, begun / "store")
+    assert contents(begun / "store") == contents(whole.store.folder)
 
 
-# ----------------------------------------------------------------------------------------------------
 # A store that lacks scans
-# ----------------------------------------------------------------------------------------------------
 
 GONE = ("s001", "s002", "s006")
 """Two of one unit and one of another; s001 and s006 are training scans."""
@@ -494,10 +483,9 @@ class Shelf:
         return read(row, root, repair=repair)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_scans_that_are_back_are_taken_up(scans, tmp_path, dtype):
+def test_scans_that_are_back_are_taken_up(scans, tmp_path):
     shelf = Shelf(scans, tmp_path)
-    job = {"read": shelf.read, "root": shelf.root, "dtype": dtype}
+    job = {"read": shelf.read, "root": shelf.root, "dtype": torch.float16}
     run(scans, tmp_path / "whole", **job)
     shelf.move(GONE, there=False)
     lacking = run(scans, tmp_path / "store", **job)
@@ -538,23 +526,21 @@ def test_training_scans_that_are_back_change_the_mean(scans, tmp_path, gone):
     assert len(set(shelf.seen)) == (len(LENGTHS) if len(gone) > 1 else 1), "s002 is no training scan"
 
 
-def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, tmp_path):
+def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, whole, tmp_path):
     shelf = Shelf(scans, tmp_path)
     job = {"read": shelf.read, "root": shelf.root}
-    run(scans, tmp_path / "whole", **job)
     shelf.move(GONE, there=False)
     with pytest.raises(StopError):
         run(scans, tmp_path / "store", watch=stop_at("encoding", 20), **job)
     shelf.move(GONE, there=True)
     run(scans, tmp_path / "store", **job)
-    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
+    assert contents(tmp_path / "store") == contents(whole.store.folder)
 
 
 @pytest.mark.parametrize("moment", ["unit", "moved away", "moved in"])
-def test_taking_up_goes_on_where_it_was(scans, tmp_path, monkeypatch, moment):
+def test_taking_up_goes_on_where_it_was(scans, whole, tmp_path, monkeypatch, moment):
     shelf = Shelf(scans, tmp_path)
     job = {"read": shelf.read, "root": shelf.root}
-    run(scans, tmp_path / "whole", **job)
     shelf.move(GONE, there=False)
     run(scans, tmp_path / "store", **job)
     shelf.move(GONE, there=True)
@@ -574,8 +560,8 @@ def test_taking_up_goes_on_where_it_was(scans, tmp_path, monkeypatch, moment):
         run(scans, tmp_path / "store", watch=watch, **job)
     monkeypatch.undo()
     run(scans, tmp_path / "store", **job)
-    assert contents(tmp_path / "store") == contents(tmp_path / "whole")
-    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
+    assert contents(tmp_path / "store") == contents(whole.store.folder)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store"]
 
 
 def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
@@ -584,36 +570,27 @@ def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
         run(odd_scans, tmp_path / "store")
 
 
-# ----------------------------------------------------------------------------------------------------
 # What cannot work is refused before anything is read
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"root": "nowhere"},
-            "the scans' folder nowhere does not exist; give the folder where they lie now \\(--root FOLDER\\)",
-        ),
+        ({"root": Path("nowhere")}, r"the scans' folder nowhere does not exist; give the folder .* \(--root FOLDER\)"),
         ({"preprocessing": replace(PREPROCESSING, windows=(None, None))}, "tiny takes 1 channels, but .* windows is 2"),
+        ({"statistics": None}, r"tiny takes scans normalised .* \(--split FILE\), or .* \(--normalize MEAN,SD\)"),
+        ({"statistics": None, "parts": {"s000": "val"}}, "no scan of the split is of part 'train'"),
         ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),
         ({"parts": {"s000": "train"}}, r"scan 's001' is not in the split \(9 such scans\)"),
+        ({"parts": {"s001": "test"}}, "patient 'p0' has scans in part 'train' and in part 'test'"),
     ],
 )
 def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):
-    if "root" in changes:
-        changes = {"root": type(tmp_path)(changes["root"])}
+    if changes.get("parts") == {"s001": "test"}:  # of whom s000 is in training
+        changes = {"parts": make_parts(scans) | changes["parts"]}
     with pytest.raises(UserError, match=message):
         run(scans, tmp_path / "store", **changes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_split_that_parts_a_patient_is_refused(scans, tmp_path):
-    parts = make_parts(scans)
-    parts["s001"] = "test"  # of whom s000 is in training
-    with pytest.raises(UserError, match="patient 'p0' has scans in part 'train' and in part 'test'"):
-        run(scans, tmp_path / "store", parts=parts)
 
 
 def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
@@ -647,7 +624,3 @@ def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):
     assert fingerprint_manifest(Manifest(scans.table, {"root": "elsewhere"})) == fingerprint_manifest(scans)
     assert fingerprint_manifest(scans.take(range(9))) != fingerprint_manifest(scans)
     assert fingerprint_manifest(scans.take([1, 0, *range(2, 10)])) != fingerprint_manifest(scans)
-
-
-def test_slices_of_the_store_have_the_encoders_width(scans, tmp_path):
-    assert run(scans, tmp_path / "store").store.width == WIDTH

@@ -1,5 +1,7 @@
 """A dry run: counts are those of the job, some scans are really encoded, times add up, and nothing is written."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -47,7 +49,7 @@ class _Counted:
         return encoder
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_counts_are_those_of_the_job(scans, tmp_path, workers):
     before = sorted(tmp_path.rglob("*"))
     found = run(scans, tmp_path / "store", workers=workers, dtype=torch.float16)
@@ -118,13 +120,6 @@ def test_times_are_those_of_a_clock(scans, tmp_path, monkeypatch):
     assert found.total_s == pytest.approx(7.0 + found.statistics_s + sum(LENGTHS) / found.slices_per_s)
 
 
-def test_scans_that_fail_are_named(tmp_path):
-    manifest = make_manifest(tmp_path / "data", [4, 5, 6], {1: "unreadable"})
-    found = run(manifest, tmp_path / "store")
-    assert found.failed == {"s001": "unreadable: s001: no image"}
-    assert found.measured_scans == 3
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -135,14 +130,12 @@ def test_scans_that_fail_are_named(tmp_path):
         ),
         ({"statistics": None}, r"name the training scans \(--split FILE\)"),
         ({"parts": {"other": "train"}}, "scan 'other' is not in the manifest"),
+        ({"root": Path("nowhere")}, r"the scans' folder nowhere does not exist; give the folder"),
     ],
 )
 def test_what_cannot_work_is_refused(tmp_path, changes, message):
+    found = run(make_manifest(tmp_path / "some", [4, 5, 6], {1: "unreadable"}), tmp_path / "store")
+    assert (found.failed, found.measured_scans) == ({"s001": "unreadable: s001: no image"}, 3)
     manifest = make_manifest(tmp_path / "data", [2, 3], {0: "unreadable", 1: "unreadable"})
     with pytest.raises(UserError, match=message):
         run(manifest, tmp_path / "store", **changes)
-
-
-def test_a_folder_that_is_gone_is_named(scans, tmp_path):
-    with pytest.raises(UserError, match=r"the scans' folder .*nowhere does not exist; give the folder"):
-        run(scans, tmp_path / "store", root=tmp_path / "nowhere")

@@ -8,7 +8,8 @@ import pytest
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.features.convert import import_store
-from normal_guidance.scans.features.feature_files import CHUNK_BYTES, PIECE_BYTES, open_file, open_hdf5
+from normal_guidance.scans.features.feature_files import open_file
+from normal_guidance.scans.features.hdf5_files import CHUNK_BYTES, PIECE_BYTES, open_hdf5
 
 VALUES = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 

@@ -9,18 +9,18 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.features import preprocessing
 from normal_guidance.scans.features.preprocessing import (
-    Percentiles,
     Preprocessing,
     Statistics,
     combine_statistics,
-    middle,
+    describe_inputs,
     scan_statistics,
 )
+from normal_guidance.scans.features.windows import Percentiles, middle
+from normal_guidance.scans.index.manifest import ScanRow, write_manifest
 
 HEAD = ((-100.0, 300.0),)
 
@@ -43,9 +43,7 @@ def triangle_weights(before: int, after: int) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-# ----------------------------------------------------------------------------------------------------
 # The steps
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("side", "size"), [(50, 20), (64, 32), (37, 24), (12, 30)])
@@ -56,13 +54,6 @@ def test_resizing_is_the_triangle_filter(side, size):
     np.testing.assert_allclose(apply(Preprocessing(size=size), scan)[:, 0], expected, atol=2e-3)
 
 
-@pytest.mark.parametrize(("side", "size"), [(512, 224), (100, 224)])
-def test_resizing_is_pillows(side, size):
-    scan = make_scan(1, side, side)
-    pillow = Image.fromarray(scan[0]).resize((size, size), Image.Resampling.BILINEAR)
-    np.testing.assert_allclose(apply(Preprocessing(size=size), scan)[0, 0], np.asarray(pillow), atol=0.02)  # sd is 400
-
-
 @pytest.mark.parametrize(("rows", "columns", "top", "left"), [(3, 6, 1, 0), (6, 3, 0, 1), (6, 6, 0, 0), (5, 6, 0, 0)])
 def test_a_scan_is_centred_on_a_square_of_its_minimum(rows, columns, top, left):
     scan = make_scan(2, rows, columns)
@@ -70,14 +61,6 @@ def test_a_scan_is_centred_on_a_square_of_its_minimum(rows, columns, top, left):
     expected = np.full((2, 1, 6, 6), -1500, np.float32)
     expected[:, 0, top : top + rows, left : left + columns] = scan
     np.testing.assert_array_equal(apply(Preprocessing(size=6), scan), expected)
-
-
-def test_the_margin_is_the_minimum_after_windowing():
-    scan = make_scan(1, 2, 4)
-    scan[0, 0, 0] = -1500
-    images = apply(Preprocessing(windows=(*HEAD, None), size=4), scan)
-    assert (images[0, 0, 0] == -100).all()
-    assert (images[0, 1, 0] == -1500).all()
 
 
 def test_windows_are_channels_and_come_before_resizing():
@@ -99,15 +82,12 @@ def test_normalising_subtracts_and_divides_each_channel():
 
 
 def test_the_unit_range_is_0_to_1():
+    with pytest.raises(UserError, match="'none'; give a window"):
+        Preprocessing(windows=(*HEAD, None)).to_unit_range()
     images = apply(Preprocessing(windows=((-100, 300),), size=50).to_unit_range(), make_scan())
     assert images.min() == 0
     assert images.max() == 1
     np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
-
-
-def test_the_unit_range_needs_a_window():
-    with pytest.raises(UserError, match="'none'; give a window"):
-        Preprocessing(windows=(*HEAD, None)).to_unit_range()
 
 
 def test_a_slice_has_the_same_bits_alone_and_in_any_chunk(monkeypatch):
@@ -157,9 +137,7 @@ def test_any_shape_becomes_squares_within_the_window(slices, rows, columns, size
     assert -100.001 <= images.min() <= images.max() <= 300.001
 
 
-# ----------------------------------------------------------------------------------------------------
 # The field
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -221,9 +199,7 @@ def test_a_spacing_that_is_none_is_named(spacing, found):
     assert caught.value.kind == "no_spacing"
 
 
-# ----------------------------------------------------------------------------------------------------
 # Statistics
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_statistics_are_means_and_sds_of_channels():
@@ -235,14 +211,6 @@ def test_statistics_are_means_and_sds_of_channels():
     np.testing.assert_allclose(sd, np.sqrt(((images - np.reshape(mean, (2, 1, 1))) ** 2).mean(axis=(0, 2, 3))))
 
 
-def test_a_scan_normalised_with_its_own_statistics_has_mean_0_and_sd_1():
-    scan = make_scan(4, 30, 50)
-    way = Preprocessing(windows=HEAD, size=20)
-    images = apply(way.with_statistics(scan_statistics(torch.from_numpy(apply(way, scan)))), scan)
-    assert abs(images.mean(dtype=np.float64)) < 1e-5
-    assert abs(images.std(dtype=np.float64) - 1) < 1e-5
-
-
 def test_combined_statistics_are_means_over_scans_not_pixels():
     scans = [Statistics((0.0, 1.0), (1.0, 2.0)), Statistics((3.0, 1.0), (2.0, 2.0)), Statistics((6.0, 7.0), (6.0, 5.0))]
     assert combine_statistics(iter(scans)) == Statistics((3.0, 3.0), (3.0, 3.0))
@@ -250,9 +218,7 @@ def test_combined_statistics_are_means_over_scans_not_pixels():
         combine_statistics([])
 
 
-# ----------------------------------------------------------------------------------------------------
 # Description and fingerprint
-# ----------------------------------------------------------------------------------------------------
 
 WAYS = [
     Preprocessing(),
@@ -292,20 +258,6 @@ def test_a_field_is_described_only_where_there_is_one():
     assert Preprocessing(field=70).fingerprint == hashlib.sha256(text.encode()).hexdigest()
 
 
-def test_software_that_knows_no_fields_would_refuse_one():
-    assert Preprocessing(field=70).to_dict()["version"] > Preprocessing().to_dict()["version"] == preprocessing.VERSION
-    with pytest.raises(UserError, match="version 1, this software's is 2; encode the scans again"):
-        Preprocessing.from_dict(Preprocessing(field=70).to_dict() | {"version": 1})
-
-
-def test_software_that_knows_no_percentiles_would_refuse_them():
-    for field in (None, 70):
-        described = Preprocessing(windows=(Percentiles(),), field=field).to_dict()
-        assert described["version"] == preprocessing.VERSION_WITH_PERCENTILES
-        with pytest.raises(UserError, match="version 1, this software's is 3; encode the scans again"):
-            Preprocessing.from_dict(described | {"version": 1})
-
-
 def test_percentiles_scale_each_scan_to_0_to_1():
     """A scan and ten times the scan give the same images, margins too; a window in units beside them does not."""
     scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 20, 16)).astype(np.float32))
@@ -333,14 +285,7 @@ def test_percentiles_are_in_the_unit_range_already():
     assert way.statistics == Statistics((0.0, 0.0), (1.0, 3000.0))
 
 
-def test_another_versions_description_is_refused():
-    with pytest.raises(UserError, match="version 2, this software's is 1; encode the scans again"):
-        Preprocessing.from_dict(Preprocessing().to_dict() | {"version": 2})
-
-
-# ----------------------------------------------------------------------------------------------------
 # Guards
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -362,3 +307,37 @@ def test_another_versions_description_is_refused():
 def test_impossible_ways_are_refused(change, message):
     with pytest.raises(UserError, match=message):
         replace(Preprocessing(windows=HEAD), **change)
+
+
+@pytest.mark.parametrize(
+    ("way", "version", "other"),
+    [
+        (Preprocessing(), 1, 2),
+        (Preprocessing(field=70), 2, 1),  # software that knows no fields, or no percentiles, must refuse them
+        (Preprocessing(windows=(Percentiles(),)), 3, 1),
+        (Preprocessing(windows=(Percentiles(),), field=70), 3, 1),
+    ],
+)
+def test_another_versions_description_is_refused(way, version, other):
+    assert way.to_dict()["version"] == version
+    with pytest.raises(UserError, match=f"version {other}, this software's is {version}; encode the scans again"):
+        Preprocessing.from_dict(way.to_dict() | {"version": other})
+
+
+def test_a_summary_of_scans_has_counts_and_ranges(tmp_path):
+    """Against numpy."""
+    axial, coronal = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0), (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    spacings = [None, *np.random.default_rng(0).uniform(1, 9, 200).tolist()]
+    rows = []
+    for number, spacing in enumerate(spacings):
+        slices = 5 + number % 7
+        where = ("f",) * slices, (0,) * slices, tuple(map(float, range(slices)))
+        axes = coronal if number == 3 else axial
+        rows.append(ScanRow(f"s{number}", "p", 0, None, "dicom", *where, 8, 8, None, spacing, axes))
+    manifest = write_manifest(tmp_path / "manifest.parquet", rows, {"source": "rsna-ich", "root": "scans"})
+    summary = describe_inputs(manifest, left_out={"s1", "s3"})
+    kept = [spacing for number, spacing in enumerate(spacings) if spacing and number not in (1, 3)]
+    assert list(summary["slice_spacing"].values()) == pytest.approx(np.percentile(kept, [1, 50, 99]), abs=1e-3)
+    assert summary["planes"] == {"axial": 199}
+    assert summary["slices"] == {"fewest": 5, "median": 8, "most": 11}
+    assert (summary["source"], summary["scans"], summary["modalities"]) == ("rsna-ich", 199, {"CT": 199})

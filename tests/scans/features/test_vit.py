@@ -1,16 +1,16 @@
-"""torchvision's ViT weights in Hugging Face's model: against Hugging Face's own weights and a forward pass by hand.
+"""torchvision's ViT weights in Hugging Face's model: against a forward pass by hand.
 
 `test_vit_torchvision.py` compares with torchvision itself, where that is installed.
 """
 
 import math
-import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from fake_scans import make_vit_weights
 from torch import Tensor
-from transformers import ViTConfig, ViTModel
+from transformers import ViTModel
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.features import encoders as vit
@@ -21,36 +21,8 @@ LAYER = "encoder.layers.encoder_layer_{}."
 
 
 def make_weights() -> dict[str, Tensor]:
-    """A state dict with torchvision's names, sizes and order; every number random, so that nothing can be swapped."""
-    shapes = {
-        "class_token": (1, 1, WIDTH),
-        "conv_proj.weight": (WIDTH, 3, PATCH, PATCH),
-        "conv_proj.bias": (WIDTH,),
-        "encoder.pos_embedding": (1, SIDE**2 + 1, WIDTH),
-        "encoder.ln.weight": (WIDTH,),
-        "encoder.ln.bias": (WIDTH,),
-        "heads.head.weight": (10, WIDTH),
-        "heads.head.bias": (10,),
-    }
-    for number in range(LAYERS):
-        shapes |= {
-            LAYER.format(number) + name: shape
-            for name, shape in {
-                "ln_1.weight": (WIDTH,),
-                "ln_1.bias": (WIDTH,),
-                "self_attention.in_proj_weight": (3 * WIDTH, WIDTH),
-                "self_attention.in_proj_bias": (3 * WIDTH,),
-                "self_attention.out_proj.weight": (WIDTH, WIDTH),
-                "self_attention.out_proj.bias": (WIDTH,),
-                "ln_2.weight": (WIDTH,),
-                "ln_2.bias": (WIDTH,),
-                "mlp.0.weight": (HIDDEN, WIDTH),
-                "mlp.0.bias": (HIDDEN,),
-                "mlp.3.weight": (WIDTH, HIDDEN),
-                "mlp.3.bias": (WIDTH,),
-            }.items()
-        }
-    return {name: torch.randn(shape) * 0.5 for name, shape in shapes.items()}
+    """Every number random, so that nothing can be swapped."""
+    return make_vit_weights(WIDTH, LAYERS, HIDDEN)
 
 
 def vit_from_torchvision(weights: dict[str, Tensor], *, channels: int = 1, heads: int) -> ViTModel:
@@ -92,34 +64,7 @@ def forward_by_hand(weights: dict[str, Tensor], rgb: Tensor) -> Tensor:
     return norm(x, "encoder.ln")[:, 0]
 
 
-def torchvision_names(model: ViTModel) -> dict[str, Tensor]:
-    """The inverse mapping, written from Hugging Face's side."""
-    weights = dict(model.state_dict())
-    renamed: dict[str, Tensor] = {}
-    for number in range(LAYERS):
-        for kind in ("weight", "bias"):
-            parts = [weights.pop(f"layers.{number}.attention.{one}_proj.{kind}") for one in "qkv"]
-            renamed[f"encoder.layers.encoder_layer_{number}.self_attention.in_proj_{kind}"] = torch.cat(parts)
-    for old, new in (
-        (r"embeddings\.cls_token", "class_token"),
-        (r"embeddings\.position_embeddings", "encoder.pos_embedding"),
-        (r"embeddings\.patch_embeddings\.projection", "conv_proj"),
-        (r"layers\.(\d+)\.attention\.o_proj", r"encoder.layers.encoder_layer_\1.self_attention.out_proj"),
-        (r"layers\.(\d+)\.layernorm_before", r"encoder.layers.encoder_layer_\1.ln_1"),
-        (r"layers\.(\d+)\.layernorm_after", r"encoder.layers.encoder_layer_\1.ln_2"),
-        (r"layers\.(\d+)\.mlp\.fc1", r"encoder.layers.encoder_layer_\1.mlp.0"),
-        (r"layers\.(\d+)\.mlp\.fc2", r"encoder.layers.encoder_layer_\1.mlp.3"),
-        (r"layernorm(?=\.)", "encoder.ln"),
-    ):
-        for name in [name for name in weights if re.match(old, name)]:
-            renamed[re.sub(f"^{old}", new, name)] = weights.pop(name)
-    assert not weights
-    return renamed
-
-
-# ----------------------------------------------------------------------------------------------------
 # The same function
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -129,28 +74,6 @@ def test_the_model_is_the_transformer_written_out_by_hand(channels):
     model = vit_from_torchvision(weights, channels=channels, heads=HEADS)
     expected = forward_by_hand(weights, images.expand(-1, 3, -1, -1))
     torch.testing.assert_close(class_token(model, images).double(), expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("channels", [1, 3])
-def test_hugging_faces_own_weights_come_back_through_torchvisions_names(channels):
-    config = ViTConfig(
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=HEADS,
-        intermediate_size=HIDDEN,
-        image_size=SIDE * PATCH,
-        patch_size=PATCH,
-        layer_norm_eps=1e-6,
-    )
-    theirs = ViTModel(config, add_pooling_layer=False).eval()
-    for parameter in theirs.parameters():
-        torch.nn.init.normal_(parameter, std=0.5)
-    ours = vit_from_torchvision(torchvision_names(theirs), channels=channels, heads=HEADS)
-    gray = torch.randn(4, 1, SIDE * PATCH, SIDE * PATCH)
-    rgb = gray.expand(-1, 3, -1, -1)
-    torch.testing.assert_close(
-        class_token(ours, rgb if channels == 3 else gray), class_token(theirs, rgb), atol=1e-5, rtol=1e-5
-    )
 
 
 def test_the_names_of_older_files_are_understood():
@@ -178,16 +101,13 @@ def test_the_names_of_older_releases_of_transformers_are_understood():
 
 
 def test_the_model_is_in_eval_mode_and_made_for_the_weights_size():
-    model = vit_from_torchvision(make_weights(), heads=HEADS)
+    half = {name: tensor.half() for name, tensor in make_weights().items()}
+    model = vit_from_torchvision(half, heads=HEADS)
+    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
     assert not model.training
     assert model.pooler is None
     assert (model.config.image_size, model.config.num_channels) == (SIDE * PATCH, 1)
     assert model.config.layer_norm_eps == vit.EPS
-
-
-def test_half_precision_weights_are_used_in_single_precision():
-    half = {name: tensor.half() for name, tensor in make_weights().items()}
-    assert {tensor.dtype for tensor in vit_from_torchvision(half, heads=HEADS).state_dict().values()} == {torch.float32}
 
 
 def test_summing_the_filters_is_repeating_the_image():
@@ -196,9 +116,7 @@ def test_summing_the_filters_is_repeating_the_image():
     torch.testing.assert_close(F.conv2d(images, vit.fit_channels(filters, 1)), expected)
 
 
-# ----------------------------------------------------------------------------------------------------
 # Guards
-# ----------------------------------------------------------------------------------------------------
 
 
 def changed(**changes: Tensor | None) -> dict[str, Tensor]:
@@ -227,11 +145,8 @@ def test_other_weights_are_refused(weights, reason):
         vit_from_torchvision(weights, heads=HEADS)
 
 
-def test_two_channels_are_refused():
+def test_two_channels_and_unknown_names_of_transformers_are_errors():
     with pytest.raises(UserError, match="1 or 3 channels, not 2"):
         vit_from_torchvision(make_weights(), channels=2, heads=HEADS)
-
-
-def test_unknown_names_of_transformers_are_an_error():
     with pytest.raises(UserError, match="has unknown names for ViT's parameters"):
         vit._renamed(torchvision_weights(make_weights()), LAYERS, {"blocks.0.query.weight"})

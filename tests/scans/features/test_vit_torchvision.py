@@ -1,7 +1,7 @@
 """ViT-B/16 through our loader equals torchvision's `vit_b_16` with the same random weights.
 
 Skipped without torchvision.  Needs torch, transformers and pytest beside it, and nothing else:
-    PYTHONPATH=src python3 -m pytest --noconftest -p no:cacheprovider tests/features/test_vit_torchvision.py
+    PYTHONPATH=src python3 -m pytest --noconftest -p no:cacheprovider tests/scans/features/test_vit_torchvision.py
 """
 
 import pytest

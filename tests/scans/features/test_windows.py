@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.scans.features.preprocessing import (
-    MR_WINDOWS,
+from normal_guidance.scans.features.windows import (
     WINDOWS,
     Percentiles,
     apply_windows,
     default_window,
     parse_windows,
+    plane_of,
     range_of,
     window_as_json,
     window_from_json,
@@ -27,7 +27,7 @@ def test_presets():
     assert WINDOWS["none"] is None
     assert WINDOWS["adc"] == (0, 3000)  # 10^-6 mm2/s
     assert WINDOWS["percentile"] == Percentiles(1, 99)
-    ct = {name: window for name, window in WINDOWS.items() if window and name not in MR_WINDOWS}
+    ct = {name: window for name, window in WINDOWS.items() if isinstance(window, tuple) and name != "adc"}
     levels = {name: (sum(window) / 2, window[1] - window[0]) for name, window in ct.items()}
     assert levels == {"head": (100, 400), "lung": (-600, 1500), "mediastinum": (40, 400), "abdomen": (50, 400)}
 
@@ -92,3 +92,12 @@ def test_windows_survive_json(window):
 def test_the_default_is_by_modality():
     assert default_window(["CT", "CT"]) == "none"
     assert default_window({"MR"}) == default_window({"CT", "MR"}) == "percentile"
+
+
+AXIAL, CORONAL, SAGITTAL = (1, 0, 0, 0, 1, 0), (1, 0, 0, 0, 0, -1), (0, 1, 0, 0, 0, -1)
+
+
+@pytest.mark.parametrize(("axes", "plane"), [(AXIAL, "axial"), (CORONAL, "coronal"), (SAGITTAL, "sagittal")])
+def test_planes(axes, plane):
+    assert plane_of(tuple(map(float, axes))) == plane
+    assert plane_of(tuple(-float(value) for value in axes)) == plane

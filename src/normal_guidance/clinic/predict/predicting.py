@@ -38,10 +38,10 @@ from normal_guidance.fit.slice_finder import (
 )
 from normal_guidance.scans.features.arrangements import Found, FoundScan
 from normal_guidance.scans.features.convert import checked, read_scans
+from normal_guidance.scans.features.decoding import Decoding
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import Encoded
 from normal_guidance.scans.features.encoding_machine import (
-    Decoding,
     EncodingOptions,
     Inputs,
     Machine,

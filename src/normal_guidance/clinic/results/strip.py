@@ -21,14 +21,7 @@ from torch import Tensor
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
-from normal_guidance.scans.features.preprocessing import (
-    Percentiles,
-    Window,
-    apply_windows,
-    in_field,
-    plane_of,
-    range_of,
-)
+from normal_guidance.scans.features.windows import Percentiles, Window, apply_windows, in_field, plane_of, range_of
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show.figure_style import (

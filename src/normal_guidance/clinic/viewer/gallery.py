@@ -39,8 +39,8 @@ from normal_guidance.clinic.viewer.runs import (
     read_result,
     warnings,
 )
-from normal_guidance.scans.features.preprocessing import Window, window_from_json
 from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.windows import Window, window_from_json
 from normal_guidance.scans.index.manifest import (
     MANIFEST,
     Manifest,

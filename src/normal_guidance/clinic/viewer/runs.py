@@ -31,12 +31,7 @@ from normal_guidance.core.methods import (
     SLICE_REFERENCE,
     method_title,
 )
-from normal_guidance.scans.features.preprocessing import (
-    WINDOWS,
-    Percentiles,
-    Range,
-    Window,
-)
+from normal_guidance.scans.features.windows import WINDOWS, Percentiles, Range, Window
 from normal_guidance.scans.index.manifest import refuse_several
 from normal_guidance.scans.index.problems import (
     DOUBTFUL,

@@ -1,4 +1,4 @@
-"""Finds the scans in named arrays, whichever way another program arranged them.
+"""Finds the scans in named arrays, whichever way another program arranged them, and adds a table's labels and patients.
 
     one scan    features (slices, features)
     packed      features of all scans one below the other, and how they are cut: lengths (one a scan), offsets (0, ...,
@@ -8,12 +8,26 @@
     named       one array, or one mapping with features, for each scan, under the scan's id
 
 Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.
+
+The columns of a table (`ScanTable`) are those of `normal_guidance.scans.index.source` without paths:
+
+    scan_id        as in the files of features
+    label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
+    patient_id     optional
+    part           optional: train, val or test; the column may be called split
+    slice_labels   optional: '0 0 1 1', in the order of the slices
+    slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
+
+With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another one
+is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
+`slice_ranges_NAME` those of any.  Where a table has slice labels and a cell is empty, all slices of a negative scan are
+negative, and those of a positive scan are unknown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +38,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.core.bags import UNKNOWN, looks_padded
 from normal_guidance.scans.features.feature_files import Fields
 from normal_guidance.scans.features.store import DTYPES
@@ -75,11 +89,11 @@ class Found(NamedTuple):
 
     def __str__(self) -> str:
         """One line: what was found under which key, what was looked for and is absent, what was not used."""
-        found = ", ".join(name if name == key else f"{name} ({key!r})" for name, key in self.key_of.items())
+        known = ", ".join(name if name == key else f"{name} ({key!r})" for name, key in self.key_of.items())
         absent = ", ".join(name for name in KEYS if name not in self.key_of)
         unused = ", ".join(key for key in self.keys if key not in self.key_of.values())
         not_used = f"; not used: {unused}" if unused else ""
-        return f"{self.where}: found {found or 'an array'}; looked for, but absent: {absent}{not_used}"
+        return f"{self.where}: found {known or 'an array'}; looked for, but absent: {absent}{not_used}"
 
 
 class FoundScan(NamedTuple):
@@ -95,15 +109,6 @@ class FoundScan(NamedTuple):
     recipe: str = ""
 
 
-def find_keys(fields: Fields) -> dict[str, str]:
-    """The key of each known field that is there."""
-    there: dict[str, str] = {}
-    for key in fields:
-        there.setdefault(key.lower(), key)
-    keys = {field: next((there[name] for name in names if name in there), None) for field, names in KEYS.items()}
-    return {field: key for field, key in keys.items() if key is not None}
-
-
 def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[FoundScan]:
     """The scans of a file or of a mapping in it.
 
@@ -113,20 +118,22 @@ def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[
         name: id of the scan, where there is one and no key gives it; several scans are numbered: NAME-0, NAME-1.
         depth: mappings around this one.
     """
-    key_of = find_keys(fields)
+    there: dict[str, str] = {}
+    for key in fields:
+        there.setdefault(key.lower(), key)
+    keys = {field: next((there[name] for name in names if name in there), None) for field, names in KEYS.items()}
+    key_of = {field: key for field, key in keys.items() if key is not None}
     values = {field: fields[key] for field, key in key_of.items()} if "features" in key_of else {}
     if isinstance(values.get("features", {}), Mapping):
         yield from _named(fields, where, depth)
         return
     found = Found(where, tuple(fields), key_of)
-    try:
-        one, cut = _cut(values)
-        for number, parts in enumerate(cut):
-            yield _scan(found, unquote(name) if one else f"{unquote(name)}-{number}", parts)
-    except UserError:
-        raise
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise UserError(f"{where} cannot be imported ({error}); correct it, or leave it out") from error
+    with reading(where, "correct it, or leave it out", wrong="cannot be imported"):
+        single, columns, slices = _arranged(values)
+        for number, (features, slice_labels) in enumerate(slices):
+            row = {field: column[number] for field, column in columns.items()}
+            scan = unquote(name) if single else f"{unquote(name)}-{number}"
+            yield _scan(found, _text(row.get("scan_id")) or scan, features, slice_labels, row)
 
 
 def _named(fields: Fields, where: str, depth: int) -> Iterator[FoundScan]:
@@ -157,19 +164,28 @@ def _no_features(fields: Fields, where: str, odd: str | None = None) -> UserErro
     )
 
 
-def _cut(values: Fields) -> tuple[bool, Iterator[dict[str, Any]]]:
-    """Whether there is one scan only, and the fields of each scan."""
+Columns = dict[str, list[Any]]
+"""Of each field that is there one value for each scan."""
+
+Slices = Iterable[tuple[Any, Any]]
+"""For each scan its features, and its slice labels or None."""
+
+
+def _arranged(values: Fields) -> tuple[bool, Columns, Slices]:
+    """Whether there is one scan only; the fields of the scans, and their slices."""
     features = values["features"]
     if isinstance(features, list | tuple):
-        return False, _listed(values)
+        return False, *_listed(values)
     dimensions = _dimensions(features)
     if dimensions not in (2, 3) or not features.shape[-1] or not _is_float(features):
         raise _not_features(features)
     _check_counts(values, math.prod(features.shape[:-1]))
     if dimensions == 3:
-        return False, _padded(values)
+        return False, *_padded(values)
     ends = _ends(values)
-    return (True, _single(values)) if ends is None else (False, _packed(values, ends))
+    if ends is None:
+        return True, _columns(values, 1), [(features, values.get("slice_labels"))]
+    return False, *_packed(values, ends)
 
 
 def _check_counts(values: Fields, slices: int) -> None:
@@ -180,47 +196,41 @@ def _check_counts(values: Fields, slices: int) -> None:
             raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
 
 
-def _single(values: Fields) -> Iterator[dict[str, Any]]:
-    one = {name: column[0] for name, column in _columns(values, 1).items()}
-    yield {**one, "features": values["features"], "slice_labels": values.get("slice_labels")}
-
-
-def _listed(values: Fields) -> Iterator[dict[str, Any]]:
-    features, slice_labels = values["features"], values.get("slice_labels")
+def _listed(values: Fields) -> tuple[Columns, Slices]:
+    features, labels = values["features"], values.get("slice_labels")
     columns = _columns(values, len(features))
-    if slice_labels is not None and len(slice_labels) != len(features):
-        raise ValueError(f"slice_labels has {len(slice_labels)} entries for {len(features)} scans")
-    for number, own in enumerate(features):
-        of_slices = None if slice_labels is None else slice_labels[number]
-        yield {**_row(columns, number), "features": own, "slice_labels": of_slices}
+    if labels is not None and len(labels) != len(features):
+        raise ValueError(f"slice_labels has {len(labels)} entries for {len(features)} scans")
+    return columns, zip(features, [None] * len(features) if labels is None else labels, strict=True)
 
 
-def _packed(values: Fields, ends: Sequence[int]) -> Iterator[dict[str, Any]]:
+def _packed(values: Fields, ends: Sequence[int]) -> tuple[Columns, Slices]:
     features, bounds = values["features"], [0, *ends]
     columns = _columns(values, len(ends), bounds)
-    slice_labels = None if values.get("slice_labels") is None else _column(values["slice_labels"])
-    if slice_labels is not None and len(slice_labels) != ends[-1]:
-        raise ValueError(f"{len(slice_labels)} slice labels for {ends[-1]} slices")
-    for number, (begin, end) in enumerate(pairwise(bounds)):
-        of_slices = None if slice_labels is None else slice_labels[begin:end]
-        yield {**_row(columns, number), "features": features[begin:end], "slice_labels": of_slices}
+    labels = None if values.get("slice_labels") is None else _column(values["slice_labels"])
+    if labels is not None and len(labels) != ends[-1]:
+        raise ValueError(f"{len(labels)} slice labels for {ends[-1]} slices")
+    scans = (slice(begin, end) for begin, end in pairwise(bounds))
+    return columns, ((features[scan], None if labels is None else labels[scan]) for scan in scans)
 
 
-def _padded(values: Fields) -> Iterator[dict[str, Any]]:
-    features, slice_labels = values["features"], values.get("slice_labels")
+def _padded(values: Fields) -> tuple[Columns, Slices]:
+    features = values["features"]
     scans, longest = features.shape[:2]
     columns, masks = _columns(values, scans), _masks(values, scans, longest)
-    of_slices = None if slice_labels is None else np.asarray(slice_labels)
-    if of_slices is not None and of_slices.shape[:2] != (scans, longest):
-        raise ValueError(f"slice_labels has the shape {of_slices.shape}, not {(scans, longest)}")
-    for number in range(scans):
-        keep, own = masks[number], _features(features[number])
-        if values.keys().isdisjoint({"mask", "lengths"}) and looks_padded(own):
+    labels = None if values.get("slice_labels") is None else np.asarray(values["slice_labels"])
+    if labels is not None and labels.shape[:2] != (scans, longest):
+        raise ValueError(f"slice_labels has the shape {labels.shape}, not {(scans, longest)}")
+
+    def slices(number: int) -> tuple[Any, Any]:
+        keep, of_scan = masks[number], _features(features[number])
+        if values.keys().isdisjoint({"mask", "lengths"}) and looks_padded(of_scan):
             raise ValueError(
                 f"the last slice of scan {number} is 0 throughout, like padding; add mask (True for a slice) or lengths"
             )
-        labels = None if of_slices is None else of_slices[number][keep]
-        yield {**_row(columns, number), "features": own[torch.from_numpy(keep)], "slice_labels": labels}
+        return of_scan[torch.from_numpy(keep)], None if labels is None else labels[number][keep]
+
+    return columns, map(slices, range(scans))
 
 
 def _masks(values: Fields, scans: int, longest: int) -> np.ndarray:
@@ -268,15 +278,12 @@ def _ends(values: Fields) -> list[int] | None:
 
 
 def _changes(values: Sequence[Any]) -> list[int]:
-    """Where runs of equal values end."""
-    inner = [place for place, (before, after) in enumerate(pairwise(values), start=1) if before != after]
+    inner = [number for number, (before, after) in enumerate(pairwise(values), start=1) if before != after]
     return [*inner, len(values)] if len(values) else []
 
 
-def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> dict[str, list[Any]]:
-    """One value for each scan, of each field that is there."""
-    columns = {name: _column(values[name]) for name in PER_SCAN if name in values}
-    return {name: _per_scan(name, column, scans, bounds) for name, column in columns.items()}
+def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> Columns:
+    return {name: _per_scan(name, _column(values[name]), scans, bounds) for name in PER_SCAN if name in values}
 
 
 def _per_scan(name: str, column: list[Any], scans: int, bounds: Sequence[int]) -> list[Any]:
@@ -295,26 +302,21 @@ def _per_scan(name: str, column: list[Any], scans: int, bounds: Sequence[int]) -
     return [column[begin] for begin in bounds[:-1]]
 
 
-def _row(columns: Mapping[str, list[Any]], number: int) -> dict[str, Any]:
-    return {name: column[number] for name, column in columns.items()}
-
-
 def _column(value: Any) -> list[Any]:
     """Numbers or text of any shape as one list."""
     array = value if isinstance(value, Tensor) else np.asarray(value)
     flat: list[Any] = array.reshape(-1).tolist()
-    return [one.decode("utf-8", "replace") if isinstance(one, bytes) else one for one in flat]
+    return [value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in flat]
 
 
 def _whole(value: Any, name: str) -> list[int]:
     column = _column(value)
-    if any(not isinstance(one, int | float) or one != int(one) or one < 0 for one in column):
+    if any(not isinstance(number, int | float) or number != int(number) or number < 0 for number in column):
         raise ValueError(f"{name} are not whole numbers from 0")
-    return [int(one) for one in column]
+    return [int(number) for number in column]
 
 
 def _dimensions(value: Any) -> int:
-    """The dimensions of an array; 0 for anything else."""
     return len(getattr(value, "shape", ()))
 
 
@@ -322,19 +324,17 @@ def _is_float(value: Any) -> bool:
     return value.dtype in DTYPES.values() if isinstance(value, Tensor) else value.dtype.kind == "f"
 
 
-def _scan(found: Found, name: str, fields: Mapping[str, Any]) -> FoundScan:
-    """A scan from its fields, checked."""
-    own = fields.get("scan_id")
-    features = _features(fields["features"])
+def _scan(found: Found, scan_id: str, features: Any, slice_labels: Any, row: Mapping[str, Any]) -> FoundScan:
+    features = _features(features)
     return FoundScan(
         found=found,
-        scan_id=name if own is None else _text(own) or name,
+        scan_id=scan_id,
         features=features,
-        label=parse_label(fields.get("label")),
-        slice_labels=_slice_labels(fields.get("slice_labels"), len(features)),
-        patient_id=_text(fields.get("patient_id")) or None,
-        part=_text(fields.get("part")) or None,
-        recipe=_text(fields.get("recipe")),
+        label=_label(row.get("label")),
+        slice_labels=_slice_labels(slice_labels, len(features)),
+        patient_id=_text(row.get("patient_id")) or None,
+        part=_text(row.get("part")) or None,
+        recipe=_text(row.get("recipe")),
     )
 
 
@@ -355,7 +355,7 @@ def _not_features(array: Any, what: str = "features are") -> ValueError:
     )
 
 
-def parse_label(value: Any) -> int | None:
+def _label(value: Any) -> int | None:
     """A label of 0 or 1; None for no label: nothing, NaN or -1."""
     word = _text(value).lower()
     if word in ("", str(UNKNOWN), f"{UNKNOWN}.0"):
@@ -366,12 +366,12 @@ def parse_label(value: Any) -> int | None:
 
 
 def _slice_labels(values: Any, slices: int) -> Int[Tensor, "slices"] | None:
-    """Slice labels of one scan; None if all of them are unknown (-1)."""
+    """None if all slice labels are unknown (-1)."""
     if values is None:
         return None
     labels = np.asarray(values).reshape(-1)
     if labels.dtype == object:
-        labels = np.array([UNKNOWN if _text(one) == "" else one for one in labels.tolist()])
+        labels = np.array([UNKNOWN if _text(label) == "" else label for label in labels.tolist()])
     if not np.isin(labels, (0, 1, UNKNOWN)).all():
         raise ValueError(f"slice labels other than 0, 1 and {UNKNOWN} (unknown)")
     if len(labels) != slices:
@@ -388,20 +388,6 @@ def _text(value: Any) -> str:
         raise ValueError(f"a text of {len(text):,} characters, {shorten(text)!r}, is not an id or a label")
     text.encode()  # half a character would make a store that cannot be read; the error is a ValueError
     return text
-
-
-# A table of labels and patients for features that do not name them.
-#     scan_id        as in the files of features
-#     label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
-#     patient_id     optional
-#     part           optional: train, val or test; the column may be called split
-#     slice_labels   optional: '0 0 1 1', in the order of the slices
-#     slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
-# With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another
-# one is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
-# `slice_ranges_NAME` those of any.
-# It is the table of `normal_guidance.scans.index.source` without paths.  Where a table has slice labels and a cell is
-# empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
 
 
 COLUMNS = ("scan_id", "label", "patient_id", "part", "split", "slice_labels", "slice_ranges")
@@ -424,10 +410,9 @@ class ScanTable:
         if {"part", "split"} <= set(names):
             raise UserError(f"--labels {path} has the columns part and split; leave one of them out")
         self.sliced = not {"slice_labels", "slice_ranges"}.isdisjoint(names)
+        further = [finding.name for finding in self.findings[1:]]
         self.sliced_further = {
-            one.name
-            for one in self.findings[1:]
-            if not {f"slice_labels_{one.name}", f"slice_ranges_{one.name}"}.isdisjoint(names)
+            name for name in further if not {f"slice_labels_{name}", f"slice_ranges_{name}"}.isdisjoint(names)
         }
         self.rows: dict[str, dict[str, str]] = {}
         for number, scan in enumerate(columns["scan_id"]):
@@ -440,13 +425,7 @@ class ScanTable:
         self.used: set[str] = set()
 
     @property
-    def _first(self) -> str:
-        """The name of the label's column."""
-        return self.findings[0].name if self.findings else "label"
-
-    @property
     def unused(self) -> list[str]:
-        """The scans without features so far."""
         return [scan for scan in self.rows if scan not in self.used]
 
     def fill(self, scan: FoundScan) -> FoundScan:
@@ -464,7 +443,8 @@ class ScanTable:
             have = getattr(scan, name)
             if value is None:
                 continue
-            if have is not None and not _same(have, value):
+            same = torch.equal(have, value) if isinstance(have, Tensor) else have in (None, value)
+            if not same:
                 raise UserError(
                     f"{scan.found.where}: scan {scan.scan_id!r} has another {name} than in --labels {self.path}"
                     f"{'' if name == 'slice_labels' else f' ({have} and {value})'}; correct one of them"
@@ -474,39 +454,33 @@ class ScanTable:
 
     def further(self, scan: FoundScan) -> dict[str, Labels]:
         """The labels of a scan for all findings but the first."""
-        row, found = self.rows[scan.scan_id], {}
-        for one in self.findings[1:]:
+        row, labels = self.rows[scan.scan_id], {}
+        for finding in self.findings[1:]:
+            name = finding.name
             try:
-                found[one.name] = further_labels(row, one, len(scan.features), sliced=one.name in self.sliced_further)
+                labels[name] = further_labels(row, finding, len(scan.features), sliced=name in self.sliced_further)
             except ValueError as error:
                 raise UserError(
-                    f"--labels {self.path}, scan {scan.scan_id!r}, finding {one.name}: {error}; correct the row"
+                    f"--labels {self.path}, scan {scan.scan_id!r}, finding {name}: {error}; correct the row"
                 ) from error
-        return found
+        return labels
 
     def _values(self, scan: FoundScan, row: dict[str, str]) -> dict[str, Any]:
-        word = row.get("label", "").lower()
+        word, named = row.get("label", "").lower(), self.findings[0].name if self.findings else "label"
         try:
             if word and word not in BINARY:
-                raise ValueError(f"{self._first} {shorten(word)!r} is neither 0 nor 1")
+                raise ValueError(f"{named} {shorten(word)!r} is neither 0 nor 1")
             label = BINARY.get(word)
-            slices = self._slice_labels(row, label if word else scan.label, len(scan.features))
+            slices = slice_labels_in(row, len(scan.features))
+            if slices is None and self.sliced and (label if word else scan.label) == 0:
+                slices = np.zeros(len(scan.features), np.int8)
             if self.findings and label is None and slices is None and scan.label is None:
-                raise ValueError(f"{self._first} is empty, but the first finding must be known for every scan")
+                raise ValueError(f"{named} is empty, but the first finding must be known for every scan")
         except ValueError as error:
             row_number = list(self.rows).index(scan.scan_id) + 1
             raise UserError(
                 f"--labels {self.path}, row {row_number}, scan {scan.scan_id!r}: {error}; correct the row"
             ) from error
         part = row.get("part") or row.get("split") or None
-        return {"label": label, "slice_labels": slices, "patient_id": row.get("patient_id") or None, "part": part}
-
-    def _slice_labels(self, row: dict[str, str], label: int | None, count: int) -> Int[Tensor, "slices"] | None:
-        found = slice_labels_in(row, count)
-        if found is None and self.sliced and label == 0:
-            found = np.zeros(count, np.int8)
-        return None if found is None else torch.from_numpy(found.astype(np.int64))
-
-
-def _same(one: Any, other: Any) -> bool:
-    return torch.equal(one, other) if isinstance(one, Tensor) else bool(one == other)
+        of_slices = None if slices is None else torch.from_numpy(slices.astype(np.int64))
+        return {"label": label, "slice_labels": of_slices, "patient_id": row.get("patient_id") or None, "part": part}

@@ -1,11 +1,13 @@
-"""A feature store in other programs' formats: npz, HDF5, torchmil's folders.
+"""Features of other programs, read into a store, and a store written for other programs.
 
-    npz        a folder with a file for each scan: features, label and, where known, slice_labels, patient_id, part
+    npz        a file for each scan: features, label and, where known, slice_labels, patient_id, part
     hdf5       one file with a group for each scan: features and slice_labels; label, patient_id, part are attributes
     torchmil   features/, labels/, inst_labels/ with a .npy for each scan, and splits.csv (bag_name, split)
 
-`normal_guidance.scans.features.convert` reads an exported store exactly, in the same order, with the same recipe and
-provenance.  Names of files and groups are the scans' ids, with characters that some disks do not allow written as %XX.
+These three are written.  Read are these and any file of features, or folder of files of one kind (`feature_files.py`),
+whichever way the scans are arranged in them, with a table of labels and patients (`arrangements.py`).  An exported
+store comes back exactly, in the same order, with the same recipe and provenance.  Names of files and groups are the
+scans' ids, with characters that some disks do not allow written as %XX.
 """
 
 from __future__ import annotations
@@ -13,54 +15,61 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import torch
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of, reading
 from normal_guidance.base.files import folder_atomically, read_json_as, write_atomically
 from normal_guidance.base.records import parse_json
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.arrangements import KEYS, FoundScan, ScanTable, scans_of
-from normal_guidance.scans.features.feature_files import (
-    KINDS,
-    has_suffix,
-    import_h5py,
-    kind_of,
-    open_file,
-)
+from normal_guidance.scans.features.feature_files import KINDS, has_suffix, kind_of, open_file
+from normal_guidance.scans.features.hdf5_files import SafeDisk, import_h5py
 from normal_guidance.scans.features.store import FeatureStore, is_store, write_store
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels
 from normal_guidance.scans.index.problems import file_name
 
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
+TORCHMIL = "torchmil"
 
+IMPORT_FORMATS = (*KINDS, TORCHMIL)
+"""Formats that features are imported from."""
 
 ABOUT, SPLITS = "about.json", "splits.csv"
+
+SPLIT_COLUMNS = ("bag_name", "split", "patient_id")
+"""Columns of splits.csv; torchmil reads the first two."""
 
 NAME_BYTES = 240
 """Longest name of a file, without its suffix: disks allow 255 bytes."""
 
+TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
 
-class _Scan(NamedTuple):
-    bag: Bag
-    part: str | None
+NO_PATIENTS = (
+    "every scan without a patient id counts as a patient of its own, so a patient with several scans may lie on both "
+    "sides of a split; add patient_id to the files, or to the table of --labels"
+)
+
+
+@dataclass(frozen=True)
+class ExportFile:
+    """What an exported store says of itself in about.json; files of other programs have none."""
+
+    provenance: dict[str, Any]
     recipe: str
+    order: list[str]
 
 
 def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
     """Writes a store in another format, completely or not at all; `out` must not exist yet."""
-    if form not in EXPORT_FORMATS:
-        raise UserError(f"format {form!r} is unknown; choose one of {', '.join(EXPORT_FORMATS)}")
+    choose_one_of("format", form, EXPORT_FORMATS)
     if len(store.findings) > 1:
-        names = ", ".join(one.name for one in store.findings)
+        names = ", ".join(finding.name for finding in store.findings)
         raise UserError(
             f"store {store.folder} has the findings {names}, but {form} has one label; choose one: --finding NAME"
         )
@@ -72,19 +81,25 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
     EXPORT_FORMATS[form](store, Path(out).absolute())
 
 
-def _scans(store: FeatureStore) -> Iterator[_Scan]:
-    """The scans of a store, loaded one at a time."""
-    for number, part in enumerate(store.scans["part"].tolist()):
-        one = store.select([store.scan_ids[number]])
-        yield _Scan(one.bags()[0], part, store.recipe)
+def _exported(store: FeatureStore) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each scan's name and what is known of it, loaded one at a time."""
+    for scan, part in zip(store.scan_ids, store.scans["part"].tolist(), strict=True):
+        bag = store.select([scan]).bags()[0]
+        known = {
+            "features": bag.features.numpy(),
+            "label": bag.label,
+            "patient_id": bag.patient_id,
+            "part": part,
+            "recipe": store.recipe,
+            "slice_labels": None if bag.slice_labels is None else bag.slice_labels.numpy().astype(np.int8),
+        }
+        yield file_name(scan), {name: value for name, value in known.items() if value is not None}
 
 
-def _fields(scan: _Scan) -> dict[str, Any]:
-    """The fields of a scan in npz and HDF5."""
-    bag = scan.bag
-    known = {"slice_labels": None if bag.slice_labels is None else bag.slice_labels.numpy().astype(np.int8)}
-    fields = {"label": bag.label, "patient_id": bag.patient_id, "part": scan.part, "recipe": scan.recipe, **known}
-    return {"features": bag.features.numpy(), **{name: value for name, value in fields.items() if value is not None}}
+def _write_arrays(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    content = io.BytesIO()
+    write(content)
+    write_atomically(path, content.getvalue())
 
 
 def _write_about(folder: Path, store: FeatureStore) -> None:
@@ -94,104 +109,32 @@ def _write_about(folder: Path, store: FeatureStore) -> None:
 
 def _write_npz(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
-        for scan in _scans(store):
-            content = io.BytesIO()
-            np.savez(content, **_fields(scan))
-            write_atomically(draft / f"{file_name(str(scan.bag.scan_id))}.npz", content.getvalue())
+        for name, fields in _exported(store):
+            _write_arrays(draft / f"{name}.npz", lambda file, fields=fields: np.savez(file, **fields))
         _write_about(draft, store)
-
-
-class _Disk:
-    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file.
-
-    From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
-    checks after each scan, so memory holds one scan and the tables of the file at most.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.descriptor = file.fileno()
-        self.error: OSError | None = None
-        self.place = 0
-        self.kept: list[tuple[int, bytes]] = []
-
-    def check(self) -> None:
-        """Raise the first error, if there was one."""
-        if self.error is not None:
-            raise self.error
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        begin = {os.SEEK_SET: 0, os.SEEK_CUR: self.place, os.SEEK_END: os.fstat(self.descriptor).st_size}[whence]
-        self.place = begin + offset
-        return self.place
-
-    def tell(self) -> int:
-        return self.place
-
-    def write(self, content: Buffer) -> int:
-        given, done = memoryview(content).cast("B"), 0
-        try:
-            while self.error is None and done < len(given):
-                done += os.pwrite(self.descriptor, given[done:], self.place + done)
-        except OSError as error:
-            self.error = error
-        if done < len(given):
-            self.kept.append((self.place + done, bytes(given[done:])))
-        self.place += len(given)
-        return len(given)
-
-    def readinto(self, buffer: Buffer) -> int:
-        wanted, begin = memoryview(buffer).cast("B"), self.place
-        read = os.pread(self.descriptor, len(wanted), begin)
-        wanted[: len(read)] = read
-        for place, content in self.kept:
-            first, last = max(place, begin), min(place + len(content), begin + len(wanted))
-            if first < last:
-                wanted[first - begin : last - begin] = content[first - place : last - place]
-        self.place += len(wanted)
-        return len(wanted)
-
-    def read(self, size: int) -> bytes:
-        content = bytearray(size)
-        self.readinto(content)
-        return bytes(content)
-
-    def truncate(self, size: int) -> int:
-        try:
-            if self.error is None:
-                os.ftruncate(self.descriptor, size)
-        except OSError as error:
-            self.error = error
-        return size
-
-    def flush(self) -> None:
-        """Nothing is buffered here; `write_atomically` syncs the file."""
 
 
 def _write_hdf5(store: FeatureStore, out: Path) -> None:
     if out.exists():
         raise UserError(f"{out} exists already; choose another name, or move or delete it first")
-    import_h5py()
+    h5py = import_h5py()
+
+    def fill(file: BinaryIO) -> None:
+        disk = SafeDisk(file)
+        with h5py.File(disk, "w", track_order=True) as opened:
+            opened.attrs["provenance"] = json.dumps(store.provenance)
+            for name, fields in _exported(store):
+                group = opened.create_group(name)
+                for key, value in fields.items():
+                    if isinstance(value, np.ndarray):
+                        group[key] = value
+                    else:
+                        group.attrs[key] = value
+                disk.check()
+        disk.check()
+
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, lambda file: _fill_hdf5(store, file))
-
-
-def _fill_hdf5(store: FeatureStore, file: BinaryIO) -> None:
-    disk = _Disk(file)
-    with import_h5py().File(disk, "w", track_order=True) as opened:
-        opened.attrs["provenance"] = json.dumps(store.provenance)
-        for scan in _scans(store):
-            group = opened.create_group(file_name(str(scan.bag.scan_id)))
-            for name, value in _fields(scan).items():
-                if isinstance(value, np.ndarray):
-                    group[name] = value
-                else:
-                    group.attrs[name] = value
-            disk.check()
-    disk.check()
-
-
-SPLIT_COLUMNS = ("bag_name", "split", "patient_id")
-"""Columns of splits.csv; torchmil reads the first two."""
+    write_atomically(out, fill)
 
 
 def _write_torchmil(store: FeatureStore, out: Path) -> None:
@@ -201,15 +144,17 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
         table.writerow(SPLIT_COLUMNS)
         for folder in ("features", "labels", "inst_labels"):
             (draft / folder).mkdir()
-        for scan in _scans(store):
-            bag, name = scan.bag, file_name(str(scan.bag.scan_id))
-            labels = torch.full((len(bag.features),), UNKNOWN) if bag.slice_labels is None else bag.slice_labels
-            arrays = {"features": bag.features.numpy(), "labels": np.array([bag.label]), "inst_labels": labels.numpy()}
+        for name, fields in _exported(store):
+            features = fields["features"]
+            unknown = np.full(len(features), UNKNOWN)
+            arrays = {
+                "features": features,
+                "labels": np.array([fields["label"]]),
+                "inst_labels": fields.get("slice_labels", unknown).astype(np.int64),
+            }
             for folder, array in arrays.items():
-                content = io.BytesIO()
-                np.save(content, array)
-                write_atomically(draft / folder / f"{name}.npy", content.getvalue())
-            table.writerow((name, scan.part or "", bag.patient_id))
+                _write_arrays(draft / folder / f"{name}.npy", lambda file, array=array: np.save(file, array))
+            table.writerow((name, fields.get("part", ""), fields["patient_id"]))
         write_atomically(draft / SPLITS, text.getvalue().encode())
         _write_about(draft, store)
 
@@ -217,29 +162,9 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
 EXPORT_FORMATS: dict[str, Callable[[FeatureStore, Path], None]] = {
     "npz": _write_npz,
     "hdf5": _write_hdf5,
-    "torchmil": _write_torchmil,
+    TORCHMIL: _write_torchmil,
 }
 """Formats that a store is exported to, and the functions that write them."""
-
-
-# Features of your own, read into a feature store.
-# A source is a file, a folder of files of one kind (`normal_guidance.scans.features.feature_files`), or torchmil's
-# folders. `normal_guidance.scans.features.arrangements` finds the scans in a file, a table
-# (`normal_guidance.scans.features.arrangements`) adds labels and patients.  What
-# `normal_guidance.scans.features.convert` exported comes back exactly.
-
-
-TORCHMIL = "torchmil"
-
-IMPORT_FORMATS = (*KINDS, TORCHMIL)
-"""Formats that features are imported from."""
-
-TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
-
-NO_PATIENTS = (
-    "every scan without a patient id counts as a patient of its own, so a patient with several scans may lie on both "
-    "sides of a split; add patient_id to the files, or to the table of --labels"
-)
 
 
 class Reading(NamedTuple):
@@ -265,7 +190,7 @@ def import_store(
     Args:
         source: a file, a folder of files of one kind, or torchmil's folders.
         out: folder for the store.
-        form: one of `FORMATS`; found from the files if left out.
+        form: one of `IMPORT_FORMATS`; found from the files if left out.
         labels: a .csv or .parquet table of labels and patients, see `normal_guidance.scans.features.arrangements`.
         findings: columns of that table with a label each, in place of the column label.
         dtype: number format of the stored features; that of the files if left out.
@@ -351,10 +276,8 @@ def _bags(scan: FoundScan) -> Bags:
             f"{', '.join(KEYS['slice_labels'])}; found {', '.join(scan.found.keys)}; add one of them, or give a table "
             "with the columns scan_id and label: --labels TABLE"
         )
-    try:
+    with reading(scan.found.where, "correct it, or leave it out"):
         return Bags.pack([Bag(scan.features, label, slices, scan.scan_id, scan.patient_id or scan.scan_id)])
-    except UserError as error:
-        raise UserError(f"{scan.found.where}: {error}") from error
 
 
 def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None) -> Reading:
@@ -362,33 +285,32 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
 
     Args:
         source: a file, a folder of files of one kind, or torchmil's folders.
-        form: one of `FORMATS`; found from the files if left out.
+        form: one of `IMPORT_FORMATS`; found from the files if left out.
         leave_out: a file in the folder that holds no features, such as the table of labels.
     """
     source = Path(source)
-    if form is not None and form not in IMPORT_FORMATS:
-        raise UserError(f"format {form!r} is unknown; choose one of {', '.join(IMPORT_FORMATS)}")
+    if form is not None:
+        choose_one_of("format", form, IMPORT_FORMATS)
     if not source.exists():
         raise UserError(f"{source} does not exist; give {TAKES}")
-    left_out = None if leave_out is None else Path(leave_out).resolve()
-    files = [source] if source.is_file() else _files(source, left_out)
+    files = [source]
+    if source.is_dir():
+        left_out = None if leave_out is None else Path(leave_out).resolve()
+        inside = (file for file in source.iterdir() if file.is_file() and not file.name.startswith("."))
+        files = sorted(file for file in inside if has_suffix(file) and file.resolve() != left_out)
     form = form or _form(source, files)
+    about = ExportFile({"imported_from": form}, "", [])
+    if (source / ABOUT).exists():
+        about = read_json_as(source / ABOUT, ExportFile, "export the store again, or delete the file", exact=False)
     if form == TORCHMIL:
-        return Reading(form, _about(source, form)["provenance"], _torchmil_scans(source))
+        return Reading(form, about.provenance, _torchmil_scans(source, about))
     if source.is_file():
         return Reading(form, _provenance_of(source, form), _scans_of_files(files, form))
-    about = _about(source, form)
     chosen = [file for file in files if kind_of(file) == form]
-    return Reading(form, about["provenance"], _scans_of_files(_by_order(chosen, about["order"]), form))
-
-
-def _files(folder: Path, left_out: Path | None) -> list[Path]:
-    files = (file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    return sorted(file for file in files if has_suffix(file) and file.resolve() != left_out)
+    return Reading(form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form))
 
 
 def _form(source: Path, files: list[Path]) -> str:
-    """The format of a source."""
     if is_store(source):
         raise UserError(f"{source} is a feature store already; use it as it is, or export it: nguide store export")
     if source.is_dir() and (source / "features").is_dir():
@@ -396,8 +318,8 @@ def _form(source: Path, files: list[Path]) -> str:
     forms = sorted({kind for file in files if (kind := kind_of(file)) is not None})
     if not forms:
         below = sorted(path.name for path in source.iterdir())[:10] if source.is_dir() else []
-        found = f"; found {', '.join(below) or 'nothing'}" if source.is_dir() else ""
-        raise UserError(f"{source} holds no scan: it is not {TAKES}{found}")
+        there = f"; found {', '.join(below) or 'nothing'}" if source.is_dir() else ""
+        raise UserError(f"{source} holds no scan: it is not {TAKES}{there}")
     if len(forms) > 1:
         raise UserError(f"{source} holds files of {' and '.join(forms)}; choose with --format, or move some away")
     return forms[0]
@@ -411,25 +333,8 @@ def _scans_of_files(files: list[Path], kind: str) -> Iterator[FoundScan]:
 
 def _by_order(files: list[Path], order: list[str]) -> list[Path]:
     """Files in the order of the exported store; those of other programs by name."""
-    place = {name: number for number, name in enumerate(order)}
-    return sorted(files, key=lambda file: (place.get(file.stem, len(place)), file.name))
-
-
-def _about(folder: Path, form: str) -> dict[str, Any]:
-    """Provenance, recipe and order of an exported store; files of other programs have none."""
-    path = folder / ABOUT
-    if not path.exists():
-        return {"provenance": {"imported_from": form}, "recipe": "", "order": []}
-    return asdict(read_json_as(path, _Exported, "export the store again, or delete the file", exact=False))
-
-
-@dataclass(frozen=True)
-class _Exported:
-    """What an exported store says of itself."""
-
-    provenance: dict[str, Any]
-    recipe: str
-    order: list[str]
+    number_of = {name: number for number, name in enumerate(order)}
+    return sorted(files, key=lambda file: (number_of.get(file.stem, len(order)), file.name))
 
 
 def _provenance_of(file: Path, form: str) -> dict[str, Any]:
@@ -444,30 +349,26 @@ def _provenance_of(file: Path, form: str) -> dict[str, Any]:
         return provenance
 
 
-def _torchmil_scans(source: Path) -> Iterator[FoundScan]:
+def _torchmil_scans(source: Path, about: ExportFile) -> Iterator[FoundScan]:
     """Scans of torchmil's folders: each folder is a field, each file a scan."""
-    about, rows = _about(source, TORCHMIL), _read_splits(source / SPLITS)
+    rows = _read_splits(source / SPLITS)
     folders = {"features": "features", "label": "labels", "slice_labels": "inst_labels"}
     if not (source / "inst_labels").is_dir():
         folders["slice_labels"] = "slice_labels"
     folders = {field: name for field, name in folders.items() if (source / name).is_dir()}
-    for file in _by_order(list((source / "features").glob("*.npy")), about["order"]):
+    for file in _by_order(list((source / "features").glob("*.npy")), about.order):
         row = rows.get(file.stem, {})
-        fields: dict[str, Any] = {field: _array(source / name / file.name) for field, name in folders.items()}
-        fields |= {"part": row.get("split"), "patient_id": row.get("patient_id"), "recipe": about["recipe"]}
-        yield from scans_of({name: one for name, one in fields.items() if one is not None}, str(file), file.stem)
-
-
-def _array(path: Path) -> Any:
-    with open_file(path, "npy") as fields:
-        return fields["features"]
+        fields: dict[str, Any] = {}
+        for key, name in folders.items():
+            with open_file(source / name / file.name, "npy") as array:
+                fields[key] = array["features"]
+        fields |= {"part": row.get("split"), "patient_id": row.get("patient_id"), "recipe": about.recipe}
+        yield from scans_of({key: value for key, value in fields.items() if value is not None}, str(file), file.stem)
 
 
 def _read_splits(path: Path) -> dict[str, dict[str, str]]:
     if not path.exists():
         return {}
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            return {row["bag_name"]: row for row in csv.DictReader(file)}
-    except (OSError, ValueError, KeyError, csv.Error) as error:
-        raise UserError(f"{path} cannot be read ({error!r}); it needs the columns bag_name and split") from error
+    with reading(path, "it needs the columns bag_name and split", csv.Error):
+        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
+        return {row["bag_name"]: row for row in rows}

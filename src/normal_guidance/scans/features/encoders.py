@@ -3,6 +3,10 @@
 There are three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights come in a package, so that a real encoder
 works without any network), and every vision model that Hugging Face's `AutoModel` loads.  The first two were trained on
 RGB photographs and receive one gray channel here: the filters of their first convolution are summed.
+
+The ViT is torchvision's `vit_b_16`.  Hugging Face's ViTModel computes the same under other names, so users need no
+second vision library whose releases are tied to torch's.  Of Hugging Face's models only architectures of transformers
+itself and only safetensors files are loaded: no code of a model's repository runs.
 """
 
 from __future__ import annotations
@@ -15,14 +19,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from jaxtyping import Float32
 from torch import Tensor, nn
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.errors import UserError, choose_one_of, reading, reason
+from normal_guidance.base.system import importing, install_command
 from normal_guidance.scans.features.weights import (
     KNOWN_WEIGHTS,
     fetch_weights,
@@ -34,377 +38,6 @@ from normal_guidance.scans.features.weights import (
 
 if TYPE_CHECKING:
     from transformers import ViTModel
-
-
-# torchvision's Vision Transformer weights in Hugging Face's ViTModel: the same function under other names.
-# The paper's encoder is torchvision's `vit_b_16`.  Hugging Face's model computes the same, so users need no second
-# vision library whose releases are tied to torch's.
-
-
-EPS = 1e-6
-"""Epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12."""
-
-HEADS = 12
-"""Attention heads of ViT-B."""
-
-ENCODERS_EXTRA = install_command("encoders")
-
-# Names of a layer's parts in transformers: releases since 5 have the first ones, earlier releases the second.
-_LAYER_NAMES = (
-    {
-        "layer": "layers.{}.",
-        "ln_1": "layernorm_before",
-        "query": "attention.q_proj",
-        "key": "attention.k_proj",
-        "value": "attention.v_proj",
-        "out": "attention.o_proj",
-        "ln_2": "layernorm_after",
-        "mlp_1": "mlp.fc1",
-        "mlp_2": "mlp.fc2",
-    },
-    {
-        "layer": "encoder.layer.{}.",
-        "ln_1": "layernorm_before",
-        "query": "attention.attention.query",
-        "key": "attention.attention.key",
-        "value": "attention.attention.value",
-        "out": "attention.output.dense",
-        "ln_2": "layernorm_after",
-        "mlp_1": "intermediate.dense",
-        "mlp_2": "output.dense",
-    },
-)
-
-
-def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
-    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode.
-
-    `last_hidden_state[:, 0]` is the class token after the final LayerNorm, which torchvision's `heads` takes.  All
-    sizes but the number of attention heads (12 for ViT-B) follow from the weights.
-    """
-    try:
-        from transformers import ViTConfig, ViTModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"the encoder needs transformers ({_first_lines(error)}); {ENCODERS_EXTRA}") from error
-    width, channels, patch, _ = weights["conv_proj.weight"].shape
-    layers = _number_of_layers(weights)
-    config = ViTConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=len(weights[_layer(0) + "mlp.0.bias"]),
-        hidden_act="gelu",  # the exact one
-        layer_norm_eps=EPS,
-        image_size=image_size(weights),
-        patch_size=patch,
-        num_channels=channels,
-        qkv_bias=True,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = ViTModel(config, add_pooling_layer=False)
-    try:
-        model.load_state_dict(_renamed(weights, layers, set(model.state_dict())))
-    except RuntimeError as error:
-        raise UserError(f"{_NOT_VIT} ({_first_lines(error)}); {_WHICH}") from error
-    return model.eval()
-
-
-def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
-    """The weights in float32 without the classifier, with current names and an input convolution for `channels`.
-
-    With one channel, the convolution's filters are summed over RGB: a gray image then gives what it gives repeated
-    three times.
-    Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
-    """
-    weights = {
-        name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): tensor.detach().float()
-        for name, tensor in state_dict.items()
-        if not name.startswith("heads.")
-    }
-    _check_sizes(weights)
-    weights["conv_proj.weight"] = fit_channels(weights["conv_proj.weight"], channels)
-    return weights
-
-
-def image_size(weights: Mapping[str, Tensor]) -> int:
-    """Rows and columns of the training images: there is a position for each patch, and one for the class token."""
-    patches = weights["encoder.pos_embedding"].shape[1] - 1
-    return math.isqrt(patches) * weights["conv_proj.weight"].shape[-1]
-
-
-def fit_channels(filters: Tensor, channels: int) -> Tensor:
-    """The filters of an RGB convolution, (out, 3, rows, columns), for one channel (their sum) or three (unchanged)."""
-    if channels not in (1, filters.shape[1]):
-        raise UserError(f"this encoder takes 1 or {filters.shape[1]} channels, not {channels}; give as many windows")
-    return filters.sum(dim=1, keepdim=True) if channels == 1 else filters
-
-
-_NOT_VIT = "these are not weights of torchvision's vit_b_16"
-_WHICH = "give torchvision's vit_b_16-c867db91.pth, or a state_dict() of its vit_b_16"
-
-
-def _layer(number: int) -> str:
-    return f"encoder.layers.encoder_layer_{number}."
-
-
-def _number_of_layers(weights: Mapping[str, Tensor]) -> int:
-    return len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
-
-
-def _check_sizes(weights: Mapping[str, Tensor]) -> None:
-    """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", _layer(0) + "mlp.0.bias")
-    missing = [name for name in needed if name not in shapes]
-    if missing:
-        raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
-    filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
-    square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
-    if len(filters) != 4 or filters[1] != 3 or filters[2] != filters[3] or not square:
-        raise UserError(
-            f"{_NOT_VIT} (conv_proj.weight has the shape {filters}, encoder.pos_embedding {positions}); {_WHICH}"
-        )
-
-
-def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> dict[str, Tensor]:
-    """torchvision's tensors under Hugging Face's names; any other keeps its name, and loading rejects it."""
-    left = dict(weights)
-    renamed = {
-        "embeddings.cls_token": left.pop("class_token"),
-        "embeddings.position_embeddings": left.pop("encoder.pos_embedding"),
-    }
-    modules = {"conv_proj": "embeddings.patch_embeddings.projection", "encoder.ln": "layernorm"}
-    names = next((one for one in _LAYER_NAMES if one["layer"].format(0) + one["query"] + ".weight" in wanted), None)
-    if names is None:
-        raise UserError(f"this release of transformers has unknown names for ViT's parameters; {ENCODERS_EXTRA}")
-    for number in range(layers):
-        ours, theirs = names["layer"].format(number), _layer(number)
-        for part, module in (
-            ("ln_1", "ln_1"),
-            ("out", "self_attention.out_proj"),
-            ("ln_2", "ln_2"),
-            ("mlp_1", "mlp.0"),
-            ("mlp_2", "mlp.3"),
-        ):
-            modules[theirs + module] = ours + names[part]
-        for kind in ("weight", "bias"):
-            stacked = left.pop(f"{theirs}self_attention.in_proj_{kind}", None)
-            if stacked is None or len(stacked) % 3:
-                raise UserError(f"{_NOT_VIT} (in_proj of layer {number}); {_WHICH}")
-            for part, tensor in zip(("query", "key", "value"), stacked.chunk(3), strict=True):
-                renamed[f"{ours}{names[part]}.{kind}"] = tensor
-    for theirs, ours in modules.items():
-        for kind in ("weight", "bias"):
-            if f"{theirs}.{kind}" in left:  # `load_state_dict` names a missing one
-                renamed[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
-    return renamed | left
-
-
-def _first_lines(error: Exception) -> str:
-    return " ".join(str(error).split())[:300]
-
-
-# Any vision model of Hugging Face's `AutoModel` as an encoder: one gray channel, or the model's own, in 0..1.
-# Only architectures of transformers itself and only safetensors files are loaded: no code of a model's repository runs.
-
-
-IMAGENET_MEAN = (0.485, 0.456, 0.406)
-IMAGENET_SD = (0.229, 0.224, 0.225)
-DEFAULT_SIZE = 224
-
-# Features do not depend on these parameters: a checkpoint may lack them, and transformers then draws random ones.
-_UNUSED_WITH_CLASS_TOKEN = ("mask_token", "pooler.")
-
-# Entries of config.json that do not change what the model computes.
-_INCIDENTAL = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
-
-
-class HuggingFaceEncoder(nn.Module):
-    """A model with the normalisation that it was trained with, and one vector per image as output.
-
-    The output is the class token where the model has one.  Otherwise it is the model's own pooled output (ResNet,
-    ConvNeXt, Swin), or the mean over the image.
-    """
-
-    mean: Tensor
-    sd: Tensor
-
-    def __init__(self, model: nn.Module, size: int, mean: Sequence[float], sd: Sequence[float]) -> None:
-        super().__init__()
-        self.model = model
-        self.size = size
-        self.has_class_token = _has_class_token(model)
-        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
-        self.register_buffer("sd", torch.tensor(sd)[:, None, None])
-
-    def forward(self, images: Tensor) -> Tensor:
-        """Takes (images, channels, size, size) in 0..1, repeats a single channel, and returns (images, width)."""
-        output = self.model(pixel_values=(images - self.mean) / self.sd)
-        hidden = output.last_hidden_state
-        if self.has_class_token and hidden.ndim == 3:
-            return hidden[:, 0]
-        pooled = getattr(output, "pooler_output", None)
-        if pooled is not None:
-            return pooled.flatten(1)
-        return hidden.mean(dim=1) if hidden.ndim == 3 else hidden.mean(dim=(2, 3))
-
-
-def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[HuggingFaceEncoder, dict[str, Any]]:
-    """Loads the model of an id or folder, and the part of its configuration that decides what it computes."""
-    try:
-        import transformers
-        from transformers import AutoConfig, AutoModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"encoder {name} needs transformers ({_reason(error)}); {ENCODERS_EXTRA}") from error
-    common: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
-    try:
-        with _quiet(transformers):
-            config = AutoConfig.from_pretrained(name, **common)
-            written, _ = type(config).get_config_dict(name, local_files_only=offline)
-            model, report = AutoModel.from_pretrained(
-                name, config=config, use_safetensors=True, output_loading_info=True, **common
-            )
-    except Exception as error:  # transformers raises many kinds of errors for damaged files
-        raise UserError(f"encoder {name} cannot be loaded: {_reason(error)}; {_advice(offline)}") from error
-    _refuse_other_models(name, model, report["missing_keys"])
-    _drop_unused(model)
-    own = _channels(config)
-    if channels not in (1, own):
-        raise UserError(f"encoder {name} takes 1 or {own} channels, not {channels}; give as many windows")
-    size, mean, sd = _image_format(name, config, own, offline)
-    module = HuggingFaceEncoder(model.float().eval(), size, mean, sd)
-    _check_output(name, module, channels)
-    return module, {key: value for key, value in written.items() if key not in _INCIDENTAL}
-
-
-def _check_output(name: str, module: HuggingFaceEncoder, channels: int) -> None:
-    try:
-        with torch.inference_mode():
-            features = module(torch.zeros(1, channels, module.size, module.size))
-    except Exception as error:  # a configuration that fits no image fails in many ways
-        raise UserError(
-            f"encoder {name} cannot encode {module.size} x {module.size} images ({_reason(error)}); correct the size "
-            "in its preprocessor_config.json, or choose another encoder"
-        ) from error
-    if features.ndim != 2:
-        raise UserError(
-            f"encoder {name} gives shape {tuple(features.shape)} for one image, not a vector; choose another encoder"
-        )
-
-
-def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
-    if getattr(model, "main_input_name", None) != "pixel_values":
-        raise UserError(f"encoder {name} is a {type(model).__name__}, which does not take images alone; choose another")
-    unused = _UNUSED_WITH_CLASS_TOKEN if _has_class_token(model) else ()
-    lacking = sorted(key for key in missing if not any(part in key for part in unused))
-    if lacking:
-        raise UserError(
-            f"encoder {name} lacks the weights of {lacking[0]} ({len(lacking)} such parameters), which would be "
-            "random; choose another, or correct its model.safetensors"
-        )
-
-
-def _has_class_token(model: nn.Module) -> bool:
-    return any(name.endswith("cls_token") for name, _ in model.named_parameters())
-
-
-def _drop_unused(model: nn.Module) -> None:
-    """Removes parameters that no feature depends on and that may be random, so that the fingerprint ignores them."""
-    if not _has_class_token(model):
-        return
-    if isinstance(getattr(model, "pooler", None), nn.Module):
-        setattr(model, "pooler", None)  # noqa: B010 - the model's type does not allow None
-    for name, parameter in model.named_parameters():
-        if name.endswith("mask_token"):
-            parameter.data.zero_()
-
-
-def _image_format(name: str, config: Any, channels: int, offline: bool) -> tuple[int, list[float], list[float]]:
-    """Size, mean and sd of the images that a model was trained on: its preprocessor_config.json, else ImageNet's."""
-    written = _preprocessor(name, offline)
-    size = _size(written, config)
-    mean, sd = ([float(value) for value in values] for values in (IMAGENET_MEAN, IMAGENET_SD))
-    if written.get("do_normalize", True) is False:
-        mean, sd = [0.0], [1.0]
-    elif written.get("image_mean") is not None and written.get("image_std") is not None:
-        mean, sd = (_numbers(name, written[key]) for key in ("image_mean", "image_std"))
-    fits = all(len(values) in (1, channels) or (values and channels == 1) for values in (mean, sd))
-    if not fits or min(sd) <= 0:
-        raise UserError(
-            f"encoder {name}: image_mean {mean} and image_std {sd} cannot normalise; correct preprocessor_config.json"
-        )
-    return size, _per_channel(mean, channels), _per_channel(sd, channels)
-
-
-def _preprocessor(name: str, offline: bool) -> dict[str, Any]:
-    """The content of preprocessor_config.json; empty where there is no such file."""
-    from transformers import ImageProcessingMixin
-
-    try:
-        written, _ = ImageProcessingMixin.get_image_processor_dict(name, local_files_only=offline)
-        if not isinstance(written, dict):
-            raise ValueError("not a JSON object")
-        return written
-    except Exception as error:
-        file = Path(name, "preprocessor_config.json")
-        if isinstance(error, OSError) and not file.exists():
-            return {}
-        raise UserError(f"{file} cannot be read ({_reason(error)}); correct or delete it") from error
-
-
-def _size(written: Mapping[str, Any], config: Any) -> int:
-    """Rows and columns; a model that was trained on oblong images gets squares of their shorter side."""
-    cropped = written.get("do_center_crop", "crop_size" in written) and written.get("crop_size")
-    for given in (cropped, written.get("size"), getattr(config, "image_size", None)):
-        sides = list(given.values()) if isinstance(given, Mapping) else given
-        sides = sides if isinstance(sides, list | tuple) else [sides]
-        whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
-        if whole:
-            return min(whole)
-    return DEFAULT_SIZE
-
-
-def _numbers(name: str, values: Any) -> list[float]:
-    try:
-        return [float(value) for value in (values if isinstance(values, list | tuple) else [values])]
-    except (TypeError, ValueError) as error:
-        raise UserError(f"encoder {name}: {values!r} are not numbers; correct its preprocessor_config.json") from error
-
-
-def _per_channel(values: list[float], channels: int) -> list[float]:
-    """One value per channel: the values themselves, or their mean for each channel."""
-    return values if len(values) == channels else [sum(values) / len(values)] * channels
-
-
-def _channels(config: Any) -> int:
-    found = getattr(config, "num_channels", 3)
-    return found if isinstance(found, int) and found > 0 else 3
-
-
-@contextmanager
-def _quiet(transformers: Any) -> Iterator[None]:
-    """Hides transformers' progress bars and its warnings about missing weights, which are checked here."""
-    logging = transformers.utils.logging
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-
-
-def _advice(offline: bool) -> str:
-    if offline:
-        return "in offline mode, run hf download ID --local-dir FOLDER where there is a network, and give FOLDER"
-    return "check the id or folder; it needs config.json and model.safetensors of an architecture that transformers has"
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 VERSION = 1
@@ -463,20 +96,10 @@ class Encoder:
 
 
 class _LoadedNetwork(NamedTuple):
-    """A network as one of the three loaders returns it."""
-
     module: nn.Module
     size: int
     unit_range: bool
     fingerprint: str
-
-
-class NamedEncoder(NamedTuple):
-    """A row of `ENCODERS`."""
-
-    description: str
-    load: Callable[[Path, int], _LoadedNetwork]
-    """Takes a file of weights and the number of channels."""
 
 
 def load_encoder(
@@ -540,92 +163,12 @@ def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[
     return digest.hexdigest()
 
 
-class _ClassToken(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(pixel_values=images).last_hidden_state[:, 0]
-
-
-class _MeanPooled(nn.Module):
-    def __init__(self, model: Any) -> None:
-        super().__init__()
-        self.model = model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model.extract_features(images).mean(dim=(2, 3))
-
-
-def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
-    weights = torchvision_weights(read_state_dict(file), channels)
-    model = build_vit(weights, HEADS)
-    # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
-    print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    return _LoadedNetwork(_ClassToken(model), image_size(weights), unit_range=False, fingerprint=print_of)
-
-
-def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
-    try:
-        from efficientnet_lite_pytorch import EfficientNet
-    except ImportError as error:
-        raise UserError(f"the encoder needs efficientnet-lite-pytorch; {ENCODERS_EXTRA}") from error
-    weights = read_state_dict(file)
-    if "_conv_stem.weight" not in weights:
-        raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 (no _conv_stem.weight); give another file")
-    weights["_conv_stem.weight"] = fit_channels(weights["_conv_stem.weight"], channels)
-    model = EfficientNet.from_name("efficientnet-lite0", in_channels=channels)
-    try:
-        model.load_state_dict(weights)
-    except RuntimeError as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 ({reason}); give another file") from error
-    model._fc = nn.Identity()  # the features do not depend on the classifier
-    print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
-    return _LoadedNetwork(_MeanPooled(model), model.input_image_size, unit_range=False, fingerprint=print_of)
-
-
-def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
-    if not (name and Path(name).is_dir()) and not _is_hub_id(name):
-        raise UserError(
-            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
-            "microsoft/rad-dino"
-        )
-    module, config = load_huggingface(name, channels=channels, offline=offline)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return _LoadedNetwork(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
-
-
-ENCODERS = {
-    "vit-b16-imagenet": NamedEncoder("ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token.", _load_vit),
-    "efficientnet-lite0": NamedEncoder("EfficientNet-Lite0, ImageNet-1k, mean over the image.", _load_efficientnet),
-}
-"""Encoders that have their own names; the names are those of `KNOWN_WEIGHTS`."""
-
-
-def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
-    file = fetch_weights(name, offline=offline) if weights is None else weights
-    if not file.is_file():
-        raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
-    loaded = ENCODERS[name].load(file, channels)
-    if weights is None:
-        return loaded, name
-    sha256 = file_sha256(file)
-    return loaded, name if sha256.startswith(KNOWN_WEIGHTS[name].sha256) else f"{name}+{sha256[:8]}"
-
-
-def _is_hub_id(name: str) -> bool:
-    return re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
-
-
 def _check_device(device: str, precision: str) -> None:
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
         raise UserError(f"device {device!r} is unknown; give cpu, cuda or cuda:1") from error
-    if precision not in ("float32", "tf32", "bf16"):
-        raise UserError(f"precision {precision!r} is unknown; choose one of float32, tf32, bf16")
+    choose_one_of("precision", precision, get_args(Precision))
     if kind != "cuda" and precision != "float32":
         raise UserError(f"precision {precision} is for CUDA, and the device is {device}; use float32")
     if kind == "cuda" and not torch.cuda.is_available():
@@ -655,3 +198,382 @@ def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
     finally:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before[1:]
+
+
+EPS = 1e-6
+"""Epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12."""
+
+HEADS = 12
+"""Attention heads of ViT-B."""
+
+ENCODERS_EXTRA = install_command("encoders")
+
+# A layer's name and those of its parts in transformers: releases since 5 have the first ones, earlier releases the
+# second.  The parts are query, key, value, the projection after attention, and the two linear maps.
+_LAYER_NAMES = (
+    (
+        "layers.{}.",
+        *("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2"),
+    ),
+    (
+        "encoder.layer.{}.",
+        *("attention.attention.query", "attention.attention.key", "attention.attention.value"),
+        *("attention.output.dense", "intermediate.dense", "output.dense"),
+    ),
+)
+
+
+def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
+    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode.
+
+    `last_hidden_state[:, 0]` is the class token after the final LayerNorm, which torchvision's `heads` takes.  All
+    sizes but the number of attention heads (12 for ViT-B) follow from the weights.
+    """
+    try:
+        from transformers import ViTConfig, ViTModel
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
+        raise UserError(f"the encoder needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
+    width, channels, patch, _ = weights["conv_proj.weight"].shape
+    layers = len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        intermediate_size=len(weights[f"{_LAYER.format(0)}mlp.0.bias"]),
+        hidden_act="gelu",  # the exact one
+        layer_norm_eps=EPS,
+        image_size=image_size(weights),
+        patch_size=patch,
+        num_channels=channels,
+        qkv_bias=True,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    model = ViTModel(config, add_pooling_layer=False)
+    renamed = _renamed(weights, layers, set(model.state_dict()))
+    with reading("these", _WHICH, wrong=_NOT_VIT.removeprefix("these ")):
+        model.load_state_dict(renamed)
+    return model.eval()
+
+
+def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
+    """The weights in float32 without the classifier, with current names and an input convolution for `channels`.
+
+    With one channel, the convolution's filters are summed over RGB: a gray image then gives what it gives repeated
+    three times.
+    Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
+    """
+    weights = {
+        name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): tensor.detach().float()
+        for name, tensor in state_dict.items()
+        if not name.startswith("heads.")
+    }
+    _check_sizes(weights)
+    weights["conv_proj.weight"] = fit_channels(weights["conv_proj.weight"], channels)
+    return weights
+
+
+def image_size(weights: Mapping[str, Tensor]) -> int:
+    """Rows and columns of the training images: there is a position for each patch, and one for the class token."""
+    patches = weights["encoder.pos_embedding"].shape[1] - 1
+    return math.isqrt(patches) * weights["conv_proj.weight"].shape[-1]
+
+
+def fit_channels(filters: Tensor, channels: int) -> Tensor:
+    """The filters of an RGB convolution, (out, 3, rows, columns), for one channel (their sum) or three (unchanged)."""
+    if channels not in (1, filters.shape[1]):
+        raise UserError(f"this encoder takes 1 or {filters.shape[1]} channels, not {channels}; give as many windows")
+    return filters.sum(dim=1, keepdim=True) if channels == 1 else filters
+
+
+_LAYER = "encoder.layers.encoder_layer_{}."
+_NOT_VIT = "these are not weights of torchvision's vit_b_16"
+_WHICH = "give torchvision's vit_b_16-c867db91.pth, or a state_dict() of its vit_b_16"
+
+
+def _check_sizes(weights: Mapping[str, Tensor]) -> None:
+    """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
+    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
+    needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", f"{_LAYER.format(0)}mlp.0.bias")
+    missing = [name for name in needed if name not in shapes]
+    if missing:
+        raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
+    filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
+    square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
+    if len(filters) != 4 or filters[1] != 3 or filters[2] != filters[3] or not square:
+        raise UserError(
+            f"{_NOT_VIT} (conv_proj.weight has the shape {filters}, encoder.pos_embedding {positions}); {_WHICH}"
+        )
+
+
+def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> dict[str, Tensor]:
+    """torchvision's tensors under Hugging Face's names; any other keeps its name, and loading rejects it."""
+    left = dict(weights)
+    renamed = {
+        "embeddings.cls_token": left.pop("class_token"),
+        "embeddings.position_embeddings": left.pop("encoder.pos_embedding"),
+    }
+    modules = {"conv_proj": "embeddings.patch_embeddings.projection", "encoder.ln": "layernorm"}
+    names = next((names for names in _LAYER_NAMES if f"{names[0].format(0)}{names[1]}.weight" in wanted), None)
+    if names is None:
+        raise UserError(f"this release of transformers has unknown names for ViT's parameters; {ENCODERS_EXTRA}")
+    layer, *stacked_names, out, first, second = names
+    parts = {"ln_1": "layernorm_before", "ln_2": "layernorm_after", "self_attention.out_proj": out}
+    parts |= {"mlp.0": first, "mlp.3": second}
+    for number in range(layers):
+        ours, theirs = layer.format(number), _LAYER.format(number)
+        modules |= {theirs + their_part: ours + part for their_part, part in parts.items()}
+        for kind in ("weight", "bias"):
+            stacked = left.pop(f"{theirs}self_attention.in_proj_{kind}", None)
+            if stacked is None or len(stacked) % 3:
+                raise UserError(f"{_NOT_VIT} (in_proj of layer {number}); {_WHICH}")
+            for part, tensor in zip(stacked_names, stacked.chunk(3), strict=True):
+                renamed[f"{ours}{part}.{kind}"] = tensor
+    for theirs, ours in modules.items():
+        for kind in ("weight", "bias"):
+            if f"{theirs}.{kind}" in left:  # `load_state_dict` names a missing one
+                renamed[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
+    return renamed | left
+
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_SD = (0.229, 0.224, 0.225)
+DEFAULT_SIZE = 224
+
+# Features do not depend on these parameters: a checkpoint may lack them, and transformers then draws random ones.
+_UNUSED_WITH_CLASS_TOKEN = ("mask_token", "pooler.")
+
+# Entries of config.json that do not change what the model computes.
+_INCIDENTAL = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
+
+
+class HuggingFaceEncoder(nn.Module):
+    """A model with the normalisation that it was trained with, and one vector per image as output.
+
+    The output is the class token where the model has one.  Otherwise it is the model's own pooled output (ResNet,
+    ConvNeXt, Swin), or the mean over the image.
+    """
+
+    mean: Tensor
+    sd: Tensor
+
+    def __init__(self, model: nn.Module, size: int, mean: Sequence[float], sd: Sequence[float]) -> None:
+        super().__init__()
+        self.model = model
+        self.size = size
+        self.has_class_token = _has_class_token(model)
+        self.register_buffer("mean", torch.tensor(mean)[:, None, None])
+        self.register_buffer("sd", torch.tensor(sd)[:, None, None])
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Takes (images, channels, size, size) in 0..1, repeats a single channel, and returns (images, width)."""
+        output = self.model(pixel_values=(images - self.mean) / self.sd)
+        hidden = output.last_hidden_state
+        if self.has_class_token and hidden.ndim == 3:
+            return hidden[:, 0]
+        pooled = getattr(output, "pooler_output", None)
+        if pooled is not None:
+            return pooled.flatten(1)
+        return hidden.mean(dim=1) if hidden.ndim == 3 else hidden.mean(dim=(2, 3))
+
+
+def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[HuggingFaceEncoder, dict[str, Any]]:
+    """Loads the model of an id or folder, and the part of its configuration that decides what it computes."""
+    encoder = f"encoder {name}"
+    try:
+        import transformers
+        from transformers import AutoConfig, AutoModel
+    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
+        raise UserError(f"{encoder} needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
+    common: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
+    advice = (
+        "in offline mode, run hf download ID --local-dir FOLDER where there is a network, and give FOLDER"
+        if offline
+        else "check the id or folder; it needs config.json and model.safetensors of an architecture of transformers"
+    )
+    # Damaged files raise many kinds of errors in transformers, and a configuration that fits no image, too.
+    with reading(encoder, advice, Exception, wrong="cannot be loaded"), _quiet(transformers):
+        config = AutoConfig.from_pretrained(name, **common)
+        written, _ = type(config).get_config_dict(name, local_files_only=offline)
+        model, report = AutoModel.from_pretrained(
+            name, config=config, use_safetensors=True, output_loading_info=True, **common
+        )
+    _refuse_other_models(name, model, report["missing_keys"])
+    _drop_unused(model)
+    trained = getattr(config, "num_channels", 3)
+    trained = trained if isinstance(trained, int) and trained > 0 else 3
+    if channels not in (1, trained):
+        raise UserError(f"{encoder} takes 1 or {trained} channels, not {channels}; give as many windows")
+    size, mean, sd = _image_format(name, config, trained, offline)
+    module = HuggingFaceEncoder(model.float().eval(), size, mean, sd)
+    advice = "correct the size in its preprocessor_config.json, or choose another encoder"
+    with reading(encoder, advice, Exception, wrong=f"cannot encode {size} x {size} images"), torch.inference_mode():
+        features = module(torch.zeros(1, channels, size, size))
+    if features.ndim != 2:
+        raise UserError(
+            f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another encoder"
+        )
+    return module, {key: value for key, value in written.items() if key not in _INCIDENTAL}
+
+
+def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
+    if getattr(model, "main_input_name", None) != "pixel_values":
+        raise UserError(f"encoder {name} is a {type(model).__name__}, which does not take images alone; choose another")
+    unused = _UNUSED_WITH_CLASS_TOKEN if _has_class_token(model) else ()
+    lacking = sorted(key for key in missing if not any(part in key for part in unused))
+    if lacking:
+        raise UserError(
+            f"encoder {name} lacks the weights of {lacking[0]} ({len(lacking)} such parameters), which would be "
+            "random; choose another, or correct its model.safetensors"
+        )
+
+
+def _has_class_token(model: nn.Module) -> bool:
+    return any(name.endswith("cls_token") for name, _ in model.named_parameters())
+
+
+def _drop_unused(model: nn.Module) -> None:
+    """Removes parameters that no feature depends on and that may be random, so that the fingerprint ignores them."""
+    if not _has_class_token(model):
+        return
+    if isinstance(getattr(model, "pooler", None), nn.Module):
+        setattr(model, "pooler", None)  # noqa: B010 - the model's type does not allow None
+    for name, parameter in model.named_parameters():
+        if name.endswith("mask_token"):
+            parameter.data.zero_()
+
+
+def _image_format(name: str, config: Any, channels: int, offline: bool) -> tuple[int, list[float], list[float]]:
+    """Size, mean and sd of the images that a model was trained on: its preprocessor_config.json, else ImageNet's."""
+    written = _preprocessor(name, offline)
+    mean, sd = ([float(value) for value in values] for values in (IMAGENET_MEAN, IMAGENET_SD))
+    if written.get("do_normalize", True) is False:
+        mean, sd = [0.0], [1.0]
+    elif written.get("image_mean") is not None and written.get("image_std") is not None:
+        given = [written[key] for key in ("image_mean", "image_std")]
+        with reading(f"encoder {name}: {given}", "correct its preprocessor_config.json", wrong="are not numbers"):
+            mean, sd = ([float(v) for v in (value if isinstance(value, list | tuple) else [value])] for value in given)
+    fits = all(len(values) in (1, channels) or (values and channels == 1) for values in (mean, sd))
+    if not fits or min(sd) <= 0:
+        raise UserError(
+            f"encoder {name}: image_mean {mean} and image_std {sd} cannot normalise; correct preprocessor_config.json"
+        )
+    mean, sd = (v if len(v) == channels else [sum(v) / len(v)] * channels for v in (mean, sd))
+    return _size(written, config), mean, sd
+
+
+def _preprocessor(name: str, offline: bool) -> dict[str, Any]:
+    """The content of preprocessor_config.json; empty where there is no such file."""
+    from transformers import ImageProcessingMixin
+
+    try:
+        written, _ = ImageProcessingMixin.get_image_processor_dict(name, local_files_only=offline)
+        if not isinstance(written, dict):
+            raise ValueError("not a JSON object")
+        return written
+    except Exception as error:
+        file = Path(name, "preprocessor_config.json")
+        if isinstance(error, OSError) and not file.exists():
+            return {}
+        raise UserError(f"{file} cannot be read ({reason(error)}); correct or delete it") from error
+
+
+def _size(written: Mapping[str, Any], config: Any) -> int:
+    """Rows and columns; a model that was trained on oblong images gets squares of their shorter side."""
+    cropped = written.get("do_center_crop", "crop_size" in written) and written.get("crop_size")
+    for given in (cropped, written.get("size"), getattr(config, "image_size", None)):
+        sides = list(given.values()) if isinstance(given, Mapping) else given
+        sides = sides if isinstance(sides, list | tuple) else [sides]
+        whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
+        if whole:
+            return min(whole)
+    return DEFAULT_SIZE
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Hides transformers' progress bars and its warnings about missing weights, which are checked here."""
+    logging = transformers.utils.logging
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+class _Network(nn.Module):
+    """A model, and what of its output are the features."""
+
+    def __init__(self, model: Any, features: Callable[[Any, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.model, self.features = model, features
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.features(self.model, images)
+
+
+def _class_token(model: Any, images: Tensor) -> Tensor:
+    return model(pixel_values=images).last_hidden_state[:, 0]
+
+
+def _pooled(model: Any, images: Tensor) -> Tensor:
+    return model.extract_features(images).mean(dim=(2, 3))
+
+
+def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
+    weights = torchvision_weights(read_state_dict(file), channels)
+    model = build_vit(weights, HEADS)
+    # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
+    print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
+    return _LoadedNetwork(_Network(model, _class_token), image_size(weights), unit_range=False, fingerprint=print_of)
+
+
+def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
+    with importing("encoders", "the encoder needs efficientnet-lite-pytorch"):
+        from efficientnet_lite_pytorch import EfficientNet
+    weights = read_state_dict(file)
+    if "_conv_stem.weight" not in weights:
+        raise UserError(f"{file} does not hold weights of EfficientNet-Lite0 (no _conv_stem.weight); give another file")
+    weights["_conv_stem.weight"] = fit_channels(weights["_conv_stem.weight"], channels)
+    model = EfficientNet.from_name("efficientnet-lite0", in_channels=channels)
+    with reading(file, "give another file", wrong="does not hold weights of EfficientNet-Lite0"):
+        model.load_state_dict(weights)
+    model._fc = nn.Identity()  # the features do not depend on the classifier
+    model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
+    print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
+    return _LoadedNetwork(_Network(model, _pooled), model.input_image_size, unit_range=False, fingerprint=print_of)
+
+
+def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
+    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
+    if not (name and Path(name).is_dir()) and not is_hub_id:
+        raise UserError(
+            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
+            "microsoft/rad-dino"
+        )
+    module, config = load_huggingface(name, channels=channels, offline=offline)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return _LoadedNetwork(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
+
+
+ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {
+    "vit-b16-imagenet": _load_vit,  # ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token
+    "efficientnet-lite0": _load_efficientnet,  # ImageNet-1k, mean over the image
+}
+"""Encoders that have their own names, and what loads them from a file of weights with so many channels; the names are
+those of `KNOWN_WEIGHTS`."""
+
+
+def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
+    file = fetch_weights(name, offline=offline) if weights is None else weights
+    if not file.is_file():
+        raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
+    loaded = ENCODERS[name](file, channels)
+    if weights is None:
+        return loaded, name
+    sha256 = file_sha256(file)
+    return loaded, name if sha256.startswith(KNOWN_WEIGHTS[name].sha256) else f"{name}+{sha256[:8]}"

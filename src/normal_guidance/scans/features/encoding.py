@@ -1,14 +1,14 @@
-"""From scans to a feature store: `nguide encode`, on this machine or, with `ray_cluster`, on many.
+"""From scans to a feature store: `nguide encode`, on this machine or, with `ray`, on many.
 
-Worker processes read scans; this process runs the encoder over their slices in fixed batches, while the next ones
-are being read.  Consecutive scans of the manifest are packed into units.  A complete unit is saved atomically, so a
-killed job loses only its current unit.  The features of a unit depend on its scans alone: a scan that cannot be decoded
-leaves zeros in the batch, so that the others' bits do not change, and is left out of the store.  So the store is the
-same byte for byte whether or not the job was killed, for any number of workers or machines, as long as the encoder's
-arithmetic is the same; for that reason the number of its threads is fixed, too.
+Worker processes read scans; this process runs the encoder over their slices in fixed batches, while the next ones are
+being read (`encoding_machine.py`).  Consecutive scans of the manifest are packed into units.  A complete unit is saved
+atomically (`encoding_job.py`), so a killed job loses only its current unit.  A scan that cannot be decoded is left out
+of the store.  The store is the same byte for byte whether or not the job was killed, for any number of workers or
+machines, as long as the encoder's arithmetic is the same; for that reason the number of its threads is fixed, too.
 
-A store that lacks scans of its manifest is taken up by the next start: only these are read, and the result is the store
-that would have been written with them, byte for byte.
+The report.json of a store that lacks scans lists them with the reasons (`lacks`), and its store.json counts them
+(`FeatureStore.lacking`).  The next start of the same command takes it up: only these scans are read, and the result is
+the store that would have been written with them, byte for byte.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ import torch
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json_as, sealed_json
-from normal_guidance.base.system import disk, peak_bytes
+from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT, Pool
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
     FORMAT,
@@ -45,7 +46,7 @@ from normal_guidance.scans.features.encoding_job import (
     Encoded,
     EncodingJob,
     EncodingReport,
-    KnownValues,
+    ValuesFile,
     job_folder,
     open_job,
     read_statistics,
@@ -57,13 +58,11 @@ from normal_guidance.scans.features.encoding_job import (
 from normal_guidance.scans.features.encoding_machine import (
     LEFT_OUT,
     UNIT,
-    Decoding,
-    EncodingBackend,
+    Cluster,
     EncodingOptions,
     Inputs,
     Load,
     Machine,
-    Reader,
     Setup,
     start_workers,
 )
@@ -78,18 +77,7 @@ from normal_guidance.scans.features.store import (
     write_store,
 )
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
-from normal_guidance.scans.index.problems import (
-    Problem,
-    read_problems,
-    summarize,
-    write_problems,
-)
-
-# From the units of a job to its store, and back from a store that lacks scans to units.
-# A store lacks the scans of its index that could not be read or encoded.  Its report.json lists them with the reasons
-# (`lacks`), its store.json counts them (`FeatureStore.lacking`), and the next start of the same command tries them
-# again: `Earlier` gives the scans that the store holds, so that only the others are read.
-
+from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
 
 PROBLEMS = "problems.csv"
 
@@ -110,10 +98,11 @@ Watch = Callable[[EncodingProgress], object]
 
 @dataclass(frozen=True, eq=False)
 class EncodingPlan:
-    """The arguments of `encode` that every step of a job needs."""
+    """What is encoded and how; `inputs` have no mean and sd until the training scans are measured."""
 
     manifest: Manifest
     parts: Mapping[str, str] | None
+    inputs: Inputs
     options: EncodingOptions
     dtype: torch.dtype
     out: Path
@@ -126,13 +115,18 @@ class EncodingPlan:
         return plan_units(self.manifest.lengths, self.options.unit)
 
     def rows(self, unit: int) -> list[ScanRow]:
-        """The scans of a unit."""
         numbers = self.units[unit]
         return list(Manifest(self.manifest.table.slice(numbers.start, len(numbers)), self.manifest.about))
 
-    def recipe(self, preprocessing: Preprocessing) -> str:
-        """The recipe of the store's features."""
-        return recipe_of(self.identity["encoder"]["fingerprint"], preprocessing, repair=self.options.repair)
+    @property
+    def recipe(self) -> str:
+        """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
+        parts = [
+            self.identity["encoder"]["fingerprint"],
+            self.inputs.preprocessing.fingerprint,
+            self.options.repair,
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
 
 def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
@@ -144,149 +138,6 @@ def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range
             units.append(range(start, number + 1))
             start, slices = number + 1, 0
     return units
-
-
-def recipe_of(encoder: str, preprocessing: Preprocessing, *, repair: bool) -> str:
-    """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
-    return hashlib.sha256(json.dumps([encoder, preprocessing.fingerprint, repair]).encode()).hexdigest()
-
-
-def scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow, torch.Tensor]]:
-    """The scans of a unit that could be encoded."""
-    failed, start = set(unit.failed), 0
-    for row in rows:
-        if row.scan_id not in failed:
-            yield row, unit.features[start : start + len(row)]
-            start += len(row)
-
-
-def merge(rows: Sequence[ScanRow], before: Encoded, now: Encoded) -> Encoded:
-    """A unit with the scans that were encoded before and those that are new, and what is odd about either."""
-    features = {row.scan_id: one for unit in (now, before) for row, one in scans_of(rows, unit)}
-    good = [features[row.scan_id] for row in rows if row.scan_id in features]
-    tried = set(before.failed)
-    problems = [one for one in before.problems if one.scan_id not in tried]
-    return Encoded(
-        torch.cat(good) if good else now.features[:0],
-        [row.scan_id for row in rows if row.scan_id not in features],
-        problems + [one for one in now.problems if one.scan_id in tried],
-        {**before.values, **now.values},
-    )
-
-
-def _reasons(unit: Encoded) -> set[tuple[str, str]]:
-    return {(problem.scan_id, problem.kind) for problem in unit.problems}
-
-
-class Earlier:
-    """The units of a store that lacks scans."""
-
-    def __init__(self, plan: EncodingPlan, store: FeatureStore) -> None:
-        self.plan, self.store = plan, store
-        self._number = {scan: number for number, scan in enumerate(store.scan_ids)}
-        self._problems: dict[str, list[Problem]] = defaultdict(list)
-        for problem in read_problems(store.folder / PROBLEMS):
-            self._problems[problem.scan_id].append(problem)
-        path = store.folder / VALUES
-        self._values = read_json_as(path, KnownValues, AGAIN).values if path.exists() else {}
-
-    def unit(self, number: int) -> Encoded:
-        """The scans of a unit that the store holds; the others failed."""
-        rows = self.plan.rows(number)
-        held = [self._number[row.scan_id] for row in rows if row.scan_id in self._number]
-        failed = [row.scan_id for row in rows if row.scan_id not in self._number]
-        problems = [problem for row in rows for problem in self._problems[row.scan_id]]
-        values = {row.scan_id: self._values[row.scan_id] for row in rows if row.scan_id in self._values}
-        return Encoded(self.store.rows(torch.tensor(held, dtype=torch.int64)).float(), failed, problems, values)
-
-    def fails_like(self, unit: Encoded, number: int) -> bool:
-        """Whether a new unit lacks the same scans for the same kinds of reasons."""
-        before = self.unit(number)
-        return _reasons(unit) == _reasons(before) and unit.failed == before.failed
-
-
-class Assembled(NamedTuple):
-    """A store, and how many of the index's scans it lacks by kind of problem."""
-
-    store: FeatureStore
-    failed: dict[str, int]
-    problems: dict[str, int]
-
-
-def assemble(
-    plan: EncodingPlan,
-    job: EncodingJob,
-    preprocessing: Preprocessing,
-    unit: Callable[[int], Encoded],
-    instead_of: Path | None = None,
-) -> Assembled:
-    """Writes the store from units; an earlier one is moved to `instead_of` first."""
-    problems: list[Problem] = []
-    without: set[str] = set()
-    values: dict[str, Values] = {}
-    slices = 0
-    for number in range(len(plan.units)):
-        one = unit(number)
-        slices += len(one.features)
-        without.update(one.failed)
-        problems += one.problems
-        values |= one.values
-    left_out = [problem for problem in problems if problem.action == LEFT_OUT]
-    failed = dict(sorted(Counter(problem.kind for problem in left_out).items()))
-    write_problems(job.path / PROBLEMS, problems)
-    if len(without) == len(plan.manifest):
-        job.forget()
-        raise UserError(
-            f"none of the {len(plan.manifest)} scans could be encoded; read {job.path / PROBLEMS}, correct the causes "
-            "and encode again"
-        )
-
-    def stream() -> Iterator[tuple[str | None, Bags]]:
-        for number in range(len(plan.units)):
-            pairs = scans_of(plan.rows(number), unit(number))
-            for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
-                yield part, Bags.pack([_bag(row, features) for row, features in scans])
-
-    recipe, scans = plan.recipe(preprocessing), len(plan.manifest)
-    lacks = {one.scan_id: f"{one.kind}: {shorten(one.detail)}" for one in left_out}
-    report = {
-        "normal_guidance": __version__,
-        "recipe": recipe,
-        "preprocessing": preprocessing.to_dict(),
-        "inputs": describe_inputs(plan.manifest, without, list(values.values())),
-        "dtype": dtype_name(plan.dtype),
-        "scans": {"manifest": scans, "encoded": scans - len(without), "failed": len(without)},
-        "slices": {"manifest": int(plan.manifest.lengths.sum()), "encoded": slices},
-        "failed": failed,
-        **({"lacks": lacks} if lacks else {}),
-        "problems": dict(sorted(summarize(problems).items())),
-        "identity": plan.identity,
-    }
-    files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
-    if without and plan.identity["normalized_by"] == "training scans":
-        # So that the next start measures only what is missing.
-        files[STATISTICS] = statistics_lines(dict(sorted(job.statistics(preprocessing.channels).items())))
-    if without:
-        files[VALUES] = sealed_json({"values": values_json(values)})
-    findings = plan.manifest.findings
-    provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
-    store = write_store(
-        plan.out,
-        stream(),
-        findings=findings,
-        further={row.scan_id: row.further for row in plan.manifest} if findings else None,
-        provenance={**provenance, **({LACKING: len(without)} if without else {})},
-        recipe=recipe,
-        dtype=plan.dtype,
-        files=files,
-        instead_of=instead_of,
-    )
-    return Assembled(store, failed, summarize(problems))
-
-
-def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
-    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
-    return Bag(features, row.label, labels, row.scan_id, row.patient_id)
 
 
 DEFAULTS = EncodingOptions()
@@ -352,17 +203,14 @@ def encode(
         ray: address of a Ray cluster.
         watch: receives the progress.
     """
-    out = Path(out).absolute()
-    root = Path(root or manifest.root)
-    if not root.is_dir():
-        raise UserError(f"the scans' folder {root} does not exist; give the folder where they lie now (--root FOLDER)")
+    out, root = Path(out).absolute(), _root_of(manifest, root)
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
     # With Ray the workers run on other machines; and a store that exists is probably complete.
     with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
-        preprocessing = fit_preprocessing(preprocessing, encoder, statistics, parts)
-        identity = identity_of(manifest, encoder, preprocessing, parts, options)
+        preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
+        identity = _identity_of(manifest, encoder, preprocessing, parts, options)
         done = _completed_before(out, identity)
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
@@ -371,31 +219,43 @@ def encode(
         with open_job(out, identity) as job:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None or len(done.store) < len(manifest):
-                plan = EncodingPlan(manifest, parts, options, dtype, out, identity, watch)
-                with _backend(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, Inputs(Decoding(read, root, options.repair), preprocessing), done)
+                inputs = Inputs(Decoding(read, root, options.repair), preprocessing)
+                plan = EncodingPlan(manifest, parts, inputs, options, dtype, out, identity, watch)
+                with _machine(setup, encoder, pool, ray) as machine:
+                    done = _run(plan, job, machine, done)
             job.remove()
         return done
 
 
+def _root_of(manifest: Manifest, root: Path | None) -> Path:
+    root = Path(root or manifest.root)
+    if not root.is_dir():
+        raise UserError(f"the scans' folder {root} does not exist; give the folder where they lie now (--root FOLDER)")
+    return root
+
+
+@contextmanager
+def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[Machine | Cluster]:
+    if ray is None:
+        yield Machine(setup, encoder, pool)
+    else:
+        with connected(ray) as connection:
+            yield Cluster(connection, setup)
+
+
 def _run(
-    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs, done: EncodingResult | None
+    plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, done: EncodingResult | None
 ) -> EncodingResult:
     """Makes the store, or takes up the scans that it lacks."""
     resumed = done is not None or job.begun  # what an earlier start could not read may be there now
     if done is None:
-        normalised = _normalised(plan, job, machine, inputs)
-        begin = time.monotonic()
-        slices = _encode_units(plan, job, machine, normalised, range(len(plan.units)))
-        seconds = time.monotonic() - begin
-        made = assemble(plan, job, normalised.preprocessing, job.unit)
-        done = EncodingResult(*made, slices, seconds)
-    return _take_up(plan, job, machine, inputs, done) if resumed and len(done.store) < len(plan.manifest) else done
+        normalised = _normalised(plan, job, machine)
+        encoded = _encode_units(normalised, job, machine, range(len(plan.units)))
+        done = _assemble(normalised, job, job.unit, encoded)
+    return _take_up(plan, job, machine, done) if resumed and len(done.store) < len(plan.manifest) else done
 
 
-def _take_up(
-    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs, done: EncodingResult
-) -> EncodingResult:
+def _take_up(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, done: EncodingResult) -> EncodingResult:
     """Tries again the scans that a store lacks; if all of them fail as before, the store stays as it is.
 
     Where the training scans say what to normalise with and one of them is new, all scans are encoded again.
@@ -407,31 +267,230 @@ def _take_up(
             f"--dtype {dtype_name(store.dtype)}, or give another folder (-o)"
         )
     if not again.begun:
-        known, _ = read_statistics(store.folder, inputs.preprocessing.channels)
-        again.add_statistics({scan: one for scan, one in known.items() if one is not None})
-    normalised = _normalised(plan, again, machine, inputs)
-    earlier = Earlier(plan, store) if plan.recipe(normalised.preprocessing) == store.recipe else None
+        known, _ = read_statistics(store.folder, plan.inputs.preprocessing.channels)
+        again.add_statistics({scan: measured for scan, measured in known.items() if measured is not None})
+    plan = _normalised(plan, again, machine)
+    earlier = EarlierStore(plan, store) if plan.recipe == store.recipe else None
     held = set(store.scan_ids) if earlier else set()
     units = {number for number, scans in enumerate(plan.units) if not held.issuperset(ids[scan] for scan in scans)}
-    begin = time.monotonic()
-    slices = _encode_units(plan, again, machine, normalised, sorted(units), earlier)
-    seconds = time.monotonic() - begin
-    if earlier is not None and all(earlier.fails_like(again.unit(number), number) for number in units):
+    encoded = _encode_units(plan, again, machine, sorted(units), earlier)
+    if earlier is not None and all(_fails_alike(again.unit(number), earlier.unit(number)) for number in units):
         return done
 
     def unit(number: int) -> Encoded:
         return again.unit(number) if earlier is None or number in units else earlier.unit(number)
 
-    made = assemble(plan, again, normalised.preprocessing, unit, job.before)
-    return EncodingResult(*made, slices, seconds)
+    return _assemble(plan, again, unit, encoded, job.before)
 
 
-def _normalised(plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs) -> Inputs:
-    """The inputs with mean and sd, of the training scans if there are no others."""
-    if inputs.preprocessing.statistics is not None:
-        return inputs
-    measured = _measure_training_scans(plan, job, machine, inputs)
-    return inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
+def _fails_alike(now: Encoded, before: Encoded) -> bool:
+    """Whether a unit lacks the same scans for the same kinds of reasons."""
+    reasons = [{(problem.scan_id, problem.kind) for problem in unit.problems} for unit in (now, before)]
+    return reasons[0] == reasons[1] and now.failed == before.failed
+
+
+class EarlierStore:
+    """The units of a store that lacks scans."""
+
+    def __init__(self, plan: EncodingPlan, store: FeatureStore) -> None:
+        self.plan, self.store = plan, store
+        self._number = {scan: number for number, scan in enumerate(store.scan_ids)}
+        self._problems: dict[str, list[Problem]] = defaultdict(list)
+        for problem in read_problems(store.folder / PROBLEMS):
+            self._problems[problem.scan_id].append(problem)
+        self._values = read_json_as(store.folder / VALUES, ValuesFile, AGAIN).values
+
+    def unit(self, number: int) -> Encoded:
+        """The scans of a unit that the store holds; the others failed."""
+        ids = [row.scan_id for row in self.plan.rows(number)]
+        held = torch.tensor([self._number[scan] for scan in ids if scan in self._number], dtype=torch.int64)
+        return Encoded(
+            self.store.rows(held).float(),
+            [scan for scan in ids if scan not in self._number],
+            [problem for scan in ids for problem in self._problems[scan]],
+            {scan: self._values[scan] for scan in ids if scan in self._values},
+        )
+
+
+def _merged(rows: Sequence[ScanRow], before: Encoded, now: Encoded) -> Encoded:
+    features = {row.scan_id: of_scan for unit in (now, before) for row, of_scan in _scans_of(rows, unit)}
+    good = [features[row.scan_id] for row in rows if row.scan_id in features]
+    return Encoded(
+        torch.cat(good) if good else now.features[:0],
+        [row.scan_id for row in rows if row.scan_id not in features],
+        [problem for problem in before.problems if problem.scan_id not in before.failed]
+        + [problem for problem in now.problems if problem.scan_id in before.failed],
+        {**before.values, **now.values},
+    )
+
+
+def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow, torch.Tensor]]:
+    """The scans of a unit that could be encoded."""
+    failed, start = set(unit.failed), 0
+    for row in rows:
+        if row.scan_id not in failed:
+            yield row, unit.features[start : start + len(row)]
+            start += len(row)
+
+
+def _normalised(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster) -> EncodingPlan:
+    """The plan with mean and sd: if there are no others, the mean of the training scans' means and sds.
+
+    Training scans that cannot be read do not count.
+    """
+    preprocessing = plan.inputs.preprocessing
+    if preprocessing.statistics is not None:
+        return plan
+    known, parts, ids = job.statistics(preprocessing.channels), plan.parts or {}, plan.manifest.scan_ids
+    training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
+    length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
+    of = sum(length_of.values())
+    if others := known.keys() - length_of.keys():
+        raise UserError(
+            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not a training scan; delete the "
+            "folder and encode again"
+        )
+    slices = before = sum(length_of[scan] for scan in known)
+    left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
+    plan.watch(EncodingProgress("statistics", slices, of, before))
+    for measured in machine.measure(plan.inputs, left):
+        job.add_statistics(measured)
+        known |= measured
+        slices += sum(length_of[scan] for scan in measured)
+        plan.watch(EncodingProgress("statistics", slices, of, before))
+    usable = [statistics for scan in training.scan_ids if (statistics := known[scan]) is not None]
+    if not usable:
+        job.forget()
+        raise UserError(
+            f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
+            f"check that they lie in {plan.inputs.decoding.root}, and encode again"
+        )
+    fitted = preprocessing.with_statistics(combine_statistics(usable))
+    return replace(plan, inputs=plan.inputs._replace(preprocessing=fitted))
+
+
+def _encode_units(
+    plan: EncodingPlan,
+    job: EncodingJob,
+    machine: Machine | Cluster,
+    units: Sequence[int],
+    earlier: EarlierStore | None = None,
+) -> tuple[int, float]:
+    """Encodes those of the units that are not done yet; returns the number of their slices, and the seconds.
+
+    With an `earlier` store, only the scans that it lacks are read; the others keep their features.
+    """
+    begin, inputs = time.monotonic(), plan.inputs
+    held = set(earlier.store.scan_ids) if earlier else set()
+    sizes = {number: sum(len(row) for row in plan.rows(number) if row.scan_id not in held) for number in units}
+    done = job.units() & sizes.keys()
+    finished = before = sum(sizes[number] for number in done)
+    work = [number for number in units if number not in done]
+    if held:
+        near = frozenset(row.scan_id for number in work for row in plan.rows(number) if row.scan_id in held)
+        inputs = inputs._replace(decoding=replace(inputs.decoding, held=near))
+
+    def report_slices(slices: int) -> None:
+        stage, more = ("taking up", 0) if earlier else ("encoding", slices)
+        plan.watch(EncodingProgress(stage, finished + more, sum(sizes.values()), before))
+
+    report_slices(0)
+    for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
+        rows = plan.rows(number)
+        unit = _merged(rows, earlier.unit(number), encoded) if earlier else encoded
+        _check_range(rows, unit, plan.dtype)
+        job.save_unit(number, unit)
+        finished += sizes[number]
+        report_slices(0)
+    return finished - before, time.monotonic() - begin
+
+
+def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
+    """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
+    if unit.features.to(dtype).isfinite().all():
+        return
+    for row, features in _scans_of(rows, unit):
+        if not features.to(dtype).isfinite().all():
+            raise UserError(
+                f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
+                f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
+            )
+
+
+def _assemble(
+    plan: EncodingPlan,
+    job: EncodingJob,
+    unit: Callable[[int], Encoded],
+    encoded: tuple[int, float],
+    instead_of: Path | None = None,
+) -> EncodingResult:
+    """Writes the store from units; an earlier one is moved to `instead_of` first."""
+    manifest, preprocessing = plan.manifest, plan.inputs.preprocessing
+    problems: list[Problem] = []
+    without: set[str] = set()
+    values: dict[str, Values] = {}
+    slices = 0
+    for number in range(len(plan.units)):
+        made = unit(number)
+        slices += len(made.features)
+        without.update(made.failed)
+        problems += made.problems
+        values |= made.values
+    left_out = [problem for problem in problems if problem.action == LEFT_OUT]
+    failed = dict(sorted(Counter(problem.kind for problem in left_out).items()))
+    write_problems(job.path / PROBLEMS, problems)
+    if len(without) == len(manifest):
+        job.forget()
+        raise UserError(
+            f"none of the {len(manifest)} scans could be encoded; read {job.path / PROBLEMS}, correct the causes "
+            "and encode again"
+        )
+
+    def stream() -> Iterator[tuple[str | None, Bags]]:
+        for number in range(len(plan.units)):
+            pairs = _scans_of(plan.rows(number), unit(number))
+            for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
+                yield part, Bags.pack([_bag(row, features) for row, features in scans])
+
+    report = {
+        "normal_guidance": __version__,
+        "recipe": plan.recipe,
+        "preprocessing": preprocessing.to_dict(),
+        "inputs": describe_inputs(manifest, without, list(values.values())),
+        "dtype": dtype_name(plan.dtype),
+        "scans": {"manifest": len(manifest), "encoded": len(manifest) - len(without), "failed": len(without)},
+        "slices": {"manifest": int(manifest.lengths.sum()), "encoded": slices},
+        "failed": failed,
+        "lacks": {problem.scan_id: f"{problem.kind}: {shorten(problem.detail)}" for problem in left_out},
+        "problems": dict(sorted(summarize(problems).items())),
+        "identity": plan.identity,
+    }
+    if not left_out:
+        del report["lacks"]
+    files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
+    provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
+    if without:  # so that the next start measures and encodes only what is missing
+        provenance[LACKING] = len(without)
+        files[VALUES] = sealed_json({"values": values_json(values)})
+        if plan.identity["normalized_by"] == "training scans":
+            files[STATISTICS] = statistics_lines(dict(sorted(job.statistics(preprocessing.channels).items())))
+    store = write_store(
+        plan.out,
+        stream(),
+        findings=manifest.findings,
+        further={row.scan_id: row.further for row in manifest} if manifest.findings else None,
+        provenance=provenance,
+        recipe=plan.recipe,
+        dtype=plan.dtype,
+        files=files,
+        instead_of=instead_of,
+    )
+    return EncodingResult(store, failed, summarize(problems), *encoded)
+
+
+def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
+    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
+    return Bag(features, row.label, labels, row.scan_id, row.patient_id)
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
@@ -440,7 +499,7 @@ def _threads_of(before: Mapping[str, Any] | None) -> int:
     return threads if type(threads) is int and threads > 0 else torch.get_num_threads()
 
 
-def fit_preprocessing(
+def _fit_preprocessing(
     preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
 ) -> Preprocessing:
     """The preprocessing for this encoder; its statistics stay None if the training scans must be measured first."""
@@ -466,7 +525,7 @@ def fit_preprocessing(
     return fitted
 
 
-def identity_of(
+def _identity_of(
     manifest: Manifest,
     encoder: Encoder,
     preprocessing: Preprocessing,
@@ -508,9 +567,9 @@ def _completed_before(out: Path, identity: Mapping[str, Any]) -> EncodingResult 
     if before is None or not (out / REPORT).exists():
         raise UserError(f"{out} exists and is not a store made by nguide encode; choose another folder (-o)")
     refuse_another(out, before, identity)
-    problems = read_problems(out / PROBLEMS)
+    problems = summarize(read_problems(out / PROBLEMS))
     failed = read_json_as(out / REPORT, EncodingReport, AGAIN, exact=False).failed
-    return EncodingResult(open_store(out), failed, summarize(problems), 0, 0.0, complete_before=True)
+    return EncodingResult(open_store(out), failed, problems, 0, 0.0, complete_before=True)
 
 
 def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
@@ -523,9 +582,8 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
             if scans:
                 raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
         check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
-    _check_labels(manifest)
-    for finding in manifest.findings[1:]:
-        _check_labels(manifest.of_finding(finding.name))
+    for of_finding in (manifest, *(manifest.of_finding(finding.name) for finding in manifest.findings[1:])):
+        _check_labels(of_finding)
 
 
 def _check_labels(manifest: Manifest) -> None:
@@ -549,99 +607,7 @@ def _check_labels(manifest: Manifest) -> None:
     )
 
 
-def _measure_training_scans(
-    plan: EncodingPlan, job: EncodingJob, machine: EncodingBackend, inputs: Inputs
-) -> Statistics:
-    """The mean of the training scans' means and sds, without scans that cannot be read."""
-    channels = inputs.preprocessing.channels
-    known, parts, ids = job.statistics(channels), plan.parts or {}, plan.manifest.scan_ids
-    training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
-    length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
-    of = sum(length_of.values())
-    if others := known.keys() - length_of.keys():
-        raise UserError(
-            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not a training scan; delete the "
-            "folder and encode again"
-        )
-    slices = before = sum(length_of[scan] for scan in known)
-    left = training.take(number for number, scan in enumerate(training.scan_ids) if scan not in known)
-    plan.watch(EncodingProgress("statistics", slices, of, before))
-    for measured in machine.measure(inputs, left):
-        job.add_statistics(measured)
-        known |= measured
-        slices += sum(length_of[scan] for scan in measured)
-        plan.watch(EncodingProgress("statistics", slices, of, before))
-    usable = [one for scan in training.scan_ids if (one := known[scan]) is not None]
-    if not usable:
-        job.forget()
-        raise UserError(
-            f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
-            f"check that they lie in {inputs.decoding.root}, and encode again"
-        )
-    return combine_statistics(usable)
-
-
-def _encode_units(
-    plan: EncodingPlan,
-    job: EncodingJob,
-    machine: EncodingBackend,
-    inputs: Inputs,
-    units: Sequence[int],
-    earlier: Earlier | None = None,
-) -> int:
-    """Encodes those of the units that are not done yet; returns the number of their slices.
-
-    With an `earlier` store, only the scans that it lacks are read; the others keep their features.
-    """
-    held = set(earlier.store.scan_ids) if earlier else set()
-    sizes = {number: sum(len(row) for row in plan.rows(number) if row.scan_id not in held) for number in units}
-    done = job.units() & sizes.keys()
-    finished = before = sum(sizes[number] for number in done)
-    work = [number for number in units if number not in done]
-    if held:
-        near = frozenset(row.scan_id for number in work for row in plan.rows(number) if row.scan_id in held)
-        inputs = inputs._replace(decoding=replace(inputs.decoding, held=near))
-
-    def report_slices(slices: int) -> None:
-        stage, more = ("taking up", 0) if earlier else ("encoding", slices)
-        plan.watch(EncodingProgress(stage, finished + more, sum(sizes.values()), before))
-
-    report_slices(0)
-    for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
-        rows = plan.rows(number)
-        unit = merge(rows, earlier.unit(number), encoded) if earlier else encoded
-        _check_range(rows, unit, plan.dtype)
-        job.save_unit(number, unit)
-        finished += sizes[number]
-        report_slices(0)
-    return finished - before
-
-
-def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
-    """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
-    if unit.features.to(dtype).isfinite().all():
-        return
-    for row, features in scans_of(rows, unit):
-        if not features.to(dtype).isfinite().all():
-            raise UserError(
-                f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
-                f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
-            )
-
-
-@contextmanager
-def _backend(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[EncodingBackend]:
-    if ray is None:
-        yield Machine(setup, encoder, pool)
-        return
-    from normal_guidance.scans.features.encoding_machine import connect
-
-    with connect(ray, setup) as cluster:
-        yield cluster
-
-
 # What encoding a manifest would take: `nguide encode --dry-run` reads and encodes a few batches and writes nothing.
-
 
 BATCHES, SECONDS = 32, 10.0
 """The measurement ends after so many batches, or so many seconds after the first."""
@@ -652,26 +618,7 @@ BATCHES_TO_NORMALISE = 4
 
 @dataclass(frozen=True)
 class EncodingEstimate:
-    """What a job would take on this machine.
-
-    Args:
-        scans: scans of the manifest.
-        slices: their slices.
-        batches: batches that the encoder would receive.
-        batch_size: slices of a whole batch.
-        device: where the encoder runs.
-        device_bytes: most memory that the measurement took: on CUDA of the card, else of this process.
-        store_bytes: the store's features on the disk.
-        job_bytes: what the job needs besides, until the store is complete.
-        free_bytes: free space of the disk.
-        measured_scans: scans that were encoded for the measurement.
-        measured_slices: their slices.
-        failed: of these scans, those that could not be encoded, and why.
-        slices_per_s: slices that are encoded in a second.
-        first_batch_s: seconds from the start to the first encoded batch.
-        statistics_s: estimated seconds for mean and sd of the training scans.
-        total_s: estimated seconds for all.
-    """
+    """What a job would take on this machine; the scans that were encoded to measure it, and why some failed."""
 
     scans: int
     slices: int
@@ -679,15 +626,19 @@ class EncodingEstimate:
     batch_size: int
     device: str
     device_bytes: int
+    """Most memory that the measurement took: on CUDA of the card, else of this process."""
     store_bytes: int
     job_bytes: int
+    """What the job needs besides, until the store is complete."""
     free_bytes: int
     measured_scans: int
     measured_slices: int
     failed: Mapping[str, str]
     slices_per_s: float
     first_batch_s: float
+    """Seconds from the start to the first encoded batch."""
     statistics_s: float
+    """Seconds for mean and sd of the training scans."""
     total_s: float
 
 
@@ -706,28 +657,26 @@ def estimate_encoding(
     workers: int = 0,
     timeout: float = TIMEOUT,
 ) -> EncodingEstimate:
-    """Estimates what `normal_guidance.scans.features.encoding.encode` would take with the same arguments.
+    """Estimates what `encode` would take with the same arguments.
 
     Scans are drawn at random, with the same draws every time, read and encoded as a job would do it.
     """
     begin = time.monotonic()
-    root = Path(root or manifest.root)
-    if not root.is_dir():
-        raise UserError(f"the scans' folder {root} does not exist; give the folder where they lie now (--root FOLDER)")
+    root = _root_of(manifest, root)
     check_scans(manifest, parts)
     rows = _draw(manifest, BATCHES * options.batch_size)
     with start_workers(workers, timeout, len(rows)) as pool:
         encoder = load(device=options.device, precision=options.precision)
-        inputs = Inputs(
-            Decoding(read, root, options.repair), fit_preprocessing(preprocessing, encoder, statistics, parts)
-        )
+        fitted = _fit_preprocessing(preprocessing, encoder, statistics, parts)
+        inputs = Inputs(Decoding(read, root, options.repair), fitted)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
-        if inputs.preprocessing.statistics is None:
+        if fitted.statistics is None:
             measured, rate = _measure(machine, inputs, _first(rows, BATCHES_TO_NORMALISE * options.batch_size))
-            inputs = inputs._replace(preprocessing=inputs.preprocessing.with_statistics(measured))
-            to_normalise = _training_slices(manifest, parts or {}) / rate
+            inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
+            lengths = zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True)
+            to_normalise = sum(length for scan, length in lengths if (parts or {}).get(scan) == "train") / rate
         trial = _try(machine, inputs, rows, options.batch_size)
     if len(trial.failed) == trial.scans:
         scan, reason = next(iter(trial.failed.items()))
@@ -766,43 +715,35 @@ def _draw(manifest: Manifest, slices: int) -> list[ScanRow]:
 
 def _first(rows: Iterable[ScanRow], slices: int) -> list[ScanRow]:
     """The first scans that have at least so many slices in all, or all."""
-    found, total = [], 0
+    chosen, total = [], 0
     for row in rows:
-        found.append(row)
+        chosen.append(row)
         total += len(row)
         if total >= slices:
             break
-    return found
-
-
-def _training_slices(manifest: Manifest, parts: Mapping[str, str]) -> int:
-    lengths = zip(manifest.scan_ids, manifest.lengths, strict=True)
-    return sum(int(length) for scan, length in lengths if parts.get(scan) == "train")
+    return chosen
 
 
 def _measure(machine: Machine, inputs: Inputs, rows: list[ScanRow]) -> tuple[Statistics, float]:
-    """Mean and sd of scans, and the slices that are measured in a second."""
-    begin, found = time.monotonic(), []
-    for one in machine.measure(inputs, rows):
-        found += [statistics for statistics in one.values() if statistics is not None]
-    if not found:
+    begin = time.monotonic()
+    measured = [statistics for scan in machine.measure(inputs, rows) for statistics in scan.values() if statistics]
+    if not measured:
         raise UserError(
             f"none of {len(rows)} scans could be read, for instance {rows[0].scan_id!r}, so there is no mean and sd to "
             f"normalise with; check that they lie in {inputs.decoding.root}"
         )
-    return combine_statistics(found), sum(map(len, rows)) / (time.monotonic() - begin)
+    return combine_statistics(measured), sum(map(len, rows)) / (time.monotonic() - begin)
 
 
-@dataclass(frozen=True)
-class _Trial:
+class _MeasuredSpeed(NamedTuple):
     scans: int
     slices: int
-    failed: Mapping[str, str]
+    failed: dict[str, str]
     first_batch_s: float
     slices_per_s: float
 
 
-def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int) -> _Trial:
+def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int) -> _MeasuredSpeed:
     """Encodes scans until there is enough to tell the speed."""
     units = [[rows[number] for number in unit] for unit in plan_units([len(row) for row in rows], batch_size)]
     begin, scans, slices = time.monotonic(), 0, 0
@@ -822,4 +763,4 @@ def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int)
     (first, done), (last, _) = marks[0], marks[-1]
     # The first batch waits for the workers, which a long job does once.
     rate = (slices - done) / (last - first) if slices > done else slices / (last - begin)
-    return _Trial(scans, slices, failed, first - begin, rate)
+    return _MeasuredSpeed(scans, slices, failed, first - begin, rate)

@@ -28,7 +28,7 @@ import torch
 from jaxtyping import Float32
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.base.files import (
     difference,
     lock_folder,
@@ -38,7 +38,7 @@ from normal_guidance.base.files import (
     remove_left_drafts,
     write_json,
 )
-from normal_guidance.base.records import ContentError, parse_json, read_as
+from normal_guidance.base.records import parse_json, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.store import AGAIN
@@ -65,23 +65,29 @@ class Encoded(NamedTuple):
     """Ids of the other scans."""
     problems: list[Problem]
     values: Mapping[str, Values]
-    """By scan; those of scans that an earlier version encoded are unknown."""
+    """By scan."""
 
 
 @dataclass(frozen=True)
-class _Unit:
-    """The types of what a unit's file holds beside the features."""
-
+class UnitFile:
     failed: list[str]
     problems: list[tuple[str, str, str, str, str]]
-    values: dict[str, Values] = field(default_factory=dict)
+    values: dict[str, Values]
 
 
 @dataclass(frozen=True)
-class KnownValues:
-    """The types of what `VALUES` holds."""
+class ValuesFile:
+    """The content of `VALUES`."""
 
     values: dict[str, Values]
+
+
+@dataclass(frozen=True)
+class EncodingReport:
+    """What is read of a store's report.json; a store that `nguide encode` did not make has no identity."""
+
+    identity: dict[str, Any] | None = None
+    failed: dict[str, int] = field(default_factory=dict)
 
 
 class _Line(NamedTuple):
@@ -90,13 +96,6 @@ class _Line(NamedTuple):
     scan: str
     mean: tuple[float, ...] | None
     sd: tuple[float, ...] | None
-
-    def statistics(self, channels: int) -> Statistics | None:
-        if self.mean is None and self.sd is None:
-            return None
-        if self.mean is None or self.sd is None or not len(self.mean) == len(self.sd) == channels:
-            raise ValueError(f"scan {shorten(self.scan)!r} has not {channels} means and sds")
-        return Statistics(self.mean, self.sd)
 
 
 @dataclass(frozen=True)
@@ -110,27 +109,27 @@ class EncodingJob:
         """Whether anything is done; a job that failed before that may start again with other options."""
         return bool(self.units()) or any((self.path / name).exists() for name in (STATISTICS, TAKEN_UP, BEFORE))
 
+    @property
+    def before(self) -> Path:
+        """Where a store goes that a fuller one replaces."""
+        return self.path / BEFORE
+
     def units(self) -> set[int]:
         """Numbers of the units that are done."""
         return {int(file.stem.removeprefix("unit-")) for file in self.path.glob("unit-*.safetensors")}
 
     def save_unit(self, number: int, unit: Encoded) -> None:
-        """Saves a unit."""
         about = {"failed": unit.failed, "problems": unit.problems, "values": values_json(unit.values)}
         write_tensors(self._unit(number), {"features": unit.features.contiguous()}, about)
 
     def unit(self, number: int) -> Encoded:
-        """Reads a unit that is done."""
         path, again = self._unit(number), "delete it and encode again"
         tensors, about = read_tensors(path, again)
-        try:
-            known = read_as(_Unit, about)
-            features = tensors["features"]
-        except (KeyError, ContentError) as error:
-            raise UserError(f"{path} is damaged or not of this version ({error}); {again}") from error
+        with reading(path, again, wrong="is damaged"):
+            unit, features = read_as(UnitFile, about), tensors["features"]
         if features.ndim != 2 or features.dtype != torch.float32:
             raise UserError(f"{path} holds {features.dtype} of shape {tuple(features.shape)}, not features; {again}")
-        return Encoded(features, known.failed, [Problem(*fields) for fields in known.problems], known.values)
+        return Encoded(features, unit.failed, [Problem(*fields) for fields in unit.problems], unit.values)
 
     def statistics(self, channels: int) -> dict[str, Statistics | None]:
         """Mean and sd of the scans that were measured, None for those that could not be.
@@ -143,7 +142,6 @@ class EncodingJob:
         return known
 
     def add_statistics(self, scans: Mapping[str, Statistics | None]) -> None:
-        """Saves the mean and sd of some scans."""
         with (self.path / STATISTICS).open("ab") as file:
             file.write(statistics_lines(scans))
 
@@ -152,11 +150,6 @@ class EncodingJob:
         make_folder(self.path / TAKEN_UP)
         remove_left_drafts(self.path / TAKEN_UP)
         return EncodingJob(self.path / TAKEN_UP)
-
-    @property
-    def before(self) -> Path:
-        """Where a store goes that a fuller one replaces."""
-        return self.path / BEFORE
 
     def forget(self) -> None:
         """Deletes what is done, so that the next start tries all scans again."""
@@ -174,44 +167,34 @@ class EncodingJob:
         return self.path / f"unit-{number:05d}.safetensors"
 
 
-@dataclass(frozen=True)
-class EncodingReport:
-    """What is read of a store's report.json; a store that `nguide encode` did not make has no identity."""
-
-    identity: dict[str, Any] | None = None
-    failed: dict[str, int] = field(default_factory=dict)
-
-
 def read_statistics(folder: Path, channels: int) -> tuple[dict[str, Statistics | None], int]:
     """The lines of a job's or store's statistics.jsonl up to the first that is damaged, and their bytes."""
     known: dict[str, Statistics | None] = {}
     whole, path = 0, folder / STATISTICS
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        content, _, checksum = line.rpartition(b" ")
+    for text in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        content, _, checksum = text.rpartition(b" ")
         if checksum != b"%08x\n" % zlib.crc32(content):
             break
-        try:
-            one = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
-            known[one.scan] = one.statistics(channels)
-        except (ValueError, TypeError) as error:
-            raise UserError(f"{path} is damaged ({error}); delete it and encode again") from error
-        whole += len(line)
+        with reading(path, "delete it and encode again", wrong="is damaged"):
+            scan, mean, sd = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
+            if (mean, sd) != (None, None) and not len(mean or ()) == len(sd or ()) == channels:
+                raise ValueError(f"scan {shorten(scan)!r} has not {channels} means and sds")
+            known[scan] = Statistics(mean, sd) if mean and sd else None
+        whole += len(text)
     return known, whole
 
 
 def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
-    """The lines of statistics.jsonl for some scans."""
-    lines = [json.dumps([scan, *(one or (None, None))]).encode() for scan, one in scans.items()]
+    lines = [json.dumps([scan, *(measured or (None, None))]).encode() for scan, measured in scans.items()]
     return b"".join(b"%b %08x\n" % (line, zlib.crc32(line)) for line in lines)
 
 
 def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
     """The values of scans, for JSON; `read_as` is the inverse."""
-    return {scan: asdict(one) for scan, one in values.items()}
+    return {scan: asdict(of_scan) for scan, of_scan in values.items()}
 
 
 def job_folder(out: Path) -> Path:
-    """The folder of a store's job."""
     return out.with_name(f"{out.name}.job")
 
 
@@ -241,9 +224,8 @@ def open_job(out: Path, identity: Mapping[str, Any]) -> Iterator[EncodingJob]:
 
 def refuse_another(where: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raises an error if two identities differ, and names the first difference."""
-    found = difference(before, now)
-    if found:
+    if changed := difference(before, now):
         raise UserError(
-            f"{where} was begun with other data or options: {found}; give another folder (-o), the data and options it "
-            "was begun with, or delete it"
+            f"{where} was begun with other data or options: {changed}; give another folder (-o), the data and options "
+            "it was begun with, or delete it"
         )

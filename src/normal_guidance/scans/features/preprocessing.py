@@ -1,11 +1,9 @@
-"""From a scan's values to an encoder's input: window, pad to a square, resize, normalise.
+"""From a scan's values to an encoder's input: cut to the field, window, pad to a square, resize, normalise.
 
-The order of the steps is the paper's.  Each window makes a channel.  A slice's result depends on the rest of its scan
-in two respects only: the scan's minimum fills the margins, and a window of percentiles is a range of the scan, which is
-scaled to 0..1 because other scans have other ranges.  All steps run on the device that holds the slices; the CPU
-and CUDA differ in the last bits.
-
-A field comes before all steps: what lies outside it is cut off, and the rest is treated as the whole scan.
+The order of the steps is the paper's; a window makes a channel.  A slice's result depends on the rest of its scan in
+two respects only: the scan's minimum fills the margins, and a window of percentiles is a range of the scan.  What lies
+outside the field is as if it were not there.  All steps run on the device that holds the slices; the CPU and CUDA
+differ in the last bits.
 """
 
 from __future__ import annotations
@@ -21,79 +19,41 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float32, Int16, Real
+from jaxtyping import Float32, Int16
 from torch import Tensor
 
-from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.records import Between, read_as
-from normal_guidance.scans.index.geometry import normal_of
+from normal_guidance.scans.features.windows import (
+    Percentiles,
+    Range,
+    middle,
+    plane_of,
+    range_of,
+    window_as_json,
+    window_from_json,
+)
 from normal_guidance.scans.index.manifest import Manifest, ValueRange, Values, range_of_values
 
-# The field: the middle of every slice, a square of so many millimetres, which is all that the encoder sees.
-# This module does not import torch: worker processes use it.
-
-
-def middle(rows: int, columns: int, spacing: Sequence[float] | None, field: float) -> tuple[slice, slice]:
-    """Rows and columns of a field of `field` mm: round(field / spacing) of each, at least 1, at most the image's.
-
-    Of an odd number of lines that are left over, one more is below or right.  An unknown spacing raises an
-    `UnreadableError`.
-
-    Args:
-        rows: rows of the image.
-        columns: columns of the image.
-        spacing: mm between rows, mm between columns.
-        field: mm.
-    """
-    with np.errstate(over="ignore"):
-        # A manifest holds 32 bits: a half must be rounded the same way in a new scan, whose header is read in 64.
-        widths = [] if spacing is None else np.array(spacing, np.float32).tolist()
-    if len(widths) != 2 or not all(0 < width < math.inf for width in widths):
-        found = "unknown" if spacing is None else " x ".join(f"{width:g}" for width in spacing) + " mm"
-        raise UnreadableError("no_spacing", f"a field of {field:g} mm needs the pixel spacing, which is {found}")
-    return _middle(rows, field / widths[0]), _middle(columns, field / widths[1])
-
-
-def _middle(lines: int, wanted: float) -> slice:
-    kept = max(1, round(min(wanted, lines)))
-    start = (lines - kept) // 2
-    return slice(start, start + kept)
-
-
-def in_field(volume: np.ndarray, spacing: Sequence[float] | None, field: float | None) -> np.ndarray:
-    """The field of every slice of a volume; the volume itself without a field."""
-    if field is None:
-        return volume
-    down, across = middle(volume.shape[1], volume.shape[2], spacing, field)
-    return volume[:, down, across]
-
-
-# A summary of the scans behind features, so that a model's user can check whether a new scan is of the same kind.
-
-
 SPACING_PERCENTILES = (1, 50, 99)
-"""Percentiles for low, median and high slice spacing: a few wrong headers must not widen the range."""
-
-PLANES = ("sagittal", "coronal", "axial")
-"""Planes by the axis that slices are stacked along: left, posterior, superior."""
-
-
-def plane_of(orientation: Sequence[float] | None) -> str | None:
-    """The plane that is nearest to the slices; None where the orientation is unknown."""
-    return None if orientation is None else PLANES[int(np.abs(normal_of(orientation)).argmax())]
+"""Low, median and high slice spacing: a few wrong headers must not widen the range."""
 
 
 def describe_inputs(
     manifest: Manifest, left_out: Collection[str] = (), values: Sequence[Values] = ()
 ) -> dict[str, Any]:
-    """Counts and ranges of the scans of a manifest without those left out; no entry describes a single scan.
+    """Counts and ranges of the scans of a manifest without those left out: a model's user checks new scans by them.
 
-    `values` are those of its scans, where they were measured.
+    No entry describes a single scan.  `values` are those of its scans, where they were measured.
     """
     kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
     table, lengths = manifest.table.take(kept), manifest.lengths[kept]
     planes = Counter(filter(None, map(plane_of, table["orientation"].to_pylist())))
-    spacings = [spacing for spacing in table["slice_spacing"].to_pylist() if spacing]
+    spacings = np.array([spacing for spacing in table["slice_spacing"].to_pylist() if spacing], np.float64)
+    spacing_range = None
+    if len(spacings):  # to the micrometre, because manifests hold float32
+        low, median, high = np.percentile(spacings, SPACING_PERCENTILES).round(3).tolist()
+        spacing_range = {"low": low, "median": median, "high": high}
     measured = range_of_values(values)
     return {
         "source": manifest.about.get("source"),
@@ -101,13 +61,13 @@ def describe_inputs(
         "modalities": dict(sorted(Counter(table["modality"].to_pylist()).items())),
         "planes": dict(sorted(planes.items())),
         "slices": {"fewest": int(lengths.min()), "median": int(np.median(lengths)), "most": int(lengths.max())},
-        "slice_spacing": _range(spacings) if spacings else None,
+        "slice_spacing": spacing_range,
         "values": None if measured is None else asdict(measured),
     }
 
 
 @dataclass(frozen=True)
-class Counts:
+class SlicesPerScan:
     """Slices of the shortest, the median and the longest scan."""
 
     fewest: int
@@ -117,8 +77,6 @@ class Counts:
 
 @dataclass(frozen=True)
 class SpacingRange:
-    """Slice spacing in mm."""
-
     low: float
     median: float
     high: float
@@ -132,7 +90,7 @@ class ScanSummary:
     scans: int
     modalities: dict[str, int]
     planes: dict[str, int]
-    slices: Counts
+    slices: SlicesPerScan
     slice_spacing: SpacingRange | None
     values: ValueRange | None = None
 
@@ -148,147 +106,9 @@ def scans_behind(provenance: Mapping[str, Any]) -> ScanSummary | None:
     return None if inputs is None else read_as(ScanSummary, inputs, "provenance.inputs")
 
 
-def _range(spacings: Sequence[float]) -> dict[str, float]:
-    """Low, median and high in mm, rounded to the micrometre because manifests hold float32."""
-    values = np.percentile(np.array(spacings, np.float64), SPACING_PERCENTILES).round(3).tolist()
-    return dict(zip(("low", "median", "high"), values, strict=True))
-
-
-# Windows: the range of values that an encoder or a picture tells apart, as a named preset, numbers or percentiles.
-# A window clips the values, which stay in their unit: Hounsfield units (HU) in CT, 10^-6 mm2/s in ADC maps.  Most other
-# MR sequences have no unit, and the same tissue has other values in each scan.  There the window is a range of
-# percentiles of the scan itself, and what lies in it is scaled to 0..1.
-
-
-Range = tuple[float, float]
-"""Lowest and highest value; values beyond are clipped."""
-
-
-@dataclass(frozen=True)
-class Percentiles:
-    """The range between two percentiles of a scan's foreground, the voxels above its minimum.
-
-    What is cut off or filled around a scan is its minimum, often half of all voxels, and says nothing about the tissue.
-    """
-
-    low: float | int = 1.0
-    high: float | int = 99.0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.low < self.high <= 100:
-            raise UserError(
-                f"window {self} is not a range of percentiles; give LOW-HIGH within 0-100, for instance 1-99"
-            )
-        object.__setattr__(self, "low", float(self.low))  # 1 and 1.0 must have the same fingerprint
-        object.__setattr__(self, "high", float(self.high))
-
-    def __str__(self) -> str:
-        return f"{PERCENTILE}:{self.low:g}-{self.high:g}"
-
-    def range_of(self, values: Real[np.ndarray, "..."]) -> Range:
-        """The lowest and highest value; a scan in which both are the same raises an `UnreadableError`."""
-        foreground = values[values > values.min()]
-        low, high = np.percentile(foreground, (self.low, self.high)).tolist() if foreground.size else (0.0, 0.0)
-        if not low < high:
-            raise UnreadableError("failed", f"percentiles {self.low:g} and {self.high:g} of its voxels are the same")
-        return low, high
-
-
-Window = Range | Percentiles
-
-PERCENTILE = "percentile"
-
-WINDOWS: dict[str, Window | None] = {
-    "head": (-100.0, 300.0),
-    "lung": (-1350.0, 150.0),
-    "mediastinum": (-160.0, 240.0),
-    "abdomen": (-150.0, 250.0),
-    "adc": (0.0, 3000.0),
-    PERCENTILE: Percentiles(),
-    "none": None,
-}
-"""Presets.  CT, in HU: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen
-(50, 400).  MR: ADC maps in 10^-6 mm2/s, and percentiles for sequences without a unit."""
-
-MR_WINDOWS = ("adc", PERCENTILE)
-"""Presets that are not for CT."""
-
-
-def default_window(modalities: Iterable[str]) -> str:
-    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none."""
-    return "none" if set(modalities) <= {"CT"} else PERCENTILE
-
-
-def parse_windows(words: str) -> tuple[Window | None, ...]:
-    """The windows in a user's text, one channel each: presets, LOW:HIGH or percentile:LOW-HIGH, joined by commas.
-
-    Names may be in capitals.
-    """
-    return tuple(_parse(word.strip()) for word in words.split(","))
-
-
-def _parse(word: str) -> Window | None:
-    name = word.lower()
-    if name in WINDOWS:
-        return WINDOWS[name]
-    percentiles = name.startswith(f"{PERCENTILE}:")
-    try:
-        low, high = map(float, name.removeprefix(f"{PERCENTILE}:").split("-" if percentiles else ":"))
-    except ValueError:
-        raise UserError(
-            f"window {word!r} is unknown; choose {', '.join(WINDOWS)}, LOW:HIGH in the scans' unit, for instance "
-            f"-100:300, or {PERCENTILE}:LOW-HIGH"
-        ) from None
-    if percentiles:
-        return Percentiles(low, high)
-    if not (math.isfinite(low) and math.isfinite(high) and low < high):
-        raise UserError(f"window {word!r} is empty or infinite; give LOW:HIGH with LOW below HIGH")
-    return low, high
-
-
-def range_of(window: Window | None, values: Real[np.ndarray, "..."]) -> Range | None:
-    """The range of a window in a scan; None for the whole range."""
-    return window.range_of(values) if isinstance(window, Percentiles) else window
-
-
-def window_as_json(window: Window | None) -> Any:
-    """A window as stores and bundles record it; `window_from_json` is the inverse."""
-    if isinstance(window, Percentiles):
-        return {"percentiles": [window.low, window.high]}
-    return None if window is None else list(window)
-
-
-def window_from_json(content: Any) -> Window | None:
-    """A window from a store or bundle."""
-    if isinstance(content, dict):
-        low, high = content["percentiles"]
-        return Percentiles(low, high)
-    return None if content is None else (float(content[0]), float(content[1]))
-
-
-def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
-    """Clips the values to each window, still in their unit; the first axis of the result has one channel per window.
-
-    Percentiles are those of the given values; `range_of` takes them from a whole scan.
-    """
-    channels = np.empty((len(windows), *values.shape), np.float32)
-    for channel, window in zip(channels, windows, strict=True):
-        bounds = range_of(window, values)
-        if bounds is None:
-            channel[...] = values
-        else:
-            np.clip(values, *bounds, out=channel, casting="same_kind")
-    return channels
-
-
-VERSION = 1
-"""Version of this module's arithmetic: a change that alters results raises it and changes the fingerprints."""
-
-VERSION_WITH_FIELD = 2
-"""Version of a preprocessing with a field: software that knows no fields must refuse it, not encode whole slices."""
-
-VERSION_WITH_PERCENTILES = 3
-"""Version of a preprocessing with percentiles, with or without a field, for the same reason."""
+VERSION, VERSION_WITH_FIELD, VERSION_WITH_PERCENTILES = 1, 2, 3
+"""Versions of the arithmetic here: a change that alters results raises them, and so the fingerprints.  Software that
+knows neither fields nor percentiles must refuse them, not encode whole slices."""
 
 SIZE = 224
 """Rows and columns of an image, unless the encoder takes others."""
@@ -305,7 +125,7 @@ class Statistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class _Content:
+class PreprocessingFile:
     """The types of `Preprocessing.to_dict`."""
 
     version: int
@@ -340,33 +160,36 @@ class Preprocessing:
             if isinstance(window, tuple) and not -math.inf < window[0] < window[1] < math.inf:
                 raise UserError(f"window {window[0]}:{window[1]} is empty or infinite; give LOW:HIGH")
         if self.statistics is not None:
-            self._check(self.statistics)
+            mean, sd = self.statistics
+            if len(mean) != self.channels or len(sd) != self.channels:
+                raise UserError(f"{len(mean)} means and {len(sd)} sds for {self.channels} channels; give one of each")
+            if not all(map(math.isfinite, (*mean, *sd))) or min(sd) <= 0:
+                raise UserError(
+                    f"mean {', '.join(f'{value:g}' for value in mean)} and sd "
+                    f"{', '.join(f'{value:g}' for value in sd)} cannot normalise: the scans are constant after "
+                    "windowing, or damaged; check the scans, or choose a wider window"
+                )
         if self.field is not None:
             if not 0 < self.field < math.inf:
                 raise UserError(f"field {self.field:g} is not a size; give millimetres above 0, for instance 70")
             object.__setattr__(self, "field", float(self.field))  # 70 and 70.0 must have the same fingerprint
-        floats = tuple((float(one[0]), float(one[1])) if isinstance(one, tuple) else one for one in self.windows)
+        floats = tuple((float(w[0]), float(w[1])) if isinstance(w, tuple) else w for w in self.windows)
         object.__setattr__(self, "windows", floats)  # as 300 and 300.0
-
-    def _check(self, statistics: Statistics) -> None:
-        mean, sd = statistics
-        if len(mean) != self.channels or len(sd) != self.channels:
-            raise UserError(f"{len(mean)} means and {len(sd)} sds for {self.channels} channels; give one of each")
-        if not all(map(math.isfinite, (*mean, *sd))) or min(sd) <= 0:
-            raise UserError(
-                f"mean {_comma_separated(mean)} and sd {_comma_separated(sd)} cannot normalise: the scans are constant "
-                "after windowing, or damaged; check the scans, or choose a wider window"
-            )
 
     @property
     def channels(self) -> int:
-        """One for each window."""
         return len(self.windows)
 
     @property
     def has_percentiles(self) -> bool:
         """Whether a scan must be read as a whole before its first slice can be windowed."""
         return any(isinstance(window, Percentiles) for window in self.windows)
+
+    @property
+    def version(self) -> int:
+        if self.has_percentiles:
+            return VERSION_WITH_PERCENTILES
+        return VERSION if self.field is None else VERSION_WITH_FIELD
 
     @property
     def fingerprint(self) -> str:
@@ -420,41 +243,37 @@ class Preprocessing:
             )
         # percentiles become 0..1 by themselves
         bounds = [window if isinstance(window, tuple) else (0.0, 1.0) for window in self.windows]
-        return replace(
-            self,
-            statistics=Statistics(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)),
-        )
+        lows, widths = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
+        return self.with_statistics(Statistics(lows, widths))
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values; `from_dict` is the inverse."""
-        field = {} if self.field is None else {"field": self.field}
         return {
-            "version": _version(self.has_percentiles, self.field),
+            "version": self.version,
             "windows": [window_as_json(window) for window in self.windows],
             "size": self.size,
             "mean": None if self.statistics is None else [float(value) for value in self.statistics.mean],
             "sd": None if self.statistics is None else [float(value) for value in self.statistics.sd],
-            **field,
+            **({} if self.field is None else {"field": self.field}),
         }
 
     @staticmethod
     def from_dict(content: Mapping[str, Any]) -> Preprocessing:
         """The preprocessing that `to_dict` described; another version is an error, as the results would differ."""
-        known = read_as(_Content, dict(content), "preprocessing")
-        windows = tuple(window_from_json(window) for window in known.windows)
-        version = _version(any(isinstance(window, Percentiles) for window in windows), known.field)
-        if known.version != version:
-            raise UserError(
-                f"the preprocessing is of version {known.version!r}, this software's is {version}; encode the scans "
-                "again, or install the version that encoded them"
-            )
+        known = read_as(PreprocessingFile, dict(content), "preprocessing")
         whole = known.mean is not None and known.sd is not None
-        return Preprocessing(
-            windows=windows,
+        result = Preprocessing(
+            windows=tuple(map(window_from_json, known.windows)),
             size=known.size,
             statistics=Statistics(known.mean or (), known.sd or ()) if whole else None,
             field=known.field,
         )
+        if known.version != result.version:
+            raise UserError(
+                f"the preprocessing is of version {known.version!r}, this software's is {result.version}; encode the "
+                "scans again, or install the version that encoded them"
+            )
+        return result
 
     def _resized(self, hu: Tensor, lowest: float | None, ranges: Sequence[Range | None]) -> Tensor:
         """Windows slices, centres them on squares, an odd line going below or right, and resizes them."""
@@ -477,12 +296,6 @@ class Preprocessing:
         return resized.view(slices, self.channels, self.size, self.size)
 
 
-def _version(has_percentiles: bool, field: float | None) -> int:
-    if has_percentiles:
-        return VERSION_WITH_PERCENTILES
-    return VERSION if field is None else VERSION_WITH_FIELD
-
-
 def scan_statistics(images: Float32[Tensor, "slices channels size size"]) -> Statistics:
     """Mean and sd over the pixels of a scan that is not normalised yet.
 
@@ -500,9 +313,5 @@ def combine_statistics(scans: Iterable[Statistics]) -> Statistics:
     every = list(scans)
     if not every:
         raise UserError("there are no training scans to take mean and sd from; give a split with a part 'train'")
-    means, sds = (np.array([one[kind] for one in every], dtype=np.float64) for kind in (0, 1))
+    means, sds = (np.array([scan[kind] for scan in every], dtype=np.float64) for kind in (0, 1))
     return Statistics(tuple(means.mean(axis=0).tolist()), tuple(sds.mean(axis=0).tolist()))
-
-
-def _comma_separated(values: tuple[float, ...]) -> str:
-    return ", ".join(f"{value:g}" for value in values)

@@ -1,9 +1,15 @@
 """The feature store: a folder of features that training reads memory-mapped, without loading it.
 
-Writing streams one scan at a time, and the folder appears when it is complete.  Opening reads the index and the
-shards' headers; features are read from the disk when `FeatureStore.rows` first touches them, and stay in the system's
-cache, which all processes share.  The price: a first pass over a cold disk runs at the disk's speed.
-`normal_guidance.scans.features.store` describes the files of the folder.
+    store.json                   format, number of features, dtype, provenance, recipe, fingerprint, findings
+    index.parquet                one row per scan: ids, label, part, place of its slices, their checksum; two more
+                                 columns for each finding but the first
+    features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
+                                 metadata contain the recipe, too
+
+The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  Writing streams
+one scan at a time, and the folder appears when it is complete.  Opening reads the index and the shards' headers;
+features are read from the disk when `FeatureStore.rows` first touches them, and stay in the system's cache, which all
+processes share.  The price: a first pass over a cold disk runs at the disk's speed.
 """
 
 from __future__ import annotations
@@ -11,6 +17,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -27,7 +34,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import (
     folder_atomically,
     read_json,
@@ -36,12 +43,13 @@ from normal_guidance.base.files import (
     write_json,
     write_parquet,
 )
-from normal_guidance.base.records import Between, ContentError, read_as
+from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.index.manifest import (
+    MANIFEST,
     PARTS,
     Finding,
     Labels,
@@ -54,9 +62,6 @@ from normal_guidance.scans.index.manifest import (
 )
 from normal_guidance.scans.index.splits import read_parts
 
-# Whether a folder is a feature store: the question that commands ask before they import anything slow.
-
-
 ABOUT = "store.json"
 """The file that makes a folder a feature store."""
 
@@ -67,7 +72,6 @@ def is_store(folder: Path) -> bool:
 
 
 def check_store(folder: Path) -> None:
-    """Refuse what is not a feature store."""
     if folder.is_file():
         raise UserError(
             f"{folder} is a file, not a feature store; if it holds features, import it: nguide store import {folder} "
@@ -75,8 +79,6 @@ def check_store(folder: Path) -> None:
         )
     if is_store(folder):
         return
-    from normal_guidance.scans.index.manifest import MANIFEST  # only here: it imports pyarrow
-
     if (folder / MANIFEST).is_file():
         raise UserError(
             f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
@@ -85,23 +87,8 @@ def check_store(folder: Path) -> None:
     raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")
 
 
-# The files of a feature store: their contents, writing and reading.
-#     store.json                   format, number of features, dtype, provenance, recipe, fingerprint
-#     index.parquet                one row per scan: ids, label, part, place of its slices, their checksum
-#     features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
-#                                  metadata contain the recipe, too
-# Where scans are labelled for several findings, store.json lists them and index.parquet has two more columns for each
-# (`normal_guidance.scans.index.manifest`).
-# The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  It is the same
-# in all files of a store.  `normal_guidance.scans.features.store` is the interface; this module reads and writes its
-# files.
-
-
 FORMAT = 2
 """Version of the layout on disk."""
-
-FORMATS = (1, 2)
-"""Versions that can be read; any other is an error.  Version 1 had no recipe."""
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 """The names of the dtypes of features."""
@@ -148,17 +135,6 @@ class IndexRow(NamedTuple):
     sha256: str
 
 
-class About(NamedTuple):
-    """The content of store.json."""
-
-    features: int
-    dtype: torch.dtype
-    provenance: dict[str, Any]
-    recipe: str
-    fingerprint: str
-    findings: tuple[Finding, ...] = ()
-
-
 def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
     """SHA-256 of the scans, independent of their order and of their place in the store."""
     digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
@@ -169,49 +145,34 @@ def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype
     return digest.hexdigest()
 
 
-def write_about(folder: Path, about: About) -> None:
-    """Writes store.json."""
-    fields = {"format": FORMAT, **about._asdict(), "dtype": dtype_name(about.dtype)}
-    findings = [one.as_json() for one in fields.pop("findings")]
-    if findings:
-        fields["findings"] = findings
-    write_json(folder / ABOUT, fields)
-
-
-def read_about(folder: Path) -> About:
+def read_store_file(folder: Path) -> StoreFile:
     """Reads store.json and checks that this version can read the store."""
     check_store(folder)
     path = folder / ABOUT
-    fields = read_json(path, AGAIN)
-    version = fields.get("format")
-    if isinstance(version, int) and version not in FORMATS:
+    content = read_json(path, AGAIN)
+    version = content.get("format")
+    if isinstance(version, int) and version != FORMAT:
         raise UserError(
-            f"{path} has format {version!r}, but this version of normal-guidance reads formats up to {FORMAT}; install "
-            "the version that wrote the store, or write the store again"
+            f"{path} has format {version!r}, but this version of normal-guidance reads format {FORMAT}; open it with "
+            f"the version that wrote it{' (0.1)' if version < FORMAT else ''}, or make it again"
         )
-    try:
-        known = read_as(_Content, fields)
-        scans_behind(known.provenance)
-        if known.format > 1 and "recipe" not in fields:
-            raise ContentError("recipe is missing")
-        findings = read_findings(known.findings)
-    except ContentError as error:
-        raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
-    except UserError as error:  # a finding's own checks
-        raise UserError(f"{path}: {error}") from error
-    return About(known.features, DTYPES[known.dtype], known.provenance, known.recipe, known.fingerprint, findings)
+    with reading(path, AGAIN):
+        file = read_as(StoreFile, content)
+        scans_behind(file.provenance)
+        read_findings(file.findings)
+    return file
 
 
 @dataclass(frozen=True)
-class _Content:
-    """The types of store.json; what has a default came with later versions, or is absent where it is empty."""
+class StoreFile:
+    """The types of store.json; without findings there is no list of them."""
 
     format: int
     features: Annotated[int, Between(1.0, 2.0**31)]
     dtype: DtypeName
     provenance: dict[str, Any]
+    recipe: str
     fingerprint: str
-    recipe: str = ""
     findings: list[Any] = field(default_factory=list)
 
 
@@ -231,7 +192,8 @@ def write_index(
 def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
     path, schema = folder / "index.parquet", with_findings(INDEX, findings)
-    labels = {"label": "slice_labels"} | {label_column(one.name): slices_column(one.name) for one in findings[1:]}
+    further = [finding.name for finding in findings[1:]]
+    labels = {"label": "slice_labels"} | {label_column(name): slices_column(name) for name in further}
     nullable = {*labels, *labels.values(), "part"} - {"label"}
     table = read_columns(path, schema, AGAIN, tuple(nullable))
     _check_columns(path, table, labels)
@@ -267,7 +229,6 @@ def _is_one_of(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArra
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
-    """The rows of an index as `read_index` returns it."""
     return [IndexRow(*values) for values in zip(*(scans[name].tolist() for name in IndexRow._fields), strict=True)]
 
 
@@ -304,7 +265,7 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
         slices = size // (features * dtype.itemsize)
         tensor = {"dtype": DTYPE_NAMES[dtype], "shape": [slices, features], "data_offsets": [0, size]}
         header = {"__metadata__": {"recipe": recipe}, "features": tensor}
-        length, text = HEADER_BYTES - 8, json.dumps(header).encode()  # after the 8 bytes that hold this length
+        length, text = HEADER_BYTES - 8, json.dumps(header).encode()  # 8 bytes hold this length
         if len(text) > length:
             raise UserError(f"recipe {recipe[:50]!r}... has {len(recipe)} characters; give a hash, such as sha256")
         file.seek(0)
@@ -317,39 +278,39 @@ def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
     return features.view(torch.uint8).flatten().numpy().data
 
 
-def map_shards(folder: Path, scans: pd.DataFrame, about: About) -> tuple[Tensor, ...]:
+def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:
     """Maps the features of all shards, after checking that the files fit the index and store.json."""
-    place = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
-    wrong = scans["scan_id"][place != scans["first_row"]].tolist()
+    first_row = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
+    wrong = scans["scan_id"][first_row != scans["first_row"]].tolist()
     if wrong:
         raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
-        _map_shard(shard_path(folder, number), (count, about.features), about)
+        _map_shard(shard_path(folder, number), (count, file.features), file)
         for number, count in enumerate(slices.tolist())
     )
 
 
-def _map_shard(path: Path, shape: tuple[int, int], about: About) -> Float[Tensor, "slices features"]:
+def _map_shard(path: Path, shape: tuple[int, int], file: StoreFile) -> Float[Tensor, "slices features"]:
     """One shard as a view of the mapped file; a page is read when it is first touched."""
     try:
-        with safe_open(path, framework="pt") as file:
-            shard: Tensor = file.get_tensor("features")
-            recipe = (file.metadata() or {}).get("recipe", "")
+        with safe_open(path, framework="pt") as opened:
+            shard: Tensor = opened.get_tensor("features")
+            recipe = (opened.metadata() or {}).get("recipe", "")
     except (OSError, SafetensorError) as error:
         if not path.exists():
             raise UserError(f"{path} is missing; {AGAIN}") from error
         what = "cannot be read" if isinstance(error, OSError) else "is damaged"
         raise UserError(f"{path} {what} ({shorten(str(error), 300)}); {AGAIN}") from error
-    if recipe != about.recipe:
+    if recipe != file.recipe:
         raise UserError(
             f"{path} was made by another encoder or preprocessing than the store (recipe {recipe[:12] or 'unknown'}, "
-            f"not {about.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
+            f"not {file.recipe[:12] or 'unknown'}); features of two recipes must not be mixed: {AGAIN}"
         )
-    if (tuple(shard.shape), shard.dtype) != (shape, about.dtype):
+    if (tuple(shard.shape), shard.dtype) != (shape, DTYPES[file.dtype]):
         raise UserError(
             f"{path} holds {tuple(shard.shape)} numbers of {dtype_name(shard.dtype)}, but the index needs {shape} of "
-            f"{dtype_name(about.dtype)}; {AGAIN}"
+            f"{file.dtype}; {AGAIN}"
         )
     return shard
 
@@ -360,7 +321,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def shard_path(folder: Path, number: int) -> Path:
-    """The file of a shard."""
     return folder / f"features-{number:05d}.safetensors"
 
 
@@ -427,7 +387,7 @@ class FeatureStore:
 
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
-        _check_part(name)
+        choose_one_of("part", name, PARTS)
         chosen = (self.scans["part"] == name).to_numpy()
         if not chosen.any():
             raise UserError(f"store {self.folder} has no scan of part {name!r}; assign parts with with_parts(table)")
@@ -446,7 +406,10 @@ class FeatureStore:
                 raise UserError(f"{len(wanted)} booleans for {len(self)} scans; give one per scan")
             return self._view(self.scans[wanted])
         ids = [str(scan) for scan in wanted.tolist()]
-        _refuse_duplicates(ids, f"the selection from store {self.folder}")
+        if twice := [scan for scan, count in Counter(ids).items() if count > 1]:
+            raise UserError(
+                f"the selection from store {self.folder} has scan {twice[0]!r} more than once; give each scan once"
+            )
         number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
         unknown = [scan for scan in ids if scan not in number_of]
         if unknown:
@@ -464,7 +427,7 @@ class FeatureStore:
         where = "the mapping" if isinstance(parts, Mapping) else str(parts)
         part_of = dict(parts) if isinstance(parts, Mapping) else read_parts(Path(parts), self)
         for scan, name in part_of.items():
-            _check_part(name, f"{where}: scan {scan!r}: ")
+            choose_one_of(f"{where}: scan {scan!r}: part", name, PARTS)
         have, given = set(self.scan_ids), set(part_of)
         for scans, problem, action in (
             (given - have, "is not in the store", "leave it out, or select the scans later"),
@@ -484,7 +447,7 @@ class FeatureStore:
     def of_finding(self, name: str) -> FeatureStore:
         """The scans with the labels of one finding, without those for which it is unknown; features are not copied."""
         finding = choose_finding(self.findings, name, f"store {self.folder}")
-        columns = [column(one.name) for one in self.findings[1:] for column in (label_column, slices_column)]
+        columns = [column(each.name) for each in self.findings[1:] for column in (label_column, slices_column)]
         scans = self.scans
         if finding != self.findings[0]:
             scans = scans[scans[label_column(name)].notna()]
@@ -536,9 +499,7 @@ class FeatureStore:
         """Checks scans before they are read: their files every time, their features the first time."""
         places = self._places
         self._refuse_truncated({places[number][0] for number in numbers})
-        if not self.verify:
-            return
-        for number in numbers:
+        for number in numbers if self.verify else ():
             if places[number] in self.verified:
                 continue
             scan = self.scan_ids[number]
@@ -616,7 +577,7 @@ class FeatureStore:
             f"{int(self.lengths.sum())} slices x {self.width} features",
             f"{positive} positive ({100 * positive / len(self):.1f} %)",
             *([f"{labelled} with slice labels"] if labelled else []),
-            *([f"findings {' '.join(one.name for one in self.findings)}"] if self.findings else []),
+            *([f"findings {' '.join(finding.name for finding in self.findings)}"] if self.findings else []),
             *(f"{name} {count}" for name, count in counts.items() if count),
             dtype_name(self.dtype),
             f"{self.memory:,} bytes",
@@ -680,13 +641,26 @@ def write_store(
     """
     if shard_bytes < 1:
         raise UserError(f"shard_bytes is {shard_bytes}; it must be at least 1")
-    _check_provenance(provenance)
+    try:  # at the start, not after hours of writing
+        json.dumps(dict(provenance), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"provenance {provenance!r} is not JSON ({error}); give text, numbers, lists and mappings only"
+        ) from error
     scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
     with folder_atomically(folder, instead_of) as draft:
         rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
         write_index(draft, rows, findings, further)
-        fingerprint = fingerprint_rows(rows, features, dtype)
-        write_about(draft, About(features, dtype, dict(provenance), recipe, fingerprint, tuple(findings)))
+        content = {
+            "format": FORMAT,
+            "features": features,
+            "dtype": dtype_name(dtype),
+            "provenance": dict(provenance),
+            "recipe": recipe,
+            "fingerprint": fingerprint_rows(rows, features, dtype),
+            "findings": [finding.as_json() for finding in findings],
+        }
+        write_json(draft / ABOUT, {name: value for name, value in content.items() if name != "findings" or findings})
         for name, content in (files or {}).items():
             write_atomically(draft / name, content)
     return open_store(folder)
@@ -706,26 +680,21 @@ def fingerprint_of(bags: Mapping[str, Bags]) -> str:
 def _scans(
     parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
 ) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
-    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
-    for part, bags in _checked(parts, dtype):
-        for bag in bags:
-            features = _features_as(bag, dtype or bag.features.dtype)
-            yield _row(bag, part, features), features
+    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype.
 
-
-def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None) -> Iterator[tuple[str | None, Bags]]:
-    """Yields the parts that have scans, each checked against those before it."""
+    Each part is checked against those before it.
+    """
     part_of_scan: dict[str, str | None] = {}
     part_of_patient: dict[str, str] = {}
-    first: _FeatureFormat | None = None
+    first: tuple[str, int, torch.dtype] | None = None
     for part, bags in parts:
         if part is not None:
-            _check_part(part)
+            choose_one_of("part", part, PARTS)
         if not len(bags):
             continue
-        kind = _FeatureFormat(bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
-        first = first or kind
-        _check_same_format(first, kind)
+        layout = (bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
+        first = first or layout
+        _check_layout(first, layout)
         doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
         if doubled:
             raise UserError(
@@ -735,64 +704,36 @@ def _checked(parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
         part_of_scan |= dict.fromkeys(bags.scan_ids, part)
         if part is not None:
             check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
-        yield part, bags
+        for bag in bags:
+            features = _stored(bag, layout[2])
+            labels = None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8)
+            scan, patient, slices = str(bag.scan_id), str(bag.patient_id), len(features)
+            yield IndexRow(scan, patient, bag.label, 0, 0, slices, labels, part, _checksum(features)), features
     if first is None:
         raise UserError("there is no scan to store; give at least one")
 
 
-class _FeatureFormat(NamedTuple):
-    """The number of features and the dtype of a scan, which all scans of a store must share."""
-
-    scan: str
-    features: int
-    dtype: torch.dtype
-
-
-def _check_provenance(provenance: Mapping[str, Any]) -> None:
-    """Checks provenance at the start, not after hours of writing."""
-    try:
-        json.dumps(dict(provenance), allow_nan=False)
-    except (TypeError, ValueError) as error:
+def _check_layout(first: tuple[str, int, torch.dtype], other: tuple[str, int, torch.dtype]) -> None:
+    """Scans of a store have the same number of features and the same dtype."""
+    (scan, features, dtype), name = other, dtype_name(other[2])
+    if features != first[1]:
         raise UserError(
-            f"provenance {provenance!r} is not JSON ({error}); give text, numbers, lists and mappings only"
-        ) from error
-
-
-def _check_same_format(first: _FeatureFormat, other: _FeatureFormat) -> None:
-    if other.features != first.features:
-        raise UserError(
-            f"scan {other.scan!r} has {other.features} features, but scan {first.scan!r} has {first.features}; encode "
-            "all scans with the same encoder, and give arrays as (slices, features): are they transposed?"
+            f"scan {scan!r} has {features} features, but scan {first[0]!r} has {first[1]}; encode all scans with the "
+            "same encoder, and give arrays as (slices, features): are they transposed?"
         )
-    if other.dtype != first.dtype:
+    if dtype != first[2]:
         raise UserError(
-            f"scan {other.scan!r} is {dtype_name(other.dtype)}, but scan {first.scan!r} is {dtype_name(first.dtype)}; "
-            "convert them to one dtype: bags.to(dtype=...)"
+            f"scan {scan!r} is {name}, but scan {first[0]!r} is {dtype_name(first[2])}; convert them to one dtype: "
+            "bags.to(dtype=...)"
         )
-    if other.dtype not in DTYPES.values():
+    if name not in DTYPES:
         raise UserError(
-            f"scan {other.scan!r} is {dtype_name(other.dtype)}; a store holds {', '.join(DTYPES)}: convert it "
-            "with bags.to(dtype=...)"
+            f"scan {scan!r} is {name}; a store holds {', '.join(DTYPES)}: convert it with bags.to(dtype=...)"
         )
 
 
-def _check_part(name: str, where: str = "") -> None:
-    if name not in PARTS:
-        raise UserError(f"{where}part {shorten(name)!r} is unknown; choose one of {', '.join(PARTS)}")
-
-
-def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
-    for patient, part in zip(patients, parts, strict=True):
-        before = part_of.setdefault(patient, part)
-        if before != part:
-            raise UserError(
-                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
-                "into one part"
-            )
-
-
-def _features_as(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+def _stored(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
+    """The features of a scan in the store's dtype, which must hold them."""
     features = bag.features.detach().to("cpu", dtype).contiguous()
     if not features.isfinite().all():
         if not bag.features.isfinite().all():
@@ -804,18 +745,15 @@ def _features_as(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features
     return features
 
 
-def _row(bag: Bag, part: str | None, features: Float[Tensor, "slices features"]) -> IndexRow:
-    return IndexRow(
-        scan_id=str(bag.scan_id),
-        patient_id=str(bag.patient_id),
-        label=bag.label,
-        shard=0,
-        first_row=0,
-        slices=len(features),
-        slice_labels=None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8),
-        part=part,
-        sha256=_checksum(features),
-    )
+def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
+    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
+    for patient, part in zip(patients, parts, strict=True):
+        before = part_of.setdefault(patient, part)
+        if before != part:
+            raise UserError(
+                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
+                "into one part"
+            )
 
 
 def _checksum(features: Float[Tensor, "slices features"]) -> str:
@@ -837,23 +775,16 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
     if not isinstance(folder, str | Path):
         raise UserError(f"folder: got {type(folder).__name__}; give the path of a store, as nguide encode made it")
     folder = Path(folder)
-    about = read_about(folder)
-    scans = read_index(folder, about.findings)
-    fingerprint = fingerprint_rows(index_rows(scans), about.features, about.dtype)
-    if fingerprint != about.fingerprint:
+    file = read_store_file(folder)
+    findings, dtype = read_findings(file.findings), DTYPES[file.dtype]
+    scans = read_index(folder, findings)
+    fingerprint = fingerprint_rows(index_rows(scans), file.features, dtype)
+    if fingerprint != file.fingerprint:
         raise UserError(
             f"{folder}: index.parquet and store.json do not belong together (fingerprints {fingerprint[:12]} and "
-            f"{about.fingerprint[:12]}); {AGAIN}"
+            f"{file.fingerprint[:12]}); {AGAIN}"
         )
-    shards = map_shards(folder, scans, about)
-    made = (about.features, about.dtype, about.provenance, about.recipe)
-    wanted = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
-    return FeatureStore(folder, scans, *made, shards, about.findings, wanted)
-
-
-def _refuse_duplicates(ids: Sequence[str], where: str) -> None:
-    seen: set[str] = set()
-    for scan in ids:
-        if scan in seen:
-            raise UserError(f"{where} has scan {scan!r} more than once; give each scan once")
-        seen.add(scan)
+    shards = map_shards(folder, scans, file)
+    verified = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
+    made = (file.features, dtype, file.provenance, file.recipe)
+    return FeatureStore(folder, scans, *made, shards, findings, verified)

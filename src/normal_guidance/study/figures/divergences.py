@@ -24,14 +24,7 @@ from normal_guidance.core.guidance import (
     NormalGuidance,
     normal_reference,
 )
-from normal_guidance.show.figure_style import (
-    DIVERGENCE_COLORS,
-    WIDTH,
-    fill_truth,
-    label_slices,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import DIVERGENCE_COLORS, WIDTH, fill_truth, label_slices, save, styled
 
 BEHAVIOUR: dict[DivergenceName, str] = {
     "forward_kl": "mode-covering",
@@ -114,12 +107,7 @@ def _draw_arrows(
     panel.quiver(slices, attention, np.zeros(len(slices)), arrows, color=color, zorder=3, **in_data_units, **heads)
 
 
-def draw_heads(
-    attention: Mapping[str, Array],
-    path: Path,
-    *,
-    slice_labels: Array | None = None,
-) -> Path:
+def draw_heads(attention: Mapping[str, Array], path: Path, *, slice_labels: Array | None = None) -> Path:
     """Writes the figure of `plot_heads`.
 
     Example:

@@ -1,7 +1,7 @@
 """Learning curves of a grid, and validation AUROC of its configurations.
 
-Both figures read a run's history.parquet (`training.winners.history_table`); its column `selected` marks the epoch that
-was kept of each configuration, if any could be.
+Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_table`); its column `selected` marks the
+epoch that was kept of each configuration, if any could be.
 """
 
 from __future__ import annotations
@@ -18,17 +18,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.show.figure_style import (
-    RED,
-    WIDTH,
-    method_color,
-    save,
-    styled,
-)
+from normal_guidance.show.figure_style import RED, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import digits
 
 GROUP = ["divergence", "guidance_weight", "seed"]
-"""Selection does not choose among these (`training.selection.group_of`): a figure shows one value of each."""
+"""Selection does not choose among these (`normal_guidance.sweep.sweep.group_of`): a figure shows one value of each."""
 
 TITLES = {"loss": "training loss", "train_auroc": "training AUROC", "val_auroc": "validation AUROC"}
 """The columns of a run's history that are drawn, with their titles."""
@@ -41,11 +35,8 @@ LOG_EPOCHS = 50
 
 
 def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
-    """The kept epoch of each configuration that has one: the winner, then by validation AUROC, then by number.
-
-    A history of version 0.1 does not name the winner, which was the first of these.
-    """
-    missing = [column for column in ("config", "val_auroc", "selected", *GROUP) if column not in history]
+    """The kept epoch of each configuration that has one: the winner, then by validation AUROC, then by number."""
+    missing = [column for column in ("config", "val_auroc", "selected", "winner", *GROUP) if column not in history]
     if missing:
         raise UserError(f"history has no column {missing[0]!r}; give the history.parquet of a run")
     groups = history[GROUP].drop_duplicates()
@@ -53,7 +44,6 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
         raise UserError(
             f"history holds {len(groups)} groups that differ in {', '.join(GROUP)}; give the rows of one of them"
         )
-    history = history.assign(winner=history.get("winner", default=False))
     return history[history["selected"]].sort_values(["winner", "val_auroc", "config"], ascending=[False, False, True])
 
 
@@ -90,15 +80,15 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
 def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Series | None, color: str) -> None:
     """A column of the history, one line per configuration; the winner is drawn last, on top."""
     label = "other configurations" if winner is not None else "no configuration has a selectable epoch"
-    for number, one in history.groupby("config"):
+    for number, curve in history.groupby("config"):
         if winner is None or number != winner["config"]:
-            panel.plot(one["epoch"], one[column], color="0.75", lw=0.5, label=label, rasterized=True)
+            panel.plot(curve["epoch"], curve[column], color="0.75", lw=0.5, label=label, rasterized=True)
             label = "_"  # one entry of the legend for all
     if winner is None:
         return
-    own = history[history["config"] == winner["config"]]
+    curve = history[history["config"] == winner["config"]]
     chosen = f"chosen: learning rate {winner['lr']:g}, L1 {winner['l1']:g}"
-    panel.plot(own["epoch"], own[column], color=color, lw=1.6, label=chosen)
+    panel.plot(curve["epoch"], curve[column], color=color, lw=1.6, label=chosen)
     panel.plot(
         winner["epoch"], winner[column], ls="", marker="o", ms=6, color="black", mec="white", zorder=4,
         label=f"selected epoch {winner['epoch']:.0f}, validation AUROC {digits(winner['val_auroc'])}",
@@ -114,8 +104,8 @@ def _limit_loss(panel: Axes, history: pd.DataFrame, winner: pd.Series | None) ->
     usual = np.median(loss)
     low, high = max(loss.min(), usual / 1000), min(loss.max(), usual * 1000)
     if winner is not None:
-        own = history.loc[history["config"] == winner["config"], "loss"]
-        low, high = min(low, own.min()), max(high, own.max())
+        curve = history.loc[history["config"] == winner["config"], "loss"]
+        low, high = min(low, curve.min()), max(high, curve.max())
     panel.set(yscale="log", ylim=(low / 1.15, high * 1.15))
 
 
@@ -164,14 +154,10 @@ def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) 
     panel.set(xlim=(-0.5, len(strengths) - 0.5), ylim=(-0.5, len(rates) - 0.5))
     panel.set(xlabel="L1 strength", ylabel="learning rate")
     panel.set_title("Validation AUROC at the selected epoch", loc="left")
-    panel.set_xticks(range(len(strengths)), [_short_number(strength) for strength in strengths])
-    panel.set_yticks(range(len(rates)), [_short_number(rate) for rate in rates])
+    panel.set_xticks(range(len(strengths)), [f"{strength:g}".replace("e-0", "e-") for strength in strengths])
+    panel.set_yticks(range(len(rates)), [f"{rate:g}".replace("e-0", "e-") for rate in rates])
     panel.tick_params(length=0)
     panel.spines[["left", "bottom"]].set_visible(False)
-
-
-def _short_number(value: float) -> str:
-    return f"{value:g}".replace("e-0", "e-")
 
 
 def _draw_cell(panel: Axes, corner: tuple[float, float], value: float, scale: Normalize) -> None:

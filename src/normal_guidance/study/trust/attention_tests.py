@@ -1,4 +1,8 @@
-"""Predictions of a model on scans whose slices are all shown, reordered, or partly removed."""
+"""The four tests of attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted.
+
+Each compares a model's predictions on whole scans with those on scans whose slices are reordered or partly removed, or
+with those of untrained models; intervals come from a bootstrap over patients.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,14 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float64, Int, Int64
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
@@ -31,7 +35,12 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
-from normal_guidance.statistics.split_results import MethodResults, Patients, SplitResults, patients_of
+from normal_guidance.statistics.split_results import (
+    MethodResults,
+    Patients,
+    SplitResults,
+    patients_of,
+)
 from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
@@ -85,20 +94,19 @@ def predict_scans(
     lengths = scans.lengths.cpu()
     if shown is None:
         shown = SliceSelection(torch.arange(int(lengths.sum())), lengths)
-    starts, shown_starts = _starts(lengths), _starts(shown.lengths)
+    # The first slice of every scan, and the number of all slices.
+    starts, shown_starts = ([0, *each.cumsum(0).tolist()] for each in (lengths, shown.lengths))
     parts = []
     with _evaluating(model), torch.no_grad():
         for batch in in_batches(lengths, batch_size):
             first, behind = int(batch[0]), int(batch[-1]) + 1
             local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
             rows = scans.rows(batch)
-            parts.append(_predict_batch(model, rows[local.to(rows.device)], shown.lengths[batch]))
+            rows, sizes = rows[local.to(rows.device)], shown.lengths[batch]
+            if isinstance(model, nn.Module):
+                rows = rows.to(next(model.parameters(), rows))
+            parts.append(_checked(model(rows, sizes.to(rows.device)), sizes, len(rows)))
     return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-def _starts(lengths: Int[Tensor, "scans"]) -> list[int]:
-    """The first slice of every scan, and the number of all slices."""
-    return [0, *lengths.cumsum(0).tolist()]
 
 
 @contextmanager
@@ -112,14 +120,6 @@ def _evaluating(model: Model) -> Iterator[None]:
     finally:
         if isinstance(model, nn.Module):
             model.train(training)
-
-
-def _predict_batch(
-    model: Model, rows: Float[Tensor, "slices features"], lengths: Int[Tensor, "scans"]
-) -> ScanPredictions:
-    if isinstance(model, nn.Module):
-        rows = rows.to(next(model.parameters(), rows))
-    return _checked(model(rows, lengths.to(rows.device)), lengths, len(rows))
 
 
 def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPredictions:
@@ -153,9 +153,6 @@ def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPre
         )
     scores = output.slice_scores.cpu().double() if hasattr(output, "slice_scores") else attention
     return ScanPredictions(logit, scores, attention / total[bag_of_rows(lengths)])
-
-
-# Numbers over scans with their intervals: bootstrap over patients, positive and negative ones separately.
 
 
 DRAWS = 500
@@ -203,8 +200,8 @@ class Varied:
     @classmethod
     def weighted(cls, parts: Mapping[Varied, float]) -> Varied:
         """The weighted sum of numbers; `parts` gives the weight of each."""
-        drawn = np.sum([weight * one.drawn for one, weight in parts.items()], axis=0)
-        return cls(math.fsum(weight * one.value for one, weight in parts.items()), drawn)
+        drawn = np.sum([weight * part.drawn for part, weight in parts.items()], axis=0)
+        return cls(math.fsum(weight * part.value for part, weight in parts.items()), drawn)
 
 
 class Bootstrap:
@@ -225,7 +222,7 @@ class Bootstrap:
 
     def aurocs(self, scores: Mapping[str, Float64[Tensor, "scans"]]) -> dict[str, Varied]:
         """Scan AUROC of every named score."""
-        split = self._results({name: one.numpy() for name, one in scores.items()})
+        split = self._results({name: of_scans.numpy() for name, of_scans in scores.items()})
         values, drawn = measure([split])["scan_auroc"], resample([split], DRAWS, SEED)["scan_auroc"]
         return {name: Varied(values[name], drawn[name]) for name in scores}
 
@@ -237,7 +234,7 @@ class Bootstrap:
         self, values: Mapping[str, Float64[Tensor, "scans"]], among: Bool[np.ndarray, "scans"] | None = None
     ) -> dict[str, Varied]:
         """Means of many numbers at once, each over the scans that have a value and are in `among`."""
-        numbers = np.stack([one.numpy() for one in values.values()], axis=1)
+        numbers = np.stack([of_scans.numpy() for of_scans in values.values()], axis=1)
         counted = np.isfinite(numbers) & (True if among is None else among[:, None])
         sums = np.zeros((2, len(self._patients.ids), len(values)))
         np.add.at(sums[0], self._patients.of_scans[0], np.where(counted, numbers, 0.0))
@@ -267,19 +264,17 @@ class Bootstrap:
 
     def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
         nowhere = np.full(len(self.labels), np.nan)
-        measured = {name: MethodResults(nowhere, nowhere, one) for name, one in scores.items()}
+        measured = {name: MethodResults(nowhere, nowhere, of_scans) for name, of_scans in scores.items()}
         return SplitResults(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)
 
 
 # Deletion and insertion: the scan's score without the most attended slices, or with nothing but these.
-# A removal means something only in comparison with the removal of as many other slices: random ones; those in the
-# middle, where many findings lie; the least attended; those of the same attention moved along the scan, which keeps its
-# shape (removing a solid block does other harm than removing scattered slices); and those of untrained models'
-# attention. The curves follow two scores.  The logit of positive scans shows what the model's own number depends on;
-# attention that is tied to the logit wins there by construction, even on noise.  Scan AUROC shows whether the removed
-# slices separate positive from negative scans, which noise does not.
-# Reference: Petsiuk, Das, Saenko, "RISE", 2018 (deletion and insertion).
-
+# A removal means something only beside the removal of as many other slices: random ones; those in the middle, where
+# many findings lie; the least attended; those of the same attention moved along the scan, which keeps its shape
+# (removing a solid block does other harm than removing scattered slices); and those of untrained models' attention.
+# The logit of positive scans shows what the model's own number depends on; attention that is tied to the logit wins
+# there by construction, even on noise.  Scan AUROC shows whether the removed slices separate positive from negative
+# scans, which noise does not.  Reference: Petsiuk, Das, Saenko, "RISE", 2018.
 
 SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
 """Shares of a scan's slices, or of its attention, to remove or to keep."""
@@ -296,12 +291,12 @@ Score = Literal["auroc", "logit"]
 Orders = Mapping[str, Sequence[Int64[Tensor, "slices"]]]
 """Name -> one or several orders: the slices' numbers, scan after scan, the first to remove first."""
 
-CONTROLS = ("random", "moved")
+CONTROLS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}
 """Orders that attention must beat."""
 
 
 def make_orders(
-    own: ScanPredictions,
+    whole: ScanPredictions,
     lengths: Int[Tensor, "scans"],
     untrained: Sequence[ScanPredictions],
     generator: torch.Generator,
@@ -311,18 +306,15 @@ def make_orders(
     def order(scores: Tensor) -> Tensor:
         return highest_first(scores, lengths, generator)
 
-    def drawn() -> Tensor:
-        return torch.rand(len(own.scores), generator=generator)
-
-    place, size = place_in_bag(lengths), lengths[bag_of_rows(lengths)]
+    along, size = place_in_bag(lengths), lengths[bag_of_rows(lengths)]
     orders = {
-        "attended": [order(own.scores)],
-        "least attended": [order(-own.scores)],
-        "middle": [order(-(place - (size - 1) / 2).abs())],
-        "random": [order(drawn()) for _ in range(REPEATS)],
-        "moved": [order(own.scores[moved_round(lengths, generator)]) for _ in range(REPEATS)],
+        "attended": [order(whole.scores)],
+        "least attended": [order(-whole.scores)],
+        "middle": [order(-(along - (size - 1) / 2).abs())],
+        "random": [order(torch.rand(len(along), generator=generator)) for _ in range(REPEATS)],
+        "moved": [order(whole.scores[moved_round(lengths, generator)]) for _ in range(REPEATS)],
     }
-    return orders | ({"untrained": [order(one.scores) for one in untrained]} if untrained else {})
+    return orders | ({"untrained": [order(fresh.scores) for fresh in untrained]} if untrained else {})
 
 
 def count_slices(
@@ -354,18 +346,14 @@ class Curves:
 
     def gap(self, score: Score, against: str, order: str = "attended") -> Varied:
         """Mean distance between two curves: how much more the score owes to the slices of `order`."""
-        curves = self.logit if score == "logit" else self.auroc
-        sign = 1 if self.kind == "deletion" else -1
-        distances = [other - own for own, other in zip(curves[order], curves[against], strict=True)]
-        return Varied.weighted(dict(zip(distances, sign * self._widths(), strict=True)))
-
-    def _widths(self) -> Float64[np.ndarray, "shares"]:
-        """Weights of the trapezoidal rule; the curves meet where nothing is removed, and where everything is kept."""
-        end = 0.0 if self.kind == "deletion" else 1.0
-        at = np.array([end, *self.shares] if self.kind == "deletion" else [*self.shares, end])
+        curves, removing = (self.logit if score == "logit" else self.auroc), self.kind == "deletion"
+        # The trapezoidal rule; the curves meet where nothing is removed, and where everything is kept.
+        at = np.array([0.0, *self.shares] if removing else [*self.shares, 1.0])
         half = np.diff(at) / 2 / (at[-1] - at[0])
         weights = np.append(half, 0) + np.insert(half, 0, 0)
-        return weights[1:] if self.kind == "deletion" else weights[:-1]
+        weights = weights[1:] if removing else -weights[:-1]
+        distances = [other - point for point, other in zip(curves[order], curves[against], strict=True)]
+        return Varied.weighted(dict(zip(distances, weights, strict=True)))
 
 
 def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
@@ -373,13 +361,13 @@ def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
 
     Deletion alone shows little in weak data: the rest of a negative scan has lost its highest noise, too.
     """
-    return Varied.weighted({one.gap("auroc", against): 1 / len(curves) for one in curves.values()})
+    return Varied.weighted({each.gap("auroc", against): 1 / len(curves) for each in curves.values()})
 
 
 def draw_curves(
     model: Model,
     scans: ScanSet,
-    own: ScanPredictions,
+    whole: ScanPredictions,
     orders: Orders,
     bootstrap: Bootstrap,
     *,
@@ -388,38 +376,38 @@ def draw_curves(
 ) -> dict[Kind, Curves]:
     """Both curves of every order, from 2 x shares x orders passes over the scans; `watch` receives the share done."""
     lengths = scans.lengths.cpu()
-    scale = float(own.logit.std()) or 1.0
-    counts = [count_slices(own, lengths, share, by, orders["attended"][0]) for share in SHARES]
+    scale = float(whole.logit.std()) or 1.0
+    counts = [count_slices(whole, lengths, share, by, orders["attended"][0]) for share in SHARES]
     kinds: tuple[Kind, ...] = ("deletion", "insertion")
-    selections = {
-        (kind, name, repeat, number): _slices_to_show(order, lengths, count, kind)
+    keys = [
+        (kind, name, repeat, number)
         for kind in kinds
         for name, several in orders.items()
-        for repeat, order in enumerate(several)
-        for number, count in enumerate(counts)
-    }
-    logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": own.logit / scale} for kind in kinds}
-    for done, ((kind, *key), shown) in enumerate(selections.items(), start=1):
-        logits[kind]["/".join(map(str, key))] = predict_scans(model, scans, shown).logit / scale
+        for repeat in range(len(several))
+        for number in range(len(SHARES))
+    ]
+    logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": whole.logit / scale} for kind in kinds}
+    for done, (kind, name, repeat, number) in enumerate(keys, start=1):
+        shown = _slices_to_show(orders[name][repeat], lengths, counts[number], kind)
+        logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, shown).logit / scale
         if watch is not None:
-            watch(done / len(selections))
-    return {kind: _curves(kind, logits[kind], orders, bootstrap) for kind in kinds}
+            watch(done / len(keys))
 
+    def averaged(numbers: Mapping[str, Varied]) -> dict[str, list[Varied]]:
+        """Curves averaged over the orders of one name."""
+        return {
+            name: [
+                Varied.weighted({numbers[f"{name}/{repeat}/{i}"]: 1 / len(several) for repeat in range(len(several))})
+                for i in range(len(SHARES))
+            ]
+            for name, several in orders.items()
+        }
 
-def _curves(kind: Kind, logits: Mapping[str, Float64[Tensor, "scans"]], orders: Orders, bootstrap: Bootstrap) -> Curves:
-    aurocs, means = bootstrap.aurocs(logits), bootstrap.means(logits, bootstrap.labels == 1)
-    return Curves(kind, SHARES, _averaged(means, orders), _averaged(aurocs, orders), means["whole"], aurocs["whole"])
-
-
-def _averaged(found: Mapping[str, Varied], orders: Orders) -> dict[str, list[Varied]]:
-    """Curves averaged over the orders of one name."""
-    return {
-        name: [
-            Varied.weighted({found[f"{name}/{repeat}/{number}"]: 1 / len(several) for repeat in range(len(several))})
-            for number in range(len(SHARES))
-        ]
-        for name, several in orders.items()
-    }
+    curves = {}
+    for kind, of_kind in logits.items():
+        aurocs, means = bootstrap.aurocs(of_kind), bootstrap.means(of_kind, bootstrap.labels == 1)
+        curves[kind] = Curves(kind, SHARES, averaged(means), averaged(aurocs), means["whole"], aurocs["whole"])
+    return curves
 
 
 def _slices_to_show(
@@ -433,9 +421,6 @@ def _slices_to_show(
     return SliceSelection.where(~first if removing else first, lengths)
 
 
-# A test of attention and its result, in numbers and in words: what was measured, what it means and what to do.
-
-
 Verdict = Literal["passes", "fails", "cannot be told"]
 
 PASSES: Verdict = "passes"
@@ -445,24 +430,24 @@ UNDECIDED: Verdict = "cannot be told"
 TRACE = 0.03
 """Scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not."""
 
+Numbers = dict[str, Estimate | float]
+
 
 @dataclass(frozen=True)
 class TrustResult:
-    """The result of one test: its main number with interval and reference, the verdict, and further numbers."""
+    """The result of one test: the verdict, its main number, a difference from a control, and further numbers."""
 
     name: str
     title: str
-    verdict: Verdict
     measured: str
     """The quantity that the number measures, in words."""
+    verdict: Verdict
     number: Estimate
-    reference: float
-    """The number expected by chance, or from a random model."""
-    reference_words: str
-    """The control that the number is a difference from, in words."""
+    control: str
+    """What the number is a difference from, in words; by chance, the difference is 0."""
     meaning: str
     action: str
-    more: Mapping[str, Estimate | float] = field(default_factory=dict)
+    more: Mapping[str, Estimate | float]
 
     def as_json(self) -> dict[str, Any]:
         """Plain numbers and texts; NaN where there is no number."""
@@ -472,20 +457,17 @@ class TrustResult:
             "verdict": self.verdict,
             "measured": self.measured,
             **self.number.as_json(),
-            "reference": self.reference,
-            "reference_words": self.reference_words,
+            "reference": 0.0,
+            "reference_words": self.control,
             "meaning": self.meaning,
             "action": self.action,
-            "more": {name: one.as_json() if isinstance(one, Estimate) else one for name, one in self.more.items()},
+            "more": {name: n.as_json() if isinstance(n, Estimate) else n for name, n in self.more.items()},
         }
 
 
 @dataclass(frozen=True)
 class TrustTest:
-    """One of the four tests: its name, what it measures, and the meaning and next action of each verdict.
-
-    Every test's number is a difference from a control, so its reference is 0.
-    """
+    """One of the four tests: its name, what it measures, and the meaning and next action of each verdict."""
 
     name: str
     title: str
@@ -497,25 +479,15 @@ class TrustTest:
         verdict: Verdict,
         number: Estimate,
         control: str,
+        more: Numbers,
         *,
         meaning: str | None = None,
         action: str | None = None,
-        more: Mapping[str, Estimate | float] | None = None,
     ) -> TrustResult:
         """The test's result; meaning and action are those of the verdict, unless others are given."""
-        usual_meaning, usual_action = self.words[verdict]
-        return TrustResult(
-            name=self.name,
-            title=self.title,
-            verdict=verdict,
-            measured=self.measured,
-            number=number,
-            reference=0.0,
-            reference_words=control,
-            meaning=usual_meaning if meaning is None else meaning,
-            action=usual_action if action is None else action,
-            more={} if more is None else more,
-        )
+        usual = self.words[verdict]
+        words = meaning or usual[0], action or usual[1]
+        return TrustResult(self.name, self.title, self.measured, verdict, number, control, *words, more)
 
 
 def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
@@ -527,17 +499,10 @@ def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
     return PASSES if number.low > 0 else UNDECIDED
 
 
-def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """'fails' if any verdict is, else 'cannot be told' if any is, else 'passes'."""
-    return next((one for one in (FAILS, UNDECIDED) if one in verdicts), PASSES)
-
-
 # Test 1: slices in another order.  Attention that comes from the image goes with the slices.
-# Shuffled slices show how much of attention is position alone, and what the order of slices is worth.  A model that
-# looks at neighbours finds none of them in a shuffled scan.  So the test measures whether attention goes with the
-# slices on scans that are only shifted cyclically: the scan begins at another slice, and its end is followed by its
-# beginning.
-
+# Shuffled slices show how much of attention is position alone, and what the order of slices is worth; but a model that
+# looks at neighbours finds none of them there.  So the verdict is about scans that are only shifted cyclically: the
+# scan begins at another slice, and its end is followed by its beginning.
 
 SHUFFLES = 3
 """Random orders of every scan."""
@@ -572,82 +537,64 @@ SHUFFLE = TrustTest(
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Shuffled:
-    """What other orders of slices do to the attention of every scan, averaged over `SHUFFLES`."""
-
-    follows: Float64[Tensor, "scans"]
-    """Rank correlation of attention, slice by slice, in cyclically shifted scans: 1 if position does not count."""
-    moves: Float64[Tensor, "scans"]
-    """The same in shuffled scans: 1 if neighbours do not count either."""
-    stays: Float64[Tensor, "scans"]
-    """Rank correlation of attention, position by position, when shuffled: 1 if only position counts, 0 by chance."""
-    error: Float64[Tensor, "scans"]
-    """Share of the attention that lies on other slices than before: the equivariance error."""
-    logits: tuple[Float64[Tensor, "scans"], ...]
-
-
-def shuffle(model: Model, scans: ScanSet, own: ScanPredictions, generator: torch.Generator) -> Shuffled:
-    """Compares the model's attention to whole scans (`own`) with that to cyclically shifted and to shuffled scans."""
-    lengths = scans.lengths.cpu()
-    found: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
-    logits = []
-    for _ in range(SHUFFLES):
-        order = moved_round(lengths, generator)
-        changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["follows"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
-        order = highest_first(torch.rand(len(own.scores), generator=generator), lengths, generator)
-        changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        found["moves"].append(rank_correlation(own.scores, _in_original_order(changed.scores, order), lengths))
-        found["stays"].append(rank_correlation(own.scores, changed.scores, lengths))
-        apart = (_in_original_order(changed.attention, order) - own.attention).abs() / 2
-        found["error"].append(sum_per_bag(apart, lengths))
-        logits.append(changed.logit)
-    return Shuffled(**{name: torch.stack(each).nanmean(0) for name, each in found.items()}, logits=tuple(logits))
-
-
 def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
     """Values of reordered slices in the original order: order[p] is the slice at position p."""
     return torch.empty_like(values).index_copy(0, order, values)
 
 
-def judge_shuffling(found: Shuffled, own: ScanPredictions, bootstrap: Bootstrap) -> TrustResult:
-    """The verdict on whether attention goes with the slices or stays at the positions."""
-    follows, stays, error = (bootstrap.mean(one) for one in (found.follows, found.stays, found.error))
-    difference = bootstrap.estimate(follows - stays)
-    more: dict[str, Estimate | float] = {
-        "goes with the slices, scan moved round": bootstrap.estimate(follows),
-        "goes with the slices, shuffled": bootstrap.estimate(bootstrap.mean(found.moves)),
-        "stays at the places, shuffled (position alone)": bootstrap.estimate(stays),
-        "share of attention that shuffling moves (equivariance error)": bootstrap.estimate(error),
+def judge_shuffling(
+    model: Model, scans: ScanSet, whole: ScanPredictions, generator: torch.Generator, bootstrap: Bootstrap
+) -> TrustResult:
+    """The verdict on whether attention goes with the slices or stays at the positions.
+
+    Compares attention to whole scans with that to cyclically shifted and to shuffled ones, by rank correlation:
+    - follows: slice by slice, shifted; 1 if position does not count
+    - moves: slice by slice, shuffled; 1 if neighbours do not count either
+    - stays: position by position, shuffled; 1 if only position counts, 0 by chance
+    - error: the share of attention that lies on other slices than before, shuffled: the equivariance error
+    """
+    lengths = scans.lengths.cpu()
+    values: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
+    logits = []
+    for _ in range(SHUFFLES):
+        order = moved_round(lengths, generator)
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        values["follows"].append(rank_correlation(whole.scores, _in_original_order(changed.scores, order), lengths))
+        order = highest_first(torch.rand(len(order), generator=generator), lengths, generator)
+        changed = predict_scans(model, scans, SliceSelection(order, lengths))
+        values["moves"].append(rank_correlation(whole.scores, _in_original_order(changed.scores, order), lengths))
+        values["stays"].append(rank_correlation(whole.scores, changed.scores, lengths))
+        apart = (_in_original_order(changed.attention, order) - whole.attention).abs() / 2
+        values["error"].append(sum_per_bag(apart, lengths))
+        logits.append(changed.logit)
+    means = {name: bootstrap.mean(torch.stack(each).nanmean(0)) for name, each in values.items()}
+    numbers = {name: bootstrap.estimate(mean) for name, mean in means.items()}
+    difference, stays, error = bootstrap.estimate(means["follows"] - means["stays"]), numbers["stays"], numbers["error"]
+    more: Numbers = {
+        "goes with the slices, scan moved round": numbers["follows"],
+        "goes with the slices, shuffled": numbers["moves"],
+        "stays at the places, shuffled (position alone)": stays,
+        "share of attention that shuffling moves (equivariance error)": error,
     }
     note = ""
-    if own.scores_scans:
-        aurocs = bootstrap.aurocs({"own": own.logit} | {f"{i}": logit for i, logit in enumerate(found.logits)})
-        whole = aurocs.pop("own")
-        lost = bootstrap.estimate(whole - Varied.weighted(dict.fromkeys(aurocs.values(), 1 / len(aurocs))))
+    if whole.scores_scans:
+        aurocs = bootstrap.aurocs({"whole": whole.logit} | {f"{i}": each for i, each in enumerate(logits)})
+        before = aurocs.pop("whole")
+        lost = bootstrap.estimate(before - Varied.weighted(dict.fromkeys(aurocs.values(), 1 / len(aurocs))))
         more["scan AUROC lost by shuffling"] = lost
-        note = _order_note(error.value, lost)
-    verdict = _verdict(difference, bootstrap.estimate(stays))
-    meaning, _ = SHUFFLE.words[verdict]
+        note = " The order of slices changes attention, but shuffling was not shown to lower scan AUROC."
+        if error.value < POSITION_FREE:
+            note = " The model ignores the order of slices."
+        elif lost.low > 0:
+            note = f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
+    verdict = UNDECIDED
+    if difference.known:
+        if difference.high < 0 or stays.low > MOSTLY:
+            verdict = FAILS
+        elif difference.low > 0:
+            verdict = PASSES
     control = "attention that has nothing to do with the scan"
-    return SHUFFLE.result(verdict, difference, control, meaning=f"{meaning}{note}", more=more)
-
-
-def _verdict(difference: Estimate, stays: Estimate) -> Verdict:
-    if not difference.known:
-        return UNDECIDED
-    if difference.high < 0 or stays.low > MOSTLY:
-        return FAILS
-    return PASSES if difference.low > 0 else UNDECIDED
-
-
-def _order_note(error: float, lost: Estimate) -> str:
-    if error < POSITION_FREE:
-        return " The model ignores the order of slices."
-    if lost.low > 0:
-        return f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
-    return " The order of slices changes attention, but shuffling was not shown to lower scan AUROC."
+    return SHUFFLE.result(verdict, difference, control, more, meaning=f"{SHUFFLE.words[verdict][0]}{note}")
 
 
 # Test 2: untrained weights.  Attention that is as good with these does not come from training.
@@ -711,7 +658,7 @@ def untrained_copies(model: nn.Module) -> Untrained:
 
 
 def judge_randomizing(
-    own: ScanPredictions,
+    whole: ScanPredictions,
     others: Sequence[ScanPredictions],
     scans: LabelledScans,
     curves: Mapping[Kind, Curves] | None,
@@ -720,82 +667,57 @@ def judge_randomizing(
     """The verdict on attention against that of untrained models, which is the worst of three checks.
 
     The checks: attention ranks slices differently, the model separates scans better, attended slices are worth more.
+    Without `others` the model is a plain function that came without `untrained`.
     """
-    lengths = scans.lengths.cpu()
-    compared = others[:COMPARED]
-    alike = bootstrap.estimate(bootstrap.mean(_mean_correlation([(own, other) for other in compared], lengths)))
-    chance = _mean_correlation(list(combinations(compared, 2)), lengths)
-    more: dict[str, Estimate | float] = {
+    if not others:
+        return RANDOMIZE.result(
+            UNDECIDED,
+            NO_ESTIMATE,
+            CONTROL,
+            {},
+            meaning="The model is a plain function, so there is no untrained version of it to compare with.",
+            action="Give a function that makes the same model with untrained weights from a seed (`untrained=`).",
+        )
+    lengths, compared = scans.lengths.cpu(), others[:COMPARED]
+    alike, chance = (
+        bootstrap.estimate(
+            bootstrap.mean(torch.stack([rank_correlation(a.scores, b.scores, lengths) for a, b in pairs]).nanmean(0))
+        )
+        for pairs in ([(whole, other) for other in compared], list(combinations(compared, 2)))
+    )
+    more: Numbers = {
         "rank correlation with untrained models": alike,
-        "rank correlation among untrained models": bootstrap.estimate(bootstrap.mean(chance)),
+        "rank correlation among untrained models": chance,
     }
-    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": _differs(alike)}
+    # Attention that is equal everywhere has no correlation.
+    ranking = FAILS if alike.low > MOSTLY else PASSES if alike.high < MOSTLY else UNDECIDED
+    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": ranking if alike.known else UNDECIDED}
     gap = NO_ESTIMATE
     if curves is not None:
         gap = bootstrap.estimate(worth(curves, "untrained"))
-        whole = bootstrap.estimate(curves["deletion"].whole_auroc)
+        learnt = bootstrap.estimate(curves["deletion"].whole_auroc)
         best = max(auroc(other.logit, scans.labels.cpu()).item() for other in others)
-        more |= {"scan AUROC": whole, f"highest scan AUROC of {len(others)} untrained models": best}
-        reasons["untrained models separate positive from negative scans as well"] = _has_learnt(whole, best)
+        more |= {"scan AUROC": learnt, f"highest scan AUROC of {len(others)} untrained models": best}
+        separates = FAILS if learnt.high < best + LEARNT else UNDECIDED
+        if learnt.low > 0.5 and learnt.value > best:
+            separates = PASSES
+        reasons["untrained models separate positive from negative scans as well"] = separates
         reasons["slices that untrained models attend to are worth as much"] = decide(gap)
     if scans.slice_labels is not None:
-        more |= _localization(own, compared, scans)
-    verdict = worst([*reasons.values(), *([] if curves is not None else [UNDECIDED])])
+        labels = scans.slice_labels.cpu()
+        aurocs = [localization(each.scores, labels, lengths).mean_auroc.item() for each in (whole, *compared)]
+        more["localization AUROC"] = aurocs[0]
+        more["localization AUROC of untrained models"] = sum(aurocs[1:]) / len(compared)
+    verdicts = {*reasons.values(), *([] if curves is not None else [UNDECIDED])}
+    verdict = next((worst for worst in (FAILS, UNDECIDED) if worst in verdicts), PASSES)
     meaning, _ = RANDOMIZE.words[verdict]
     if verdict != PASSES:
-        meaning = f"{meaning} ({_why(verdict, [reason for reason, one in reasons.items() if one == verdict])})."
-    return RANDOMIZE.result(verdict, gap, CONTROL, meaning=meaning, more=more)
-
-
-def without_untrained() -> TrustResult:
-    """The result for a model that is a plain function and came without `untrained`."""
-    return RANDOMIZE.result(
-        UNDECIDED,
-        NO_ESTIMATE,
-        CONTROL,
-        meaning="The model is a plain function, so there is no untrained version of it to compare with.",
-        action="Give a function that makes the same model with untrained weights from a seed (`untrained=`).",
-    )
-
-
-def _why(verdict: Verdict, reasons: Sequence[str]) -> str:
-    if verdict == FAILS:
-        return "; ".join(reasons)
-    return f"undecided: whether {'; whether '.join(reasons)}" if reasons else "the model has no scan score"
-
-
-def _differs(alike: Estimate) -> Verdict:
-    """Whether attention ranks slices in another order; attention that is equal everywhere has no correlation."""
-    if not alike.known:
-        return UNDECIDED
-    if alike.low > MOSTLY:
-        return FAILS
-    return PASSES if alike.high < MOSTLY else UNDECIDED
-
-
-def _has_learnt(whole: Estimate, best: float) -> Verdict:
-    if whole.low > 0.5 and whole.value > best:
-        return PASSES
-    return FAILS if whole.high < best + LEARNT else UNDECIDED
-
-
-def _mean_correlation(
-    pairs: Sequence[tuple[ScanPredictions, ScanPredictions]], lengths: Int[Tensor, "scans"]
-) -> Float64[Tensor, "scans"]:
-    found = [rank_correlation(one.scores, other.scores, lengths) for one, other in pairs]
-    return torch.stack(found).nanmean(0)
-
-
-def _localization(
-    own: ScanPredictions, others: Sequence[ScanPredictions], scans: LabelledScans
-) -> dict[str, Estimate | float]:
-    assert scans.slice_labels is not None
-    labels, lengths = scans.slice_labels.cpu(), scans.lengths.cpu()
-    found = [localization(one.scores, labels, lengths).mean_auroc.item() for one in (own, *others)]
-    return {
-        "localization AUROC": found[0],
-        "localization AUROC of untrained models": sum(found[1:]) / len(others),
-    }
+        why = [reason for reason, of_reason in reasons.items() if of_reason == verdict]
+        text = "; ".join(why)
+        if verdict == UNDECIDED:
+            text = f"undecided: whether {'; whether '.join(why)}" if why else "the model has no scan score"
+        meaning = f"{meaning} ({text})."
+    return RANDOMIZE.result(verdict, gap, CONTROL, more, meaning=meaning)
 
 
 # Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
@@ -808,8 +730,6 @@ Thousands of scans would make a smaller distance significant, too.
 """
 
 SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive scans"}
-
-CONTROL_WORDS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}
 
 DELETION = TrustTest(
     name="deletion",
@@ -851,65 +771,73 @@ INVERTED = TrustTest(
 )
 
 
-def judge_deletion(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> TrustResult:
-    """The verdict by scan AUROC against the harder control; the logit of positive scans is reported only."""
+def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -> TrustResult:
+    """The verdict by scan AUROC against the harder control; the logit of positive scans is reported only.
+
+    There are no curves for a method without a logit, such as the centred Gaussian.
+    """
+    if curves is None:
+        return DELETION.result(
+            UNDECIDED,
+            NO_ESTIMATE,
+            CONTROLS["random"],
+            {},
+            meaning="The model has no scan score, so removing slices cannot lower it.",
+            action="Test a model that scores scans.",
+        )
     control, number = _control(curves, bootstrap, harder=True)
     verdict = decide(number)
-    more: dict[str, Estimate | float] = {
-        f"{kind}, {SCORES[score]}, beside {order}": bootstrap.estimate(one.gap(score, order))
-        for kind, one in curves.items()
+    more: Numbers = {
+        f"{kind}, {SCORES[score]}, beside {order}": bootstrap.estimate(each.gap(score, order))
+        for kind, each in curves.items()
         for score in SCORES
-        for order in one.auroc
+        for order in each.auroc
         if order != "attended"
     }
     meaning, _ = DELETION.words[verdict]
     if verdict == PASSES:
-        meaning += _caveats(curves, bootstrap)
-    return DELETION.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
+        if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
+            meaning += (
+                " They are sufficient, but the model was not shown to need them: other slices hold evidence, too."
+            )
+        if not bootstrap.estimate(worth(curves, "middle")).low > 0:
+            meaning += " However, slices from the middle of the scan were not shown to be worth less."
+    return DELETION.result(verdict, number, CONTROLS[control], more, meaning=meaning)
 
 
 def judge_alarm(
-    curves: Mapping[Kind, Curves] | None, own: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap
+    curves: Mapping[Kind, Curves] | None, whole: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap
 ) -> TrustResult:
     """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
-    number, verdict, control = NO_ESTIMATE, UNDECIDED, CONTROLS[0]
-    more: dict[str, Estimate | float] = {}
+    number, verdict, control = NO_ESTIMATE, UNDECIDED, "random"
+    more: Numbers = {}
     if curves is not None:
         control, number, verdict = _point_away(curves, bootstrap)
-        more["logit of positive scans lost, beyond random slices"] = bootstrap.estimate(
-            curves["deletion"].gap("logit", "random")
-        )
+        lost = curves["deletion"].gap("logit", "random")
+        more["logit of positive scans lost, beyond random slices"] = bootstrap.estimate(lost)
     by_labels = ""
-    found = _deletion_localization(own, scans, bootstrap)
-    if found is not None and found.known:
-        more["localization AUROC"] = found
-        labels = FAILS if found.high < 0.5 - AWAY else PASSES if found.low > 0.5 else UNDECIDED
-        agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
-        if verdict == UNDECIDED and labels != UNDECIDED:
-            verdict, agree = labels, "by slice labels alone"
-        if verdict != UNDECIDED:
-            by_labels = f" ({agree}: localization AUROC {digits(found.value)})"
-    meaning, _ = INVERTED.words[verdict]
-    meaning = f"{meaning.removesuffix('.')}{by_labels}."
-    return INVERTED.result(verdict, number, CONTROL_WORDS[control], meaning=meaning, more=more)
-
-
-def without_scan_score() -> TrustResult:
-    """The result of deletion for a method without a logit, such as the centred Gaussian."""
-    return DELETION.result(
-        UNDECIDED,
-        NO_ESTIMATE,
-        CONTROL_WORDS[CONTROLS[0]],
-        meaning="The model has no scan score, so removing slices cannot lower it.",
-        action="Test a model that scores scans.",
-    )
+    if scans.slice_labels is not None:
+        measured = localization(whole.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
+        per_scan = torch.full((len(scans.lengths),), torch.nan, dtype=torch.float64)
+        per_scan[measured.kept] = measured.auroc
+        located = bootstrap.estimate(bootstrap.mean(per_scan))
+        if located.known:
+            more["localization AUROC"] = located
+            labels = FAILS if located.high < 0.5 - AWAY else PASSES if located.low > 0.5 else UNDECIDED
+            agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
+            if verdict == UNDECIDED and labels != UNDECIDED:
+                verdict, agree = labels, "by slice labels alone"
+            if verdict != UNDECIDED:
+                by_labels = f" ({agree}: localization AUROC {digits(located.value)})"
+    meaning = f"{INVERTED.words[verdict][0].removesuffix('.')}{by_labels}."
+    return INVERTED.result(verdict, number, CONTROLS[control], more, meaning=meaning)
 
 
 def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: bool) -> tuple[str, Estimate]:
     """The control against which attention is worth least (harder) or most."""
-    found = {name: bootstrap.estimate(worth(curves, name)) for name in CONTROLS}
-    name = (min if harder else max)(found, key=lambda name: found[name].value)
-    return name, found[name]
+    numbers = {name: bootstrap.estimate(worth(curves, name)) for name in CONTROLS}
+    name = (min if harder else max)(numbers, key=lambda name: numbers[name].value)
+    return name, numbers[name]
 
 
 def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[str, Estimate, Verdict]:
@@ -924,22 +852,3 @@ def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[st
     if easy[1].high < 0:
         return *easy, FAILS
     return *hard, PASSES if hard[1].low > 0 else UNDECIDED
-
-
-def _caveats(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> str:
-    """Limits of a passed test, as sentences."""
-    caveats = ""
-    if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
-        caveats += " They are sufficient, but the model was not shown to need them: other slices hold evidence, too."
-    if not bootstrap.estimate(worth(curves, "middle")).low > 0:
-        caveats += " However, slices from the middle of the scan were not shown to be worth less."
-    return caveats
-
-
-def _deletion_localization(own: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap) -> Estimate | None:
-    if scans.slice_labels is None:
-        return None
-    found = localization(own.scores, scans.slice_labels.cpu(), scans.lengths.cpu())
-    per_scan = torch.full((len(scans.lengths),), torch.nan, dtype=torch.float64)
-    per_scan[found.kept] = found.auroc
-    return bootstrap.estimate(bootstrap.mean(per_scan))

@@ -1,7 +1,4 @@
-"""The report of a small experiment: its numbers, its page, and what it does with folders that are not as wanted.
-
-Figures have tests of their own (test_figures_*.py); here most are not rendered.
-"""
+"""The report of a small experiment: its numbers, its page, and what it does with folders that are not as wanted."""
 
 import json
 import re
@@ -21,21 +18,28 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.scans.features.preprocessing import Percentiles
+from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.indexing import describe_scans
-from normal_guidance.scans.index.manifest import PARTS, ScanRow, write_manifest
+from normal_guidance.scans.index.manifest import PARTS, Manifest, ScanRow, read_manifest, write_manifest
+from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.differences import claims, differences
 from normal_guidance.statistics.localization import localization_measures
 from normal_guidance.statistics.split_results import split_results
+from normal_guidance.study import study_page
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.experiment import (
-    Study,
-    StudyData,
-    bayes_oracle,
-    stored_dataset,
-    train_study,
-)
+from normal_guidance.study.experiment import Study, StudyData, bayes_oracle, stored_dataset, train_study
+from normal_guidance.study.figures.attention import AttendedScan
 from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
-from normal_guidance.study.study_page import _attention, _data, check_manifest, evaluate, write_report
+from normal_guidance.study.study_page import (
+    _attention,
+    _data,
+    check_manifest,
+    evaluate,
+    first_window,
+    thumbnails,
+    write_report,
+)
 from normal_guidance.study.study_tables import description_tables
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.loop import predict_bags
@@ -95,11 +99,6 @@ def of_one_split(folder: Path, methods: list[str], bags: Bags, **changes: object
     return Study(dataset, folder / "out", tuple(methods), (1001,), PROTOCOL, **changes)
 
 
-# ----------------------------------------------------------------------------------------------------
-# The numbers
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_differences_are_those_of_the_models(small_experiment):
     """From the weights, without any of the files that the report reads."""
     splits = []
@@ -114,7 +113,7 @@ def test_differences_are_those_of_the_models(small_experiment):
         splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
     wanted = claims(["centered_gaussian", "abmil", "ng"], None)
     expected = {(one.method, one.against, one.metric): one for one in differences(splits, wanted)}
-    found = evaluate(small_experiment).differences.found
+    found = evaluate(small_experiment).differences.rows
     shared = [one for one in found if (one.method, one.against, one.metric) in expected]
     assert len(shared) == len(expected) == 8
     for one in shared:
@@ -123,39 +122,37 @@ def test_differences_are_those_of_the_models(small_experiment):
         assert one.low == pytest.approx(other.low, abs=1e-12)
         assert one.p == pytest.approx(other.p, rel=1e-6)
         assert (one.scans, one.patients, one.splits) == (other.scans, other.patients, 2)
+    # Who is tested in both splits is one patient.
+    tests = [small_experiment.dataset.draw(seed, "test") for seed in small_experiment.seeds]
+    patients = {patient for test in tests for patient in test.patient_ids}
+    assert len(patients) < sum(len(set(test.patient_ids)) for test in tests)
+    one = next(one for one in found if one.metric == "scan_auroc")
+    assert (one.patients, one.scans) == (len(patients), len({scan for test in tests for scan in test.scan_ids}))
     # All claims among the methods that there are, and the ceiling's, which Holm's correction counts.
     assert {(one.method, one.against, one.metric) for one in found} == {
         tuple(claim) for claim in claims(["centered_gaussian", "mean", "abmil", "ng"], "ceiling")
     }
 
 
-def test_who_is_tested_in_both_splits_is_one_patient(small_experiment):
-    tests = [small_experiment.dataset.draw(seed, "test") for seed in small_experiment.seeds]
-    patients = {patient for test in tests for patient in test.patient_ids}
-    assert len(patients) < sum(len(set(test.patient_ids)) for test in tests)
-    one = next(one for one in evaluate(small_experiment).differences.found if one.metric == "scan_auroc")
-    assert one.patients == len(patients)
-    assert one.scans == len({scan for test in tests for scan in test.scan_ids})
-
-
 def test_measures_are_those_of_the_models(small_experiment):
-    found = evaluate(small_experiment).measures.found
-    assert list(found) == ["centered_gaussian", "mean", "abmil", "ng", "ceiling"]
+    summaries = evaluate(small_experiment).measures.summaries
+    assert [method for method, seed in summaries if seed == 2001] == [
+        "centered_gaussian",
+        "mean",
+        "abmil",
+        "ng",
+        "ceiling",
+    ]
     for seed in small_experiment.seeds:
         test = small_experiment.dataset.draw(seed, "test")
         said = predict_bags(load_winner(small_experiment.folder / "ng" / str(seed)), test)
         expected = localization_measures(
             said.attention, test.slice_labels, test.lengths, scores=said.log_attention.mean(0)
         )
-        own = found["ng"][seed].summary()
+        own = summaries["ng", seed]
         for name, one in expected.summary().items():
             assert own[name].value == pytest.approx(one.value, nan_ok=True)
             assert own[name].scans == one.scans
-
-
-# ----------------------------------------------------------------------------------------------------
-# The page
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_all_files_are_there(written):
@@ -179,8 +176,8 @@ def test_all_files_are_there(written):
 
 def test_the_page_holds_every_table_and_finding(written):
     page, experiment = page_of(written), evaluate(written)
-    grids = [*experiment.results.table.grids(), experiment.measures.grid(), experiment.results.chosen_grid()]
-    grids += [experiment.sensitivity["ng"].table.grid()]
+    grids = [*experiment.results.table.grids(), *experiment.measures.grids(), experiment.results.chosen_grid()]
+    grids += experiment.sensitivity["ng"].table.grids()
     first = {part: describe_scans(written.dataset.draw(1001, part)) for part in PARTS}
     grids += description_tables("small", first)
     for one in grids:
@@ -223,8 +220,8 @@ def test_what_is_not_complete_is_named(copied):
         assert f"<li>{title} is not complete on every split and is left out of the comparisons.</li>" in page
     assert "Sensitivity</h2>" not in page  # no such runs
     experiment = evaluate(copied)
-    assert {(one.method, one.against) for one in experiment.differences.found} == {("mean", "centered_gaussian")}
-    assert sorted(experiment.measures.found["abmil"]) == [1001]
+    assert {(one.method, one.against) for one in experiment.differences.rows} == {("mean", "centered_gaussian")}
+    assert [seed for method, seed in experiment.measures.summaries if method == "abmil"] == [1001]
 
 
 def test_hostile_names_are_shown_as_they_are(tmp_path, request):
@@ -237,18 +234,13 @@ def test_hostile_names_are_shown_as_they_are(tmp_path, request):
     train_study(study, make_grid=small_grid)
     experiment = evaluate(study)
     # Rendered: titles are typeset then.
-    assert len(list(_attention(experiment, tmp_path / "figures", None))) == 2
+    assert len(list(_attention(experiment, tmp_path / "figures"))) == 2
     assert list(_data(experiment, tmp_path / "figures"))
     request.getfixturevalue("unrendered")
     page = write_report(study).read_text()
     check_page(page)
     assert f"<h1>Normal Guidance on {escape(hostile)}</h1>" in page
     assert "&lt;script&gt;alert(" in page
-
-
-# ----------------------------------------------------------------------------------------------------
-# Fewer labels, odd scans, odd runs
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.usefixtures("unrendered")
@@ -258,7 +250,7 @@ def test_without_slice_labels_scans_are_compared(tmp_path):
     reproduce_sensitivity(replace(study, methods=("ng",)), make_grid=small_sensitivity)
     experiment = evaluate(study)
     assert experiment.measures is None
-    assert [(one.method, one.against, one.metric) for one in experiment.differences.found] == [
+    assert [(one.method, one.against, one.metric) for one in experiment.differences.rows] == [
         ("ng", "abmil", "scan_auroc"), ("ng", "abmil", "scan_auprc"),
     ]  # fmt: skip
     write_report(study)
@@ -268,21 +260,6 @@ def test_without_slice_labels_scans_are_compared(tmp_path):
     assert not (study.folder / "measures.md").exists()
     assert "Attention on 4 random positive test scans" in page
     assert not (study.folder / "figures" / "localization_auroc.png").exists()
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_slice_labels_of_test_scans_alone_localize(tmp_path):
-    bags = some_scans()
-    numbers = [number for number in range(len(bags)) if part_of(number, 1001) != "test"]
-    study = of_one_split(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(bags, numbers))
-    reproduce(study, make_grid=small_grid)
-    write_report(study)
-    page = page_of(study)
-    assert "Training or validation scans have no slice labelled positive: there is no supervised reference." in page
-    assert "Where attention points, small" in page
-    assert "Not complete yet" not in page
-    found = evaluate(study).differences.found
-    assert {(one.method, one.against) for one in found} == {("mean", "centered_gaussian")}
 
 
 def odd_scans(kind: str) -> Bags:
@@ -335,7 +312,10 @@ def test_a_run_that_selected_nothing_is_left_out_and_named(tmp_path):
     assert "Nothing is compared: a comparison needs two methods" in page
 
 
-def test_nothing_selectable_is_a_user_s_error(tmp_path):
+def test_nothing_trained_or_selectable_is_a_user_s_error(small_experiment, tmp_path):
+    with pytest.raises(UserError, match="holds no complete run on small; run: nguide experiment STORE --dataset small"):
+        write_report(replace(small_experiment, folder=tmp_path))
+
     def hopeless(base: Config) -> tuple[Config, ...]:
         return grid(base, lr=[HOPELESS], l1=[0.0])
 
@@ -345,11 +325,6 @@ def test_nothing_selectable_is_a_user_s_error(tmp_path):
     with pytest.raises(UserError, match=message):
         write_report(study)
     assert not (study.folder / "report.html").exists()
-
-
-def test_nothing_trained_is_a_user_s_error(small_experiment, tmp_path):
-    with pytest.raises(UserError, match="holds no complete run on small; run: nguide experiment STORE --dataset small"):
-        write_report(replace(small_experiment, folder=tmp_path))
 
 
 def test_runs_of_splits_that_were_not_given(copied):
@@ -380,24 +355,16 @@ def test_attention_on_one_slice_alone_is_drawn_without_its_pull(copied):
 
 
 @pytest.mark.usefixtures("unrendered")
-@pytest.mark.parametrize("content", [None, b"PAR1 and nothing else"])
-def test_a_history_that_is_damaged_or_gone_is_named(copied, content):
+def test_files_that_are_damaged_gone_or_in_the_way_are_named(copied):
     path = copied.folder / "mean" / "2001" / "history.parquet"
-    path.unlink() if content is None else path.write_bytes(content)
-    with pytest.raises(UserError, match=r"mean/2001/history.parquet cannot be read \(.*\); copy the run again, or del"):
-        write_report(copied)
-
-
-@pytest.mark.usefixtures("unrendered")
-def test_a_folder_that_cannot_be_is_named(copied):
+    for spoil in (lambda: path.write_bytes(b"PAR1 and nothing else"), path.unlink):
+        spoil()
+        with pytest.raises(UserError, match=r"mean/2001/history.parquet cannot be read \(.*\); copy the run again, or"):
+            write_report(copied)
+    shutil.rmtree(copied.folder / "figures")
     (copied.folder / "figures").write_text("a file")
     with pytest.raises(UserError, match="figures is, or lies under, a file; name a folder"):
         write_report(copied)
-
-
-# ----------------------------------------------------------------------------------------------------
-# Millimetres
-# ----------------------------------------------------------------------------------------------------
 
 
 def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extra: int = 0, skip: int = 0):
@@ -421,18 +388,16 @@ def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extr
 def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path):
     manifest = manifest_of(small_experiment, tmp_path)
     check_manifest(manifest, small_experiment.dataset)
-    for of_seeds in evaluate(small_experiment, manifest).measures.found.values():
-        for one in of_seeds.values():
-            assert torch.allclose(one.peak_error_mm, 2.5 * one.peak_error_slices)
+    for summary in evaluate(small_experiment, manifest).measures.summaries.values():
+        assert summary["peak_error_mm"].value == pytest.approx(2.5 * summary["peak_error_slices"].value)
     unknown = evaluate(small_experiment, manifest_of(small_experiment, tmp_path, spacing=None))
-    assert unknown.measures.found["ng"][1001].peak_error_mm.isnan().all()
-    assert "Peak error (mm)" not in unknown.measures.grid().header
+    assert np.isnan(unknown.measures.summaries["ng", 1001]["peak_error_mm"].value)
+    assert "Peak error (mm)" not in unknown.measures.grids()[0].header
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"skip": 72}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
         ({"skip": 10}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
         (
             {"extra": 1},
@@ -457,11 +422,6 @@ def test_scan_files_that_are_gone_are_named(small_experiment, copied, tmp_path):
         write_report(copied, manifest=manifest)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Drawn scans
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.usefixtures("unrendered")
 def test_drawn_scans_with_a_known_ceiling(tmp_path):
     """As `nguide reproduce --report` tells them."""
@@ -480,6 +440,60 @@ def test_drawn_scans_with_a_known_ceiling(tmp_path):
     test = draw(1001, "test")
     best = bayes_oracle(test)
     expected = localization_measures(best.slice_scores.exp(), test.slice_labels, test.lengths, scores=best.slice_scores)
-    own = experiment.measures.found["ceiling"][1001].summary()
+    own = experiment.measures.summaries["ceiling", 1001]
     assert own["top_1_hit"].value == pytest.approx(expected.summary()["top_1_hit"].value)
     assert own["overlap_50"].value == pytest.approx(expected.summary()["overlap_50"].value)
+
+
+@pytest.fixture
+def encoded(phantom) -> tuple[Manifest, FeatureStore]:
+    return read_manifest(phantom / "index"), open_store(phantom / "store")
+
+
+def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(encoded, phantom, monkeypatch):
+    manifest, store = encoded
+    truth = {scan["scan_id"]: scan for scan in json.loads((phantom / "scans" / "phantom.json").read_text())["scans"]}
+    for number in (0, 5, 11):
+        row = manifest[number]
+        volume, _ = read_volume(row, manifest.root)
+        shown = dict(thumbnails(manifest, store, row.scan_id))
+        assert len(shown) == study_page.COUNT
+        assert list(shown) == sorted(shown)
+        assert min(shown) > 1  # the ends show little
+        assert max(shown) < len(truth[row.scan_id]["files"])
+        for position, image in shown.items():
+            assert np.array_equal(image, np.clip(volume[position - 1], -100, 300))
+            assert image.max() > image.min()
+    monkeypatch.setattr(study_page, "SIDE", 10)  # large slices are thinned, and figures take them
+    thinned = thumbnails(manifest, store, row.scan_id)
+    assert {image.shape for _, image in thinned} == {(11, 11)}  # every third of 32 pixels
+    assert np.array_equal(thinned[0][1], np.clip(volume[thinned[0][0] - 1, ::3, ::3], -100, 300))
+    AttendedScan(row.scan_id, {"ng": torch.ones(len(row))}, thumbnails=thinned)
+
+
+def test_a_scan_of_few_slices_shows_each_once(encoded):
+    manifest, store = encoded
+    short = manifest.table.slice(0, 1).to_pylist()[0]
+    for name in ("files", "frames", "positions", "slice_labels"):
+        short[name] = short[name][:2]
+    few = Manifest(pa.Table.from_pylist([short], manifest.table.schema), manifest.about)
+    assert [number for number, _ in thumbnails(few, store, short["scan_id"])] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("provenance", "window"),
+    [
+        ({"preprocessing": {"windows": [[-100, 300], None]}}, (-100.0, 300.0)),
+        ({"preprocessing": {"windows": [{"percentiles": [1, 99]}], "field": 20.0}}, Percentiles()),
+        ({"preprocessing": {"windows": [None]}}, None),
+        ({"preprocessing": {"windows": []}}, None),
+        ({"preprocessing": {"windows": ["lung"]}}, None),
+        ({"preprocessing": {"windows": 3}}, None),
+        ({"preprocessing": "resized"}, None),
+        ({"imported_from": "hdf5"}, None),
+    ],
+)
+def test_a_store_may_say_anything_about_its_windows(encoded, provenance, window):
+    field = 20.0 if window == Percentiles() else None
+    assert first_window(replace(encoded[1], provenance=provenance)) == (window, field)
+    assert first_window(encoded[1].bags()) == (None, None)

@@ -13,12 +13,7 @@ from torch import nn
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.models import ABMIL, TransMIL
-from normal_guidance.statistics.localization import (
-    highest_first,
-    moved_round,
-    rank_correlation,
-    ranks,
-)
+from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation, ranks
 from normal_guidance.study.trust import attention_tests as curves_module
 from normal_guidance.study.trust.attention_tests import (
     SHARES,
@@ -57,11 +52,6 @@ class Recorder:
     def __call__(self, features, lengths):
         self.shown += [part[:, 0].long().tolist() for part in features.split(lengths.tolist())]
         return torch.zeros(len(lengths)), torch.ones(len(features))
-
-
-# ----------------------------------------------------------------------------------------------------
-# Predictions
-# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
@@ -125,11 +115,6 @@ def test_dropout_is_off_meanwhile_and_on_again_afterwards():
     assert not predict_scans(model, bags).logit.requires_grad
 
 
-# ----------------------------------------------------------------------------------------------------
-# Ranks
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_ranks_and_correlations_are_scipys():
     generator = torch.Generator().manual_seed(1)
     lengths = torch.tensor([9, 2, 30, 4])
@@ -162,11 +147,6 @@ def test_a_scan_moved_round_keeps_its_neighbours():
         assert sorted(own.tolist()) == list(range(start, start + size))
         assert set(((own.roll(-1) - own) % size).tolist()) <= {1 % size}
         start += size
-
-
-# ----------------------------------------------------------------------------------------------------
-# Removing
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_counts_by_slices_and_by_attention():
@@ -240,11 +220,6 @@ def test_the_area_between_curves_is_that_of_the_trapezoids():
     assert both.value == both.drawn[0] == pytest.approx((by_deletion - by_insertion) / 2)
 
 
-# ----------------------------------------------------------------------------------------------------
-# Intervals and verdicts
-# ----------------------------------------------------------------------------------------------------
-
-
 def test_means_have_the_textbooks_standard_error():
     bags = paper_scans(400)
     values = torch.randn(400, generator=torch.Generator().manual_seed(2)).double()
@@ -277,11 +252,6 @@ def test_a_number_that_no_scan_has_is_no_number():
 )
 def test_verdicts_are_by_the_whole_interval(low, high, verdict):
     assert decide(Estimate((low + high) / 2, low, high)) == verdict
-
-
-# ----------------------------------------------------------------------------------------------------
-# Untrained weights
-# ----------------------------------------------------------------------------------------------------
 
 
 def test_fresh_weights_differ_everywhere_and_leave_the_model_and_the_generator_alone():

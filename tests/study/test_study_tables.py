@@ -1,5 +1,6 @@
-"""Tables against numbers worked out by hand, and each format read back by something else."""
+"""Tables of a study against numbers worked out by hand, and each format read back by something else."""
 
+import csv
 import errno
 import io
 import json
@@ -10,19 +11,16 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.show.text_tables import digits, write_page
+from normal_guidance.show.text_tables import digits
+from normal_guidance.statistics.differences import Difference
+from normal_guidance.statistics.localization import Summary, localization_measures
 from normal_guidance.statistics.split_results import METRICS, Scores
-from normal_guidance.study.study_tables import (
-    Comparison,
-    PaperTables,
-    SensitivityTable,
-    paper_tables,
-    sensitivity_table,
-)
+from normal_guidance.study.study_tables import Comparison, Differences, Measures, paper_tables, sensitivity_table
 
 NAN = math.nan
 
@@ -53,10 +51,6 @@ SENSITIVITY = {
     ("forward_kl", 0.1): {1: scores(0.84, NAN, 0.90, 0.9104), 2: scores(0.84, 0.70, 0.90, 0.9104)},
 }
 
-# ----------------------------------------------------------------------------------------------------
-# Numbers
-# ----------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("value", "shown"),
@@ -70,7 +64,7 @@ def test_three_digits_as_a_reader_rounds(value, shown):
     assert digits(value) == shown
 
 
-@pytest.mark.parametrize("thousandths", range(0, 1000, 7))
+@pytest.mark.parametrize("thousandths", range(0, 1000, 77))
 def test_every_half_goes_up(thousandths):
     assert digits((thousandths + 0.5) / 1000) == digits((thousandths + 1) / 1000)
 
@@ -79,10 +73,6 @@ def test_the_printed_difference_is_the_difference_of_what_is_printed():
     for ours in (0.6885, 0.6884, 0.6886, 0.6895, 0.6905):
         printed = float(digits(ours)) - 0.690
         assert float(digits(ours - 0.690)) == pytest.approx(printed, abs=1e-12)
-
-
-def comparison(mean: float, sd: float = 0.015) -> Comparison:
-    return Comparison("localization_auroc", (mean,), "population", MeanSd(0.689, sd, "population"))
 
 
 @pytest.mark.parametrize(
@@ -103,7 +93,8 @@ def comparison(mean: float, sd: float = 0.015) -> Comparison:
     ],
 )
 def test_inside_two_sd_with_room_for_rounding(mean, sd, inside):
-    assert comparison(mean, sd).inside_2_sd is inside
+    printed = MeanSd(0.689, sd, "population")
+    assert Comparison("localization_auroc", (mean,), "population", printed).inside_2_sd is inside
 
 
 def test_mean_and_sd_by_hand():
@@ -121,10 +112,6 @@ def test_mean_and_sd_by_hand():
     assert gaussian.cells[2].inside_2_sd is None
     assert oracle.cells[2].ours.sd == pytest.approx(0.00626, abs=5e-6)  # population, as the paper prints this row
 
-
-# ----------------------------------------------------------------------------------------------------
-# Markdown
-# ----------------------------------------------------------------------------------------------------
 
 MARKDOWN = """\
 ### Localization AUROC, semi-synthetic
@@ -192,11 +179,9 @@ def test_another_dataset_has_no_published_columns_and_one_seed_no_sd():
     assert "| Max pooling          | .600 |\n" in markdown  # .000 would be the population sd
     assert "±" not in markdown
     assert [cell.ours.sd == cell.ours.sd for cell in table.rows[0].cells] == [False] * 4
-
-
-def test_a_seed_without_a_number_leaves_the_method_without_one():
-    table = paper_tables({"max": {1: GUIDED[1001], 2: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct")
-    assert "| Max pooling |    - | .286 ± .004 |          - |           - |" in table.markdown()
+    frame = read_csv(table.csv())
+    assert list(frame) == list(read_csv(TABLES.csv()))
+    assert frame[["published_mean", "ours_sd"]].isna().all(axis=None)
 
 
 def test_all_methods_stand_in_the_order_of_the_paper():
@@ -219,11 +204,6 @@ def test_a_row_with_fewer_seeds_says_so():
     seeds = {record["method"]: record["seeds"] for record in json.loads(table.json())["tables"]}
     assert seeds == {"ng": [1001, 2001, 3001], "ceiling": [1001, 3001]}
     assert r"Bayes oracle (2 of 3 seeds) & .886 $\pm$ .004 & " in table.latex()
-
-
-# ----------------------------------------------------------------------------------------------------
-# LaTeX
-# ----------------------------------------------------------------------------------------------------
 
 
 def check_latex(text: str) -> None:
@@ -272,11 +252,6 @@ def test_latex_rows():
     assert latex.count(r"\resizebox{\linewidth}{!}{\begin{tabular}") == latex.count(r"\end{tabular}}") == 1
 
 
-# ----------------------------------------------------------------------------------------------------
-# CSV, JSON, files
-# ----------------------------------------------------------------------------------------------------
-
-
 def read_csv(text: str) -> pd.DataFrame:
     return pd.read_csv(io.StringIO(text))
 
@@ -303,14 +278,6 @@ def test_csv_gives_back_every_digit():
             assert line["inside_2_sd"] == ("yes" if cell.inside_2_sd else "no")
 
 
-def test_csv_has_the_same_columns_for_every_dataset():
-    other = read_csv(paper_tables({"max": {7: GUIDED[1001]}}, "a, b").csv())
-    assert list(other) == list(read_csv(TABLES.csv()))
-    assert set(other["dataset"]) == {"a, b"}
-    assert other["published_mean"].isna().all()
-    assert other["ours_sd"].isna().all()
-
-
 def test_json_round_trip():
     data = json.loads(TABLES.json())
     results: dict[str, dict[int, Scores]] = {}
@@ -334,52 +301,36 @@ def test_json_is_the_csv_with_the_seeds():
     assert seed["published_scan_auroc"] is None
 
 
-def test_json_writes_nan_as_null():
-    data = json.loads(
-        paper_tables({"max": {1: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct").json(),
-        parse_constant=lambda name: pytest.fail(f"{name} is not JSON"),
-    )
+def test_a_seed_without_a_number_leaves_the_method_without_one():
+    table = paper_tables({"max": {1: GUIDED[1001], 2: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct")
+    assert "| Max pooling |    - | .286 ± .004 |          - |           - |" in table.markdown()
+    table = paper_tables({"max": {1: scores(NAN, 0.4, 0.7, 0.7)}}, "head-ct")
+    data = json.loads(table.json(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert data["tables"][0]["ours_mean"] is None
     assert data["tables"][0]["ours_per_seed"] == [None]
     assert data["tables"][2]["ours_sd"] is None
 
 
-def write(table: PaperTables | SensitivityTable, folder: Path, stem: str) -> list[Path]:
-    return write_page(folder, stem, table.markdown(), table.latex(), table.csv(), table.json())
-
-
 @pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, "head-ct")])
-def test_write(tmp_path: Path, table):
-    paths = write(table, tmp_path / "deep", "results.v1")
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch, table):
+    paths = table.write(tmp_path / "deep", "results.v1")
     assert [path.name for path in paths] == ["results.v1.md", "results.v1.tex", "results.v1.csv", "results.v1.json"]
-    assert [path.read_text(encoding="utf-8") for path in paths] == [
-        table.markdown(), table.latex(), table.csv(), table.json()
-    ]  # fmt: skip
+    texts = [table.markdown(), table.latex(), table.csv(), table.json()]
+    assert [path.read_text(encoding="utf-8") for path in paths] == texts
     assert sorted(path.name for path in (tmp_path / "deep").iterdir()) == sorted(path.name for path in paths)
-
-
-def test_a_failed_write_leaves_the_old_file_and_no_rubbish(tmp_path: Path, monkeypatch):
-    (tmp_path / "t.md").write_text("old")
+    for folder in (paths[0], paths[0] / "deep"):
+        with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
+            table.write(folder, "t")
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "t.md").write_text("old")
     monkeypatch.setattr(os, "replace", full)
     with pytest.raises(UserError, match=r"t\.md cannot be written \(No space left on device\); choose another folder"):
-        write(TABLES, tmp_path, "t")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("t.md", "old")]
-
-
-def test_a_file_is_no_folder(tmp_path: Path):
-    (tmp_path / "out").write_text("")
-    for folder in (tmp_path / "out", tmp_path / "out" / "deep"):
-        with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
-            write(TABLES, folder, "t")
-
-
-# ----------------------------------------------------------------------------------------------------
-# Sensitivity
-# ----------------------------------------------------------------------------------------------------
+        table.write(tmp_path / "full", "t")
+    assert [(path.name, path.read_text()) for path in (tmp_path / "full").iterdir()] == [("t.md", "old")]
 
 
 def test_sensitivity_beside_the_paper_exactly():
@@ -400,14 +351,11 @@ def test_sensitivity_beside_the_paper_exactly():
     )
 
 
-def test_sensitivity_elsewhere_stands_alone():
+def test_sensitivity_elsewhere_or_of_another_method_stands_alone():
     table = sensitivity_table(SENSITIVITY, "chest-ct")
     assert "Published" not in table.markdown()
     assert r"Forward KL & 10 & \textbf{.880 $\pm$ .010} & \textbf{.750 $\pm$ .000} & .910" in table.latex()
     assert r"\resizebox" not in table.latex()
-
-
-def test_sensitivity_of_another_method_has_its_name_and_nothing_published():
     table = sensitivity_table(SENSITIVITY, "head-ct", "mhng")
     assert "Published" not in table.markdown()
     assert f"\n{METHODS['mhng'].title}, mean ± sd over 2 seeds" in table.markdown()
@@ -430,38 +378,185 @@ def test_sensitivity_csv_and_json_agree():
     assert frame["inside_2_sd"][2] == "no"  # .024 > 2 x .007
 
 
-# ----------------------------------------------------------------------------------------------------
-# Mistakes
-# ----------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("results", "message"),
+    ("make", "message"),
     [
-        ({"amil": GUIDED}, r"method 'amil' is unknown; choose one of .*abmil.*ceiling"),
-        ({}, "there are no results for a table; score"),
-        ({"ng": {}}, "'ng' has no scores; give one per seed"),
-        ({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "'ng' has scan_auroc for 1 of 2 seeds"),
-    ],
-)
-def test_mistakes_are_named(results, message):
-    with pytest.raises(UserError, match=message):
-        paper_tables(results, "head-ct")
-
-
-@pytest.mark.parametrize(
-    ("results", "method", "message"),
-    [
-        ({("kl", 1.0): GUIDED}, "ng", "divergence 'kl' is unknown; choose one of forward_kl"),
         (
-            {**SENSITIVITY, ("reverse_kl", 1.0): {1: GUIDED[1001]}},
-            "ng",
+            lambda: paper_tables({"amil": GUIDED}, "head-ct"),
+            r"method 'amil' is unknown; choose one of .*abmil.*ceiling",
+        ),
+        (lambda: paper_tables({}, "head-ct"), "there are no results for a table; score"),
+        (lambda: paper_tables({"ng": {}}, "head-ct"), "'ng' has no scores; give one per seed"),
+        (
+            lambda: paper_tables({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "head-ct"),
+            "'ng' has scan_auroc for 1 of 2 seeds",
+        ),
+        (
+            lambda: sensitivity_table({("kl", 1.0): GUIDED}, "head-ct"),
+            "divergence 'kl' is unknown; choose one of forward_kl",
+        ),
+        (
+            lambda: sensitivity_table({**SENSITIVITY, ("reverse_kl", 1.0): {1: GUIDED[1001]}}, "head-ct"),
             r"\('reverse_kl', 1.0\) has seeds \[1\], not \[1, 2\]; give the same seeds for all",
         ),
-        (SENSITIVITY, "abmil", "method 'abmil' has no guidance to vary; choose one of ng, mhng"),
-        (SENSITIVITY, "nng", "method 'nng' has no guidance to vary"),
+        (
+            lambda: sensitivity_table(SENSITIVITY, "head-ct", "abmil"),
+            "method 'abmil' has no guidance to vary; choose one of ng, mhng",
+        ),
+        (lambda: sensitivity_table(SENSITIVITY, "head-ct", "nng"), "method 'nng' has no guidance to vary"),
     ],
 )
-def test_mistakes_of_sensitivity_are_named(results, method, message):
+def test_mistakes_are_named(make, message):
     with pytest.raises(UserError, match=message):
-        sensitivity_table(results, "head-ct", method)
+        make()
+
+
+# Differences, from three that were made by hand
+
+SHOWN = Difference("ng", "abmil", "localization_auroc", 0.1349, 0.0899, 0.1801, 2e-8, 4e-7, 3, 1104, 1080)
+NOT_SHOWN = Difference("ng", "ceiling", "scan_auroc", -0.003, -0.016, 0.01, 0.325, 0.65, 3, 3639, 3600)
+UNTESTED = Difference("abmil", "ceiling", "scan_auroc", 0.25, math.nan, math.nan, math.nan, math.nan, 1, 2, 1)
+
+
+@pytest.fixture
+def three() -> Differences:
+    return Differences("chest-ct", (SHOWN, NOT_SHOWN, UNTESTED))
+
+
+def test_tables_by_metric(three):
+    first, second = three.grids()
+    assert first.title == "Differences in Localization AUROC, chest-ct"
+    assert first.header == ["Method", "Against", "Difference", "Interval", "p (Holm)", "Shown", "Scans", "Patients"]
+    assert first.rows == [
+        ["ABMIL + Normal Guidance", "ABMIL", "+.135", "[.090, .180]", "< .001", "yes", "1,104", "1,080"]
+    ]
+    assert second.rows == [
+        ["ABMIL + Normal Guidance", "Supervised reference", "-.003", "[-.016, .010]", ".650", "no", "3,639", "3,600"],
+        ["ABMIL", "Supervised reference", "+.250", "-", "-", "-", "2", "1"],
+    ]
+
+
+def test_sentences(three):
+    assert three.sentences("localization_auroc") == [
+        "ABMIL + Normal Guidance localizes better than ABMIL: +.135 [.090, .180], p < .001 (Holm)"
+    ]
+    assert three.sentences("scan_auroc") == [
+        "No difference between ABMIL + Normal Guidance and Supervised reference in scan AUROC was shown: -.003 "
+        "[-.016, .010], p = .650 (Holm)",
+        "ABMIL and Supervised reference cannot be compared in scan AUROC: too few patients (1)",
+    ]
+    assert three.sentences("scan_auprc") == []
+
+
+def test_only_tested_ones_are_drawn(three):
+    (row,) = three.forest("localization_auroc")
+    assert (row.label, row.estimate, row.low, row.high, row.significant) == (
+        "ABMIL + Normal Guidance − ABMIL", 0.1349, 0.0899, 0.1801, True,
+    )  # fmt: skip
+    assert [row.significant for row in three.forest("scan_auroc")] == [False]
+
+
+def test_files_of_differences_hold_every_digit(three, tmp_path):
+    paths = three.write(tmp_path, "differences")
+    assert [path.name for path in paths] == [f"differences.{end}" for end in ("md", "tex", "csv", "json")]
+    page = paths[0].read_text()
+    assert page.startswith("# Chest-ct: which differences are real\n\n## Differences in Localization AUROC, chest-ct\n")
+    for metric in ("localization_auroc", "scan_auroc"):
+        for sentence in three.sentences(metric):
+            assert f"- {sentence}\n" in page
+    assert paths[1].read_text().count(r"\begin{table}") == 2
+    lines = list(csv.DictReader(paths[2].read_text().splitlines()))
+    assert [float(line["estimate"]) for line in lines] == [0.1349, -0.003, 0.25]
+    assert [line["shown"] for line in lines] == ["yes", "no", "no"]
+    assert [line["p"] for line in lines] == ["2e-08", "0.325", ""]
+    records = json.loads(paths[3].read_text())["differences"]
+    assert [(record["test"], record["p_adjusted"]) for record in records] == [
+        ("bootstrap", 4e-7), ("DeLong", 0.65), ("DeLong", None),
+    ]  # fmt: skip
+
+
+def test_nothing_found_is_still_a_page(tmp_path):
+    paths = Differences("chest-ct", ()).write(tmp_path, "differences")
+    assert paths[0].read_text() == "# Chest-ct: which differences are real\n"
+    assert paths[2].read_text() == ""
+    assert json.loads(paths[3].read_text())["differences"] == []
+
+
+# Measures, from scans that can be worked out by hand
+
+LABELS = torch.tensor([0, 0, 1, 1, 0, 0, 0, 1])
+LENGTHS = torch.tensor([6, 2])
+
+
+def measured(*attention: float, spacing: float | None = None):
+    """Two scans: six slices of which the third and fourth are positive, and two of which the second is."""
+    mm = None if spacing is None else torch.full((2,), spacing)
+    return localization_measures(torch.tensor(attention), LABELS, LENGTHS, spacing=mm).summary()
+
+
+# The peak of the first scan lies on its first slice, two slices off; that of the second scan hits.
+MISS = (0.5, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9)
+HIT = (0.1, 0.1, 0.5, 0.1, 0.1, 0.1, 0.1, 0.9)
+
+
+@pytest.fixture
+def two_seeds() -> Measures:
+    miss, hit = measured(*MISS, spacing=5.0), measured(*HIT, spacing=5.0)
+    return Measures("chest-ct", {("ng", 1001): miss, ("ng", 2001): hit, ("ceiling", 1001): hit})
+
+
+def test_a_row_is_the_mean_over_seeds(two_seeds):
+    (grid,) = two_seeds.grids()
+    assert grid.title == "Where attention points, chest-ct"
+    rows = {row[0]: dict(zip(grid.header[1:], row[1:], strict=True)) for row in grid.rows}
+    assert list(rows) == ["ABMIL + Normal Guidance", "Supervised reference"]
+    ng = rows["ABMIL + Normal Guidance"]
+    assert ng["Top-1 hit"] == ".750"  # one of two scans, then both
+    assert ng["Peak error (slices)"] == "0.5"  # medians of (2, 0) and (0, 0)
+    assert ng["Peak error (mm)"] == "2.5"  # the same times 5 mm
+    # (.2 of the first scan + .9 of the second) / 2, then (.6 + .9) / 2
+    assert ng["Attention on positives"] == ".650"
+    assert rows["Supervised reference"]["Top-1 hit"] == "1.000"
+    assert "then over 2 splits." in grid.caption
+
+
+def test_what_is_beyond_position_comes_first():
+    beyond = {"skill": Summary(-0.25, "mean", 2), "patient_specific": Summary(0.1, "mean", 2)}
+    table = Measures("chest-ct", {("ng", 1001): beyond | measured(*MISS)})
+    (grid,) = table.grids()
+    assert grid.header[1:3] == ["Skill", "Patient-specific"]
+    assert grid.rows[0][1:3] == ["-.250", "+.100"]
+    assert "Skill: the share of the way" in grid.caption
+    assert {one["measure"]: one["value"] for one in json.loads(table.json())["measures"]}["skill"] == -0.25
+
+
+def test_measures_that_no_scan_has_are_left_out():
+    (grid,) = Measures("chest-ct", {("ng", 1001): measured(*MISS)}).grids()
+    assert "Peak error (mm)" not in grid.header
+    assert "Peak error (slices)" in grid.header
+    assert "then over 1 split." in grid.caption
+    (both,) = Measures("c", {("ng", 1): measured(*MISS, spacing=2.0), ("abmil", 1): measured(*MISS)}).grids()
+    column = both.header.index("Peak error (mm)")
+    assert [row[column] for row in both.rows] == ["2.0", "-"]
+
+
+def test_no_scan_to_localize_leaves_the_methods_names():
+    nothing = localization_measures(torch.ones(3), torch.tensor([1, 1, 0]), torch.tensor([2, 1]))
+    table = Measures("c", {("ng", 1): nothing.summary()})
+    (grid,) = table.grids()
+    assert (grid.header, grid.rows) == (["Method"], [["ABMIL + Normal Guidance"]])
+    assert {one["scans"] for one in json.loads(table.json())["measures"]} == {0}
+    assert all(one["value"] is None for one in json.loads(table.json())["measures"])
+
+
+def test_files_hold_every_seed(two_seeds, tmp_path):
+    paths = two_seeds.write(tmp_path, "measures")
+    assert [path.name for path in paths] == [f"measures.{end}" for end in ("md", "tex", "csv", "json")]
+    assert paths[0].read_text().startswith("# Where attention points, chest-ct\n")
+    assert r"\resizebox" in paths[1].read_text()
+    lines = list(csv.DictReader(paths[2].read_text().splitlines()))
+    assert len(lines) == 3 * 8
+    hits = {(line["method"], line["seed"]): line["value"] for line in lines if line["measure"] == "top_1_hit"}
+    assert hits == {("ng", "1001"): "0.5", ("ng", "2001"): "1.0", ("ceiling", "1001"): "1.0"}
+    assert {line["kind"] for line in lines if "error" in line["measure"]} == {"median"}
+    assert len(json.loads(paths[3].read_text())["measures"]) == 24

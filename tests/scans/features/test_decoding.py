@@ -12,16 +12,12 @@ import torch
 from fake_scans import PREPROCESSING, contents, load
 
 from normal_guidance.base.errors import UnreadableError
-from normal_guidance.scans.features import encoding_machine as encoder_inputs
+from normal_guidance.scans.features import decoding
+from normal_guidance.scans.features.decoding import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
-from normal_guidance.scans.features.encoding_machine import (
-    MAX_SIDE,
-    PIECE,
-    Decoding,
-    _unpinned,
-    cut,
-)
-from normal_guidance.scans.features.preprocessing import Percentiles, Statistics
+from normal_guidance.scans.features.encoding_machine import _unpinned
+from normal_guidance.scans.features.preprocessing import Statistics
+from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 
@@ -87,12 +83,6 @@ def test_scans_are_read_whole_for_their_percentiles():
     assert Decoding(read, Path(), True).pixels(row)[0].ranges == ()
 
 
-def test_percentiles_of_a_constant_scan_are_refused():
-    decoding = Decoding(lambda row, root, repair: (np.zeros((5, 12, 12), np.int16), []), Path(), True, None)
-    with pytest.raises(UnreadableError, match="failed: percentiles 1 and 99 of its voxels are the same"):
-        replace(decoding, windows=(Percentiles(),)).pixels(make_row(5))
-
-
 @pytest.mark.parametrize(
     ("changes", "pieces"),
     [
@@ -133,7 +123,7 @@ def test_pieces_give_the_same_bytes_as_whole_scans(long_scans, tmp_path, monkeyp
     parts = dict.fromkeys(long_scans.scan_ids, "train") if measured else None
     pieces, whole = _Reading(), _Reading()
     run(long_scans, tmp_path / "pieces", pieces, parts)
-    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    monkeypatch.setattr(decoding, "PIECE", 10 * LONG)
     run(long_scans, tmp_path / "whole", whole, parts)
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
     assert len(read_problems(tmp_path / "pieces" / "problems.csv")) == sum(map(len, long_scans))
@@ -142,12 +132,12 @@ def test_pieces_give_the_same_bytes_as_whole_scans(long_scans, tmp_path, monkeyp
     assert pieces.sizes == [5, PIECE, PIECE, LONG - 2 * PIECE, PIECE, 1, 3] * turns
 
 
-@pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0)])
-def test_pieces_give_the_same_field_as_whole_scans(long_scans, tmp_path, monkeypatch, spacing):
-    rows = [replace(row, pixel_spacing=spacing) for row in long_scans]
+def test_pieces_give_the_same_field_as_whole_scans(long_scans, tmp_path, monkeypatch):
+    spacings = [(1.0, 1.0), (1.0, 1.0), (1.0, 2.0), (1.0, 2.0)]
+    rows = [replace(row, pixel_spacing=spacing) for row, spacing in zip(long_scans, spacings, strict=True)]
     manifest = write_manifest(tmp_path / "spaced.parquet", rows, long_scans.about)
     run(manifest, tmp_path / "pieces", _Reading(), field=6.0)
-    monkeypatch.setattr(encoder_inputs, "PIECE", 10 * LONG)
+    monkeypatch.setattr(decoding, "PIECE", 10 * LONG)
     run(manifest, tmp_path / "whole", _Reading(), field=6.0)
     assert contents(tmp_path / "pieces") == contents(tmp_path / "whole")
 
@@ -172,16 +162,11 @@ def test_slices_that_cannot_be_read_cost_their_scan_only_and_the_first_is_named(
     assert report["preprocessing"] == json.loads((tmp_path / "others" / "report.json").read_text())["preprocessing"]
 
 
-# ----------------------------------------------------------------------------------------------------
 # What is sent
-# ----------------------------------------------------------------------------------------------------
 
 
 def pixels(hu: np.ndarray):
-    def read(row, root, *, repair):
-        return hu, []
-
-    return Decoding(read, Path(), True).pixels(make_row(len(hu)))[0]
+    return Decoding(lambda row, root, repair: (hu, []), Path(), True).pixels(make_row(len(hu)))[0]
 
 
 @pytest.mark.parametrize(
@@ -194,16 +179,13 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
     assert found.hu.dtype == sent
     assert np.array_equal(found.hu, hu)
     assert found.lowest == -1024
-    assert _unpinned((found, [])).hu.dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+    assert _unpinned((found, []))[0].dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
 
 
 def test_only_the_field_is_sent():
     hu = np.random.default_rng(0).integers(-1000, 2000, (3, 12, 12)).astype(np.int16)
 
-    def read(row, root, *, repair):
-        return hu, []
-
-    decoding = Decoding(read, Path(), True, field=6.0)
+    decoding = Decoding(lambda row, root, repair: (hu, []), Path(), True, field=6.0)
     found, _ = decoding.pixels(make_row(3, pixel_spacing=(1.0, 2.0)))
     assert np.array_equal(found.hu, hu[:, 3:9, 4:7])
     assert found.lowest == hu[:, 3:9, 4:7].min()
@@ -212,24 +194,25 @@ def test_only_the_field_is_sent():
         decoding.pixels(make_row(3))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_pixels_that_are_no_numbers_are_refused(bad):
-    hu = np.zeros((3, 4, 5), np.float32)
-    hu[1, 2, 3] = bad
-    with pytest.raises(UnreadableError, match="not finite") as caught:
+@pytest.mark.parametrize(
+    ("hu", "message"),
+    [
+        *((np.array([[[0.0, bad]]], np.float32), "not finite") for bad in (np.nan, np.inf, -np.inf)),
+        *(
+            (np.zeros(shape, np.float32), "{} slices of {} x {} pixels".format(*shape))
+            for shape in [(0, 4, 4), (2, 0, 4), (2, 4, 0), (1, 1, MAX_SIDE + 1)]
+        ),
+    ],
+)
+def test_pixels_and_sizes_that_no_scan_has_are_refused(hu, message):
+    with pytest.raises(UnreadableError, match=message) as caught:
         pixels(hu)
     assert caught.value.kind in KINDS
 
 
-@pytest.mark.parametrize("shape", [(0, 4, 4), (2, 0, 4), (2, 4, 0), (1, 1, MAX_SIDE + 1)])
-def test_sizes_that_no_scan_has_are_refused(shape):
-    with pytest.raises(UnreadableError, match=f"{shape[0]} slices of {shape[1]} x {shape[2]} pixels"):
-        pixels(np.zeros(shape, np.float32))
-
-
 def test_a_worker_does_not_import_torch():
     code = (
-        "import sys, normal_guidance.base.workers, normal_guidance.scans.features.encoding_machine\n"
+        "import sys, normal_guidance.base.workers, normal_guidance.scans.features.decoding\n"
         "import normal_guidance.scans.index.volumes, normal_guidance.scans.index.dicom_slices\n"
         "print([name for name in ('torch', 'pandas', 'transformers') if name in sys.modules])"
     )

@@ -1,0 +1,169 @@
+"""What of a scan an encoder or a picture sees: the field in the middle of each slice, and windows of its values.
+
+A window clips values, which stay in their unit: Hounsfield units (HU) in CT, 10^-6 mm2/s in ADC maps.  Most other MR
+sequences have no unit, and the same tissue has other values in each scan: there the window is a range of percentiles
+of the scan itself, which becomes 0..1.  Worker processes use this module, so it does not import torch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float32, Real
+
+from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.scans.index.geometry import normal_of
+
+PLANES = ("sagittal", "coronal", "axial")
+"""Planes by the axis that slices are stacked along: left, posterior, superior."""
+
+
+def plane_of(orientation: Sequence[float] | None) -> str | None:
+    """The plane that is nearest to the slices; None where the orientation is unknown."""
+    return None if orientation is None else PLANES[int(np.abs(normal_of(orientation)).argmax())]
+
+
+def middle(rows: int, columns: int, spacing: Sequence[float] | None, field: float) -> tuple[slice, slice]:
+    """Rows and columns of a field of `field` mm: round(field / spacing) of each, at least 1, at most the image's.
+
+    Of an odd number of lines that are left over, one more is below or right.  `spacing` is the mm between rows and
+    between columns; an unknown one raises an `UnreadableError`.
+    """
+    with np.errstate(over="ignore"):
+        # A manifest holds 32 bits: a half must be rounded the same way in a new scan, whose header is read in 64.
+        widths = [] if spacing is None else np.array(spacing, np.float32).tolist()
+    if len(widths) != 2 or not all(0 < width < math.inf for width in widths):
+        known = "unknown" if spacing is None else " x ".join(f"{width:g}" for width in spacing) + " mm"
+        raise UnreadableError("no_spacing", f"a field of {field:g} mm needs the pixel spacing, which is {known}")
+    return _middle(rows, field / widths[0]), _middle(columns, field / widths[1])
+
+
+def _middle(lines: int, wanted: float) -> slice:
+    kept = max(1, round(min(wanted, lines)))
+    start = (lines - kept) // 2
+    return slice(start, start + kept)
+
+
+def in_field(volume: np.ndarray, spacing: Sequence[float] | None, field: float | None) -> np.ndarray:
+    """The field of every slice of a volume; the volume itself without a field."""
+    if field is None:
+        return volume
+    down, across = middle(volume.shape[1], volume.shape[2], spacing, field)
+    return volume[:, down, across]
+
+
+Range = tuple[float, float]
+"""Lowest and highest value; values beyond are clipped."""
+
+
+@dataclass(frozen=True)
+class Percentiles:
+    """The range between two percentiles of a scan's foreground, the voxels above its minimum.
+
+    What is cut off or filled around a scan is its minimum, often half of all voxels, and says nothing about the tissue.
+    """
+
+    low: float | int = 1.0
+    high: float | int = 99.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low < self.high <= 100:
+            raise UserError(
+                f"window {self} is not a range of percentiles; give LOW-HIGH within 0-100, for instance 1-99"
+            )
+        object.__setattr__(self, "low", float(self.low))  # 1 and 1.0 must have the same fingerprint
+        object.__setattr__(self, "high", float(self.high))
+
+    def __str__(self) -> str:
+        return f"{PERCENTILE}:{self.low:g}-{self.high:g}"
+
+    def range_of(self, values: Real[np.ndarray, "..."]) -> Range:
+        """The lowest and highest value; a scan in which both are the same raises an `UnreadableError`."""
+        foreground = values[values > values.min()]
+        low, high = np.percentile(foreground, (self.low, self.high)).tolist() if foreground.size else (0.0, 0.0)
+        if not low < high:
+            raise UnreadableError("failed", f"percentiles {self.low:g} and {self.high:g} of its voxels are the same")
+        return low, high
+
+
+Window = Range | Percentiles
+
+PERCENTILE = "percentile"
+
+WINDOWS: dict[str, Window | None] = {
+    "head": (-100.0, 300.0),
+    "lung": (-1350.0, 150.0),
+    "mediastinum": (-160.0, 240.0),
+    "abdomen": (-150.0, 250.0),
+    "adc": (0.0, 3000.0),
+    PERCENTILE: Percentiles(),
+    "none": None,
+}
+"""Presets.  CT, in HU: head as in the paper; the usual lung (level -600, width 1500), mediastinum (40, 400), abdomen
+(50, 400).  MR: ADC maps in 10^-6 mm2/s, and percentiles for sequences without a unit."""
+
+
+def default_window(modalities: Iterable[str]) -> str:
+    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none."""
+    return "none" if set(modalities) <= {"CT"} else PERCENTILE
+
+
+def parse_windows(words: str) -> tuple[Window | None, ...]:
+    """The windows in a user's text, one channel each: presets, LOW:HIGH or percentile:LOW-HIGH, joined by commas."""
+    return tuple(_parse(word.strip()) for word in words.split(","))
+
+
+def _parse(word: str) -> Window | None:
+    name = word.lower()
+    if name in WINDOWS:
+        return WINDOWS[name]
+    percentiles = name.startswith(f"{PERCENTILE}:")
+    try:
+        low, high = map(float, name.removeprefix(f"{PERCENTILE}:").split("-" if percentiles else ":"))
+    except ValueError:
+        raise UserError(
+            f"window {word!r} is unknown; choose {', '.join(WINDOWS)}, LOW:HIGH in the scans' unit, for instance "
+            f"-100:300, or {PERCENTILE}:LOW-HIGH"
+        ) from None
+    if percentiles:
+        return Percentiles(low, high)
+    if not (math.isfinite(low) and math.isfinite(high) and low < high):
+        raise UserError(f"window {word!r} is empty or infinite; give LOW:HIGH with LOW below HIGH")
+    return low, high
+
+
+def range_of(window: Window | None, values: Real[np.ndarray, "..."]) -> Range | None:
+    """The range of a window in a scan; None for the whole range."""
+    return window.range_of(values) if isinstance(window, Percentiles) else window
+
+
+def window_as_json(window: Window | None) -> Any:
+    """A window as stores and bundles record it; `window_from_json` is the inverse."""
+    if isinstance(window, Percentiles):
+        return {"percentiles": [window.low, window.high]}
+    return None if window is None else list(window)
+
+
+def window_from_json(content: Any) -> Window | None:
+    if isinstance(content, dict):
+        return Percentiles(*content["percentiles"])
+    return None if content is None else (float(content[0]), float(content[1]))
+
+
+def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
+    """Clips the values to each window, still in their unit; the first axis of the result has one channel per window.
+
+    Percentiles are those of the given values; `range_of` takes them from a whole scan.
+    """
+    channels = np.empty((len(windows), *values.shape), np.float32)
+    for channel, window in zip(channels, windows, strict=True):
+        bounds = range_of(window, values)
+        if bounds is None:
+            channel[...] = values
+        else:
+            np.clip(values, *bounds, out=channel, casting="same_kind")
+    return channels
