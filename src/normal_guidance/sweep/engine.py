@@ -157,18 +157,18 @@ class PackedEngine(Engine):
 
     def saved_bytes(self, batch: Int[Tensor, "batch"]) -> int:
         """Memory of all that the forward pass of a batch keeps for the gradients."""
-        found = 0
+        kept = 0
 
         def count(tensor: Tensor) -> Tensor:
-            nonlocal found
-            found += tensor.nbytes
+            nonlocal kept
+            kept += tensor.nbytes
             return tensor
 
         for _, rows, layout in self._read(self.train, [batch]):
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 labels = self.train_targets.of(batch).to(self.device)
                 self.stack.losses(self.weights, rows, layout, labels, self.class_weights)
-        return found
+        return kept
 
     def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         labels = self.train_targets.of(batch).to(self.device)
