@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -62,10 +63,16 @@ def fitted(scans: Bags) -> CommitteeFit:
     return fit_committee(scans, names(scans), FoldPlan(min(3, plan.folds), repeats=1))
 
 
+@cache
+def fitted_set(name: str) -> tuple[Bags, CommitteeFit]:
+    scans = SETS[name]()
+    return scans, fitted(scans)
+
+
+@pytest.mark.slow(but=("twelve_scans", "three_positives", "one_slice_scans", "constant_features", "planted"))
 @pytest.mark.parametrize("name", SETS)
 def test_an_odd_set_gives_finite_numbers(name: str) -> None:
-    scans = SETS[name]()
-    found = fitted(scans)
+    scans, found = fitted_set(name)
     prediction = found.committee(scans.features, scans.lengths)
     for values in (found.logits, found.attention, prediction.logit, prediction.attention, prediction.log_attention):
         assert values.isfinite().all()
@@ -73,10 +80,10 @@ def test_an_odd_set_gives_finite_numbers(name: str) -> None:
     assert own == pytest.approx([1.0] * len(scans), abs=1e-4)
 
 
+@pytest.mark.slow(but="planted")
 @pytest.mark.parametrize("name", ["planted", "all_easy", "huge_and_tiny_features", "one_long_scan"])
 def test_a_signal_is_found_however_easy_or_large(name: str) -> None:
-    scans = SETS[name]()
-    found = fitted(scans)
+    scans, found = fitted_set(name)
     assert auroc(found.logits, scans.labels) > 0.9
     located = localization(found.attention.clamp_min(1e-30).log(), scans.slice_labels, scans.lengths).auroc
     assert located.nanmean() > 0.85

@@ -157,18 +157,18 @@ class PackedEngine(Engine):
 
     def saved_bytes(self, batch: Int[Tensor, "batch"]) -> int:
         """Memory of all that the forward pass of a batch keeps for the gradients."""
-        found = 0
+        kept = 0
 
         def count(tensor: Tensor) -> Tensor:
-            nonlocal found
-            found += tensor.nbytes
+            nonlocal kept
+            kept += tensor.nbytes
             return tensor
 
         for _, rows, layout in self._read(self.train, [batch]):
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 labels = self.train_targets.of(batch).to(self.device)
                 self.stack.losses(self.weights, rows, layout, labels, self.class_weights)
-        return found
+        return kept
 
     def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         labels = self.train_targets.of(batch).to(self.device)
@@ -351,17 +351,13 @@ class SlottedEngine(Engine):
         plan = self.plan.narrow(rows)
         loss, logits = self._forward(self.weights, self.train.rows, plan, self.step)
         gradients = torch.autograd.grad(loss.sum(), list(self.weights.values()))
-        self._descend_and_record(gradients, loss.detach(), logits.detach())
+        self.losses[self.step] = (loss.detach() + self.descend(gradients))[None]
+        self.logits[self.step] = logits.detach()[None]
+        self.step += 1
 
     def _losses(self, parameters: Parameters, table: Tensor, plan: EpochPlan, step: Tensor) -> tuple[Tensor, Tensor]:
         source, layout, labels = plan.batch(step, self.longest)
         return self.stack.losses(parameters, table[source], layout, labels, self.class_weights)
-
-    def _descend_and_record(self, gradients: Sequence[Tensor], loss: Tensor, logits: Tensor) -> None:
-        penalty = self.descend(gradients)
-        self.losses[self.step] = (loss + penalty)[None]
-        self.logits[self.step] = logits[None]
-        self.step += 1
 
     def _predictions(self) -> Tensor:
         """The logits of all validation scans."""

@@ -64,11 +64,11 @@ def fitting_chunk(configs: Sequence[Config], train: ScanSet, val: ScanSet, execu
     if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:
         return wanted
     stack = Stack.of(configs[:1], train.width, "cpu", execution.dtype)
-    one = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
-    weights = sum(value.nbytes for value in one.parameters.values())
+    engine = PackedEngine(stack, train, val, configs[0].batch_size, execution.precision)
+    weights = sum(value.nbytes for value in engine.parameters.values())
     copies = COPIES + (configs[0].optimizer == "adamw")
     heaviest = heaviest_batch(train.lengths, configs[0].batch_size, _orders(configs[0], train, configs[0].seed))
-    fits = int(MEMORY_SHARE * free / (copies * weights + one.saved_bytes(heaviest)))
+    fits = int(MEMORY_SHARE * free / (copies * weights + engine.saved_bytes(heaviest)))
     if fits < wanted:
         _log.warning("memory holds %d of %d configurations together; they are trained in parts", max(1, fits), wanted)
     return max(1, min(wanted, fits))

@@ -128,7 +128,8 @@ class GuidanceCallback(Callback):
             )
         self._end()
         submodule = self._submodule(pl_module)
-        several = sum(isinstance(one, GuidanceCallback) for one in trainer.callbacks) > 1  # type: ignore[attr-defined]
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        several = sum(isinstance(callback, GuidanceCallback) for callback in callbacks) > 1
         name = f"guidance/{self.module}" if several else "guidance"
         hook = submodule.register_forward_hook(self._watch, with_kwargs=True)
         step = GuidedStep(pl_module, lambda result: self._add(pl_module, name, result))

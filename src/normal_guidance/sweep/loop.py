@@ -13,7 +13,6 @@ from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
@@ -206,7 +205,11 @@ def predict_bags(model: nn.Module, scans: ScanSet, *, batch_size: int = 256) -> 
     check_scans_like(scans, "scans")
     batch_size = checked_whole("batch_size", batch_size)
     with _on_eval(model):
-        parts = [_predict_batch(model, scans, batch) for batch in in_batches(scans.lengths, batch_size)]
+        parts: list[Prediction] = []
+        for batch in in_batches(scans.lengths, batch_size):
+            rows = scans.rows(batch)
+            rows = rows.to(next(model.parameters(), rows))  # a model without parameters leaves them unchanged
+            parts.append(model(rows, Layout.packed(scans.lengths[batch]).to(rows.device)))
     return Prediction(
         logit=torch.cat([part.logit for part in parts]),
         attention=torch.cat([part.attention for part in parts]),
@@ -224,10 +227,3 @@ def _on_eval(model: nn.Module) -> Iterator[None]:
     finally:
         for module, training in before.items():
             module.training = training
-
-
-def _predict_batch(model: nn.Module, scans: ScanSet, batch: Int[Tensor, "chosen"]) -> Prediction:
-    rows = scans.rows(batch)
-    rows = rows.to(next(model.parameters(), rows))  # a model without parameters leaves them unchanged
-    prediction: Prediction = model(rows, Layout.packed(scans.lengths[batch]).to(rows.device))
-    return prediction

@@ -139,10 +139,10 @@ class Stack:
     ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
         """The logits of the targets: scans, or slices in the layout's own shape."""
 
-        def one(own: Parameters) -> Tensor:
+        def of_config(own: Parameters) -> Tensor:
             return self._logit(functional_call(self.skeleton, own, (features, layout)))
 
-        return vmap(one)(parameters)
+        return vmap(of_config)(parameters)
 
     def _logit(self, prediction: Prediction) -> Tensor:
         return prediction.slice_scores if self.on_slices else prediction.logit
@@ -157,7 +157,7 @@ class Stack:
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
 
-        def one(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+        def of_config(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
             prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
             loss = self.classify(prediction, labels, class_weights)
             attention = prediction.log_attention
@@ -166,7 +166,7 @@ class Stack:
                 loss = loss + weight * value
             return loss, self._logit(prediction)
 
-        return vmap(one)(parameters, self.guidance_weights)
+        return vmap(of_config)(parameters, self.guidance_weights)
 
 
 def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:

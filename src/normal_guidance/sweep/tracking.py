@@ -147,15 +147,15 @@ def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
     server = os.environ.get(SERVER)
     if server is None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
+    name = _experiment()
     with _reached(server or (out / "mlruns").resolve().as_uri()) as client:
-        _write_runs(client, trainings)
-    return f"MLflow: experiment {_experiment()!r} in {server or out / 'mlruns'}"
+        _write_runs(client, trainings, name)
+    return f"MLflow: experiment {name!r} in {server or out / 'mlruns'}"
 
 
-def _write_runs(client: MlflowClient, trainings: Sequence[Training]) -> None:
+def _write_runs(client: MlflowClient, trainings: Sequence[Training], name: str) -> None:
     from mlflow.entities import Metric, Param
 
-    name = _experiment()
     known = client.get_experiment_by_name(name)
     experiment = client.create_experiment(name) if known is None else known.experiment_id
     for training in trainings:

@@ -131,33 +131,33 @@ class Canvas:
         return min(max(int(place / self.pixel + self.size / 2), 0), self.size)
 
 
-def times(one: Cover | None, other: Cover | None) -> Cover | None:
+def times(first: Cover | None, second: Cover | None) -> Cover | None:
     """The common part of two covers."""
-    if one is None or other is None:
+    if first is None or second is None:
         return None
-    bounds = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(one.box, other.box, strict=True)]
+    bounds = [(max(a.start, b.start), min(a.stop, b.stop)) for a, b in zip(first.box, second.box, strict=True)]
     if any(start >= stop for start, stop in bounds):
         return None
     shares = []
-    for cover in (one, other):
+    for cover in (first, second):
         (top, bottom), (left, right) = bounds
         rows, columns = cover.box
         shares.append(cover.share[top - rows.start : bottom - rows.start, left - columns.start : right - columns.start])
     return Cover((slice(*bounds[0]), slice(*bounds[1])), shares[0] * shares[1])
 
 
-def minus(one: Cover | None, other: Cover | None) -> Cover | None:
+def minus(first: Cover | None, second: Cover | None) -> Cover | None:
     """The part of the first cover that is outside the second."""
-    common = times(one, other)
-    if one is None or common is None:
-        return one
-    share = one.share.copy()
+    common = times(first, second)
+    if first is None or common is None:
+        return first
+    share = first.share.copy()
     rows, columns = (
         slice(part.start - whole.start, part.stop - whole.start)
-        for part, whole in zip(common.box, one.box, strict=True)
+        for part, whole in zip(common.box, first.box, strict=True)
     )
     share[rows, columns] -= common.share
-    return Cover(one.box, share)
+    return Cover(first.box, share)
 
 
 def bump(z: float, low: float, high: float) -> float:

@@ -6,7 +6,7 @@ An oddity changes `SHARE` of the scans, at least one.  No scan has two, so that 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -134,15 +134,17 @@ def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[I
     return "no ImagePositionPatient, no ImageOrientationPatient", []
 
 
+def _renumber(draft: Draft, numbers: Iterable[int]) -> None:
+    draft.images = [replace(image, instance=number) for image, number in zip(draft.images, numbers, strict=True)]
+
+
 def _reversed(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    count = len(draft.images)
-    draft.images = [replace(image, instance=count - number) for number, image in enumerate(draft.images)]
+    _renumber(draft, range(len(draft.images), 0, -1))
     return "InstanceNumber runs down from the highest slice", []
 
 
 def _shuffled(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    order = (1 + random.permutation(len(draft.images))).tolist()
-    draft.images = [replace(image, instance=number) for image, number in zip(draft.images, order, strict=True)]
+    _renumber(draft, (1 + random.permutation(len(draft.images))).tolist())
     return "InstanceNumber in no order", []
 
 
@@ -150,7 +152,7 @@ def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, l
     """The lower third of the scan is missing."""
     draft.incomplete_organ = True
     del draft.images[: len(draft.images) // 3]
-    draft.images = [replace(image, instance=number) for number, image in enumerate(draft.images, start=1)]
+    _renumber(draft, range(1, len(draft.images) + 1))
     return "the lower third is missing", []
 
 
