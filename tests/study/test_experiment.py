@@ -327,7 +327,7 @@ def test_a_stopped_reference_goes_on_with_the_same_weights(small_experiment, cop
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_finish", stop)  # its state is saved, its report is not written
+        patch.setattr(runs, "write_history", stop)  # its state is saved, its report is not written
         with pytest.raises(KeyboardInterrupt):
             train_study(copied, make_grid=small_grid)
     assert (copied.folder / name / "state.safetensors").exists()

@@ -254,7 +254,7 @@ def test_a_begun_run_is_compared_before_anything_trains(tmp_path, trained, monke
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "_finish", stop)  # its state is saved, its report is not written
+        patch.setattr(runs, "write_history", stop)  # its state is saved, its report is not written
         with pytest.raises(KeyboardInterrupt):
             run(tmp_path, "ng", seeds=(2001,))
     assert trained == [("ng", 2001)]

@@ -64,7 +64,7 @@ def reading(path: str | Path, again: str, *foreign: type[Exception], wrong: str 
         if type(error) is not UserError or str(path) in str(error):
             raise
         raise UserError(f"{path}: {error}") from error
-    except (*FOREIGN, *foreign) as error:
+    except FOREIGN + foreign as error:
         raise UserError(f"{path} {wrong} ({reason(error)}); {again}") from error
 
 

@@ -17,8 +17,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
-from normal_guidance.base.errors import ContentError as ContentError
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import ContentError, UserError, shorten
 
 T = TypeVar("T")
 

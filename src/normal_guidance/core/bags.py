@@ -562,9 +562,10 @@ def checked_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
 
 def _check_sizes(bags: Bags) -> None:
     scans = len(bags.lengths)
-    for what, values in {"labels": bags.labels, "scan_ids": bags.scan_ids, "patient_ids": bags.patient_ids}.items():
-        if len(values) != scans:
-            raise UserError(f"{what}: {len(values)} for {scans} scans; give one per scan")
+    given = {"labels": len(bags.labels), "scan_ids": len(bags.scan_ids), "patient_ids": len(bags.patient_ids)}
+    for what, count in given.items():
+        if count != scans:
+            raise UserError(f"{what}: {count} for {scans} scans; give one per scan")
     doubled = [name for name, count in Counter(bags.scan_ids).items() if count > 1]
     if doubled:
         raise UserError(f"scan {doubled[0]!r} appears more than once ({len(doubled)} such ids); ids must be unique")

@@ -24,9 +24,9 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import ContentError, UserError
 from normal_guidance.base.files import make_folder, read_json, write_json
-from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.base.records import read_as
 from normal_guidance.base.system import RETRIES, connected
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import (

@@ -211,7 +211,7 @@ class FeatureTable:
         self, scans: Int[Tensor, "*steps bags"]
     ) -> Int[Tensor, "*steps bags"] | Int[Tensor, "*steps bags longest"]:
         """The labels of the scans, or of their slices with `UNKNOWN` in the padding."""
-        if self.slice_labels is None:
+        if self.slice_labels is None or self.longest is None:
             return self.labels[scans]
         place = torch.arange(self.longest, device=scans.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[scans]

@@ -17,7 +17,7 @@ from matplotlib.image import imread
 from pydicom import dcmread
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli.clinic import describe
+from normal_guidance.cli.clinic import scan_lines
 from normal_guidance.clinic import PredictOptions, ScanPrediction, load_bundle, predict, write_predictions
 from normal_guidance.clinic.results.result_folder import Written, outcome_json, prediction_json, write_scan
 from normal_guidance.clinic.results.scan_pages import index_page, scan_page
@@ -259,7 +259,7 @@ def test_cautions_are_on_every_result(one, bundle, tmp_path):
     for sentence in map(escape, WARNED):
         assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
         assert sentence in (tmp_path / "out" / "index.html").read_text()
-        assert f"CAUTION: {WARNED[0]}" in describe(written, bundle)[0]
+        assert f"CAUTION: {WARNED[0]}" in scan_lines(written, bundle)[0]
 
 
 def strip_of(prediction: ScanPrediction):

@@ -337,7 +337,7 @@ def _is_below(file: str, place: str) -> bool:
 
 def _anonymous(found: FoundScans) -> FoundScans:
     """The scans with numbers for names; paths of files stay, since they must be read, and instance numbers."""
-    ids = [scan.scan_id for scan in (*found.rows, *found.unusable)]
+    ids = [row.scan_id for row in found.rows] + [scan.scan_id for scan in found.unusable]
     width = max(3, len(str(len(ids))))
     number_of = {"": "", **{scan: f"scan-{number:0{width}d}" for number, scan in enumerate(ids, start=1)}}
 

@@ -327,7 +327,7 @@ def _labelled(manifest: Manifest, folder: Path) -> Manifest:
 def _known_model(folder: Path, store: Path | None) -> KnownModel:
     """What a store or the summary of new scans says of the model; nothing where neither does."""
     summary = read_summary(folder)
-    about = open_store(store).provenance if store is not None else summary and summary.model
+    about: Any = open_store(store).provenance if store is not None else summary and summary.model
     if about is None:
         return KnownModel()
     try:

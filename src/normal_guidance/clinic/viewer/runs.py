@@ -19,9 +19,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import ContentError, UserError, shorten
 from normal_guidance.base.files import read_json, read_json_as
-from normal_guidance.base.records import ContentError, read_as
+from normal_guidance.base.records import read_as
 from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import (

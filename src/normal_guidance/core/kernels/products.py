@@ -15,13 +15,11 @@ it into these.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
-
-Operation = TypeVar("Operation", bound=Callable[..., Any])
 
 
 def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -60,20 +58,20 @@ def operator(
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., None] = save_tensors,
     schema: str | None = None,
-) -> Callable[[Operation], Operation]:
+) -> Callable[[Callable[..., Any]], Any]:
     """Register a custom operator of torch: `vmap` gives it all configurations at once, and compilers do not open it.
 
     `like` makes an empty result, for tracing; `stacked` is the number of arguments that begin with the dimension of
     configurations, or the rule for `vmap` itself.
     """
 
-    def register(function: Operation) -> Operation:
+    def register(function: Callable[..., Any]) -> Any:
         made: Any = torch.library.custom_op(f"normal_guidance::{name}", mutates_args=(), schema=schema)(function)
         made.register_fake(like)
         made.register_vmap(vmap_over_configurations(made, stacked) if isinstance(stacked, int) else stacked)
         if gradient is not None:
             made.register_autograd(gradient, setup_context=save)
-        return made  # type: ignore[no-any-return]
+        return made
 
     return register
 

@@ -17,6 +17,7 @@ import io
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -111,7 +112,7 @@ def _write_about(folder: Path, store: FeatureStore) -> None:
 def _write_npz(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
         for name, fields in _exported(store):
-            _write_arrays(draft / f"{name}.npz", lambda file, fields=fields: np.savez(file, **fields))
+            _write_arrays(draft / f"{name}.npz", partial(np.savez, **fields))
         _write_about(draft, store)
 
 
@@ -154,7 +155,7 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
                 "inst_labels": fields.get("slice_labels", unknown).astype(np.int64),
             }
             for folder, array in arrays.items():
-                _write_arrays(draft / folder / f"{name}.npy", lambda file, array=array: np.save(file, array))
+                _write_arrays(draft / folder / f"{name}.npy", partial(np.save, arr=array))
             table.writerow((name, fields.get("part", ""), fields["patient_id"]))
         write_atomically(draft / SPLITS, text.getvalue().encode())
         _write_about(draft, store)

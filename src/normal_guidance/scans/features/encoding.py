@@ -452,7 +452,7 @@ def _assemble(
             for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
                 yield part, Bags.pack([_bag(row, features) for row, features in scans])
 
-    report = {
+    report: dict[str, Any] = {
         "normal_guidance": __version__,
         "recipe": plan.recipe,
         "preprocessing": preprocessing.to_dict(),
@@ -468,7 +468,9 @@ def _assemble(
     if not left_out:
         del report["lacks"]
     files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
-    provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
+    provenance: dict[str, Any] = {
+        name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")
+    }
     if without:  # so that the next start measures and encodes only what is missing
         provenance[LACKING] = len(without)
         files[VALUES] = sealed_json({"values": values_json(values)})

@@ -297,8 +297,9 @@ def _in_own_stream(items: Iterator[_Prepared], device: str) -> Iterator[_Prepare
     stream = torch.cuda.Stream(device)
     with torch.cuda.device(device), torch.cuda.stream(stream):
         for item in items:
-            prepared = isinstance(item, _ImageBatch) and item.images is not None
-            yield item._replace(ready=stream.record_event()) if prepared else item
+            if isinstance(item, _ImageBatch) and item.images is not None:
+                item = item._replace(ready=stream.record_event())
+            yield item
 
 
 def _batches(pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int) -> Iterator[_Prepared]:

@@ -636,8 +636,8 @@ def write_store(
             "findings": [finding.as_json() for finding in findings],
         }
         write_json(draft / ABOUT, {name: value for name, value in content.items() if name != "findings" or findings})
-        for name, content in (files or {}).items():
-            write_atomically(draft / name, content)
+        for name, written in (files or {}).items():
+            write_atomically(draft / name, written)
     return open_store(folder)
 
 

@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from jaxtyping import Float32, Shaped
 
-from normal_guidance.base.errors import UserError, reading, shorten
+from normal_guidance.base.errors import ContentError, UserError, reading, shorten
 from normal_guidance.base.files import read_json, read_parquet_about, write_json, write_parquet
-from normal_guidance.base.records import Between, ContentError, parse_json, read_as
+from normal_guidance.base.records import Between, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 
 # Findings: what scans are labelled for, each with a name and, where known, a SNOMED CT code.
