@@ -13,12 +13,9 @@ the same torch, room for the same number of threads, and see the scans under the
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
@@ -30,7 +27,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import RETRIES, Connection
-from normal_guidance.base.workers import Failure, Pool
+from normal_guidance.base.workers import Failure, Pool, in_background
 from normal_guidance.scans.features.decoding import Decoding, Pixels, cut
 from normal_guidance.scans.features.encoders import Encoder, Precision
 from normal_guidance.scans.features.encoding_job import Encoded
@@ -53,9 +50,6 @@ BATCHES_BEGUN = 3
 
 COPYING_THREADS = 3
 """Threads that copy slices to pinned memory: what workers share arrives page by page, 4 GB/s in one thread."""
-
-POLL_SECONDS = 0.2
-"""Longest time before a thread notices that it should stop."""
 
 LEFT_OUT = "left out of the store"
 """The action, in problems.csv, for a scan that cannot be encoded."""
@@ -117,42 +111,6 @@ class Setup:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """Yields the same items, which a thread makes up to `depth` ahead."""
-    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopping = threading.Event()
-
-    def put(good: bool, item: Any) -> None:
-        while not stopping.is_set():
-            with suppress(queue.Full):
-                made.put((good, item), timeout=POLL_SECONDS)
-                return
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(True, item)
-                if stopping.is_set():
-                    return
-            put(False, None)
-        except BaseException as error:
-            put(False, error)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while True:
-            good, item = made.get()
-            if not good:
-                break
-            yield item
-    finally:
-        stopping.set()
-        thread.join()
-    if item is not None:
-        raise item
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
