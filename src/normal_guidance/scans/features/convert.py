@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -44,18 +44,10 @@ IMPORT_FORMATS = (*KINDS, TORCHMIL)
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
-SPLIT_COLUMNS = ("bag_name", "split", "patient_id")
-"""Columns of splits.csv; torchmil reads the first two."""
-
 NAME_BYTES = 240
 """Longest name of a file, without its suffix: disks allow 255 bytes."""
 
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
-
-NO_PATIENTS = (
-    "every scan without a patient id counts as a patient of its own, so a patient with several scans may lie on both "
-    "sides of a split; add patient_id to the files, or to the table of --labels"
-)
 
 
 @dataclass(frozen=True)
@@ -143,7 +135,7 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
         text = io.StringIO(newline="")
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(SPLIT_COLUMNS)
+        table.writerow(("bag_name", "split", "patient_id"))  # torchmil reads the first two
         for folder in ("features", "labels", "inst_labels"):
             (draft / folder).mkdir()
         for name, fields in _exported(store):
@@ -167,14 +159,6 @@ EXPORT_FORMATS: dict[str, Callable[[FeatureStore, Path], None]] = {
     TORCHMIL: _write_torchmil,
 }
 """Formats that a store is exported to, and the functions that write them."""
-
-
-class Reading(NamedTuple):
-    """The scans of a source, read one by one, and what an exported store recorded."""
-
-    form: str
-    provenance: Mapping[str, Any]
-    scans: Iterator[FoundScan]
 
 
 def import_store(
@@ -237,7 +221,11 @@ def import_store(
     )
     if alone:
         which = "no scan has" if len(alone) == len(store) else f"{len(alone)} of {len(store)} scans do not have"
-        tell(f"warning: {which} a patient id ({alone[0]!r}): {NO_PATIENTS}")
+        tell(
+            f"warning: {which} a patient id ({alone[0]!r}): every scan without a patient id counts as a patient of its "
+            "own, so a patient with several scans may lie on both sides of a split; add patient_id to the files, or to "
+            "the table of --labels"
+        )
     if table is not None and table.unused:
         tell(
             f"warning: {len(table.unused)} of {len(table.rows)} rows of {table.path} have no features "
@@ -268,7 +256,7 @@ def checked(scans: Iterable[FoundScan]) -> Iterator[FoundScan]:
 
 
 def _bags(scan: FoundScan) -> Bags:
-    """A scan as a store takes it: it needs a label, of its own or from its slices."""
+    """A scan as a store takes it: it needs a label, from the file or its slices."""
     label, slices = scan.label, scan.slice_labels
     if label is None and slices is not None and bool((slices >= 0).all()):
         label = int(slices.any())
@@ -282,14 +270,11 @@ def _bags(scan: FoundScan) -> Bags:
         return Bags.pack([Bag(scan.features, label, slices, scan.scan_id, scan.patient_id or scan.scan_id)])
 
 
-def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None) -> Reading:
-    """The scans of a source, read one by one; labels may be missing.
-
-    Args:
-        source: a file, a folder of files of one kind, or torchmil's folders.
-        form: one of `IMPORT_FORMATS`; found from the files if left out.
-        leave_out: a file in the folder that holds no features, such as the table of labels.
-    """
+def read_scans(
+    source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None
+) -> tuple[str, Mapping[str, Any], Iterator[FoundScan]]:
+    """The format of a source, the provenance that an exported store recorded, and the scans, read one by one."""
+    # `leave_out` is a file in the folder that holds no features, such as the table of labels.
     source = Path(source)
     if form is not None:
         choose_one_of("format", form, IMPORT_FORMATS)
@@ -305,11 +290,11 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
     if (source / ABOUT).exists():
         about = read_json_as(source / ABOUT, ExportFile, "export the store again, or delete the file", exact=False)
     if form == TORCHMIL:
-        return Reading(form, about.provenance, _torchmil_scans(source, about))
+        return form, about.provenance, _torchmil_scans(source, about)
     if source.is_file():
-        return Reading(form, _provenance_of(source, form), _scans_of_files(files, form))
+        return form, _provenance_of(source, form), _scans_of_files(files, form)
     chosen = [file for file in files if kind_of(file) == form]
-    return Reading(form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form))
+    return form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form)
 
 
 def _form(source: Path, files: list[Path]) -> str:

@@ -192,10 +192,9 @@ _LAYER_NAMES = (
 
 def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
     """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode."""
-    try:
+    # A torchvision that does not fit torch is a RuntimeError.
+    with reading("the encoder", ENCODERS_EXTRA, ImportError, wrong="needs transformers"):
         from transformers import ViTConfig, ViTModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"the encoder needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
     width, channels, patch, _ = weights["conv_proj.weight"].shape
     layers = len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
     config = ViTConfig(
@@ -312,10 +311,9 @@ class HuggingFaceEncoder(nn.Module):
     mean: Tensor
     sd: Tensor
 
-    def __init__(self, model: nn.Module, size: int, mean: Sequence[float], sd: Sequence[float]) -> None:
+    def __init__(self, model: nn.Module, mean: Sequence[float], sd: Sequence[float]) -> None:
         super().__init__()
         self.model = model
-        self.size = size
         self.has_class_token = _has_class_token(model)
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("sd", torch.tensor(sd)[:, None, None])
@@ -332,14 +330,17 @@ class HuggingFaceEncoder(nn.Module):
         return hidden.mean(dim=1) if hidden.ndim == 3 else hidden.mean(dim=(2, 3))
 
 
-def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[HuggingFaceEncoder, dict[str, Any]]:
-    """Loads the model of an id or folder, and the part of its configuration that decides what it computes."""
+def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
+    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
+    if not (name and Path(name).is_dir()) and not is_hub_id:
+        raise UserError(
+            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
+            "microsoft/rad-dino"
+        )
     encoder = f"encoder {name}"
-    try:
+    with reading(encoder, ENCODERS_EXTRA, ImportError, wrong="needs transformers"):
         import transformers
         from transformers import AutoConfig, AutoModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"{encoder} needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
     common: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     advice = (
         "in offline mode, run hf download ID --local-dir FOLDER where there is a network, and give FOLDER"
@@ -365,7 +366,7 @@ def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[Huggin
     if channels not in (1, trained):
         raise UserError(f"{encoder} takes 1 or {trained} channels, not {channels}; give as many windows")
     size, mean, sd = _image_format(name, config, trained, offline)
-    module = HuggingFaceEncoder(model.float().eval(), size, mean, sd)
+    module = HuggingFaceEncoder(model.float().eval(), mean, sd)
     advice = "correct the size in its preprocessor_config.json, or choose another encoder"
     with reading(encoder, advice, Exception, wrong=f"cannot encode {size} x {size} images"), torch.inference_mode():
         features = module(torch.zeros(1, channels, size, size))
@@ -373,7 +374,9 @@ def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[Huggin
         raise UserError(
             f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another encoder"
         )
-    return module, {key: value for key, value in written.items() if key not in _INCIDENTAL}
+    deciding = {key: value for key, value in written.items() if key not in _INCIDENTAL}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return module, size, True, fingerprint("huggingface", deciding, tensors)
 
 
 def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
@@ -490,18 +493,6 @@ def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
     model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
     print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
     return _MeanOverImage(model), model.input_image_size, False, print_of
-
-
-def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
-    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
-    if not (name and Path(name).is_dir()) and not is_hub_id:
-        raise UserError(
-            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
-            "microsoft/rad-dino"
-        )
-    module, config = load_huggingface(name, channels=channels, offline=offline)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return module, module.size, True, fingerprint("huggingface", config, tensors)
 
 
 ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {

@@ -132,11 +132,8 @@ class EncodingJob:
         return Encoded(features, unit.failed, [Problem(*fields) for fields in unit.problems], unit.values)
 
     def statistics(self, channels: int) -> dict[str, Statistics | None]:
-        """Mean and sd of the scans that were measured, None for those that could not be.
-
-        A killed process may have left half a line, which is removed; what a damaged line says is measured again.
-        """
-        known, whole = read_statistics(self.path, channels)
+        """Mean and sd of the scans that were measured, None for those that could not be."""
+        known, whole = read_statistics(self.path, channels)  # a killed process may have left half a line
         if (self.path / STATISTICS).exists():
             os.truncate(self.path / STATISTICS, whole)
         return known

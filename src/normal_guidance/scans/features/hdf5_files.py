@@ -258,11 +258,10 @@ def _read(dataset: Any, rows: tuple[int, ...]) -> np.ndarray:
 
 
 class SafeDisk:
-    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file.
+    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file."""
 
-    From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
-    checks after each scan, so memory holds one scan and the tables of the file at most.
-    """
+    # From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
+    # checks after each scan, so memory holds one scan and the tables of the file at most.
 
     def __init__(self, file: BinaryIO) -> None:
         self.descriptor = file.fileno()
