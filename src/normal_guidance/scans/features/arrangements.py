@@ -275,23 +275,23 @@ def _changes(values: Sequence[Any]) -> list[int]:
 
 
 def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> Columns:
-    return {name: _per_scan(name, _column(values[name]), scans, bounds) for name in PER_SCAN if name in values}
-
-
-def _per_scan(name: str, column: list[Any], scans: int, bounds: Sequence[int]) -> list[Any]:
-    if len(column) == scans:
-        return column
-    if len(column) == 1 and name in ("part", "recipe"):
-        return column * scans
-    if not bounds or len(column) != bounds[-1]:
-        raise ValueError(f"{name} has {len(column)} values for {scans} scan{'' if scans == 1 else 's'}")
-    for begin, end in pairwise(bounds):
-        if any(value != column[begin] for value in column[begin:end]):
-            raise ValueError(
-                f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and labels "
-                "of slices as slice_labels"
-            )
-    return [column[begin] for begin in bounds[:-1]]
+    columns = {name: _column(values[name]) for name in PER_SCAN if name in values}
+    for name, column in columns.items():
+        if len(column) == scans:
+            continue
+        if len(column) == 1 and name in ("part", "recipe"):  # one value may stand for all scans of a file
+            columns[name] = column * scans
+            continue
+        if not bounds or len(column) != bounds[-1]:
+            raise ValueError(f"{name} has {len(column)} values for {scans} scan{'' if scans == 1 else 's'}")
+        for begin, end in pairwise(bounds):
+            if any(value != column[begin] for value in column[begin:end]):
+                raise ValueError(
+                    f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and "
+                    "labels of slices as slice_labels"
+                )
+        columns[name] = [column[begin] for begin in bounds[:-1]]
+    return columns
 
 
 def _column(value: Any) -> list[Any]:

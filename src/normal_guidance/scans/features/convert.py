@@ -292,7 +292,14 @@ def read_scans(
     if form == TORCHMIL:
         return form, about.provenance, _torchmil_scans(source, about)
     if source.is_file():
-        return form, _provenance_of(source, form), _scans_of_files(files, form)
+        provenance = about.provenance
+        if form == "hdf5":  # an exported file holds it as an attribute
+            with open_file(source, form) as fields:
+                text = fields.get("provenance")
+                provenance = parse_json(text) if isinstance(text, str) else provenance
+                if not isinstance(provenance, dict):
+                    raise ValueError("the attribute provenance is not a JSON object")
+        return form, provenance, _scans_of_files(files, form)
     chosen = [file for file in files if kind_of(file) == form]
     return form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form)
 
@@ -324,21 +331,13 @@ def _by_order(files: list[Path], order: list[str]) -> list[Path]:
     return sorted(files, key=lambda file: (number_of.get(file.stem, len(order)), file.name))
 
 
-def _provenance_of(file: Path, form: str) -> dict[str, Any]:
-    """Provenance that an exported HDF5 file holds as an attribute."""
-    if form != "hdf5":
-        return {"imported_from": form}
-    with open_file(file, form) as fields:
-        text = fields.get("provenance")
-        provenance = parse_json(text) if isinstance(text, str) else {"imported_from": form}
-        if not isinstance(provenance, dict):
-            raise ValueError("the attribute provenance is not a JSON object")
-        return provenance
-
-
 def _torchmil_scans(source: Path, about: ExportFile) -> Iterator[FoundScan]:
     """Scans of torchmil's folders: each folder is a field, each file a scan."""
-    rows = _read_splits(source / SPLITS)
+    rows, splits = {}, source / SPLITS
+    if splits.exists():
+        with reading(splits, "it needs the columns bag_name and split", csv.Error):
+            lines = csv.DictReader(io.StringIO(splits.read_text(encoding="utf-8"), newline=""))
+            rows = {row["bag_name"]: row for row in lines}
     folders = {"features": "features", "label": "labels", "slice_labels": "inst_labels"}
     if not (source / "inst_labels").is_dir():
         folders["slice_labels"] = "slice_labels"
@@ -351,11 +350,3 @@ def _torchmil_scans(source: Path, about: ExportFile) -> Iterator[FoundScan]:
                 fields[key] = array["features"]
         fields |= {"part": row.get("split"), "patient_id": row.get("patient_id"), "recipe": about.recipe}
         yield from scans_of({key: value for key, value in fields.items() if value is not None}, str(file), file.stem)
-
-
-def _read_splits(path: Path) -> dict[str, dict[str, str]]:
-    if not path.exists():
-        return {}
-    with reading(path, "it needs the columns bag_name and split", csv.Error):
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-        return {row["bag_name"]: row for row in rows}

@@ -233,19 +233,17 @@ def _take_up(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, d
     held = set(store.scan_ids) if earlier else set()
     units = {number for number, scans in enumerate(plan.units) if not held.issuperset(ids[scan] for scan in scans)}
     encoded = _encode_units(plan, again, machine, sorted(units), earlier)
-    if earlier is not None and all(_fails_alike(again.unit(number), earlier.unit(number)) for number in units):
+
+    def reasons(unit: Encoded) -> tuple[set[tuple[str, str]], list[str]]:
+        return {(problem.scan_id, problem.kind) for problem in unit.problems}, unit.failed
+
+    if earlier and all(reasons(again.unit(number)) == reasons(earlier.unit(number)) for number in units):
         return done
 
     def unit(number: int) -> Encoded:
         return again.unit(number) if earlier is None or number in units else earlier.unit(number)
 
     return _assemble(plan, again, unit, encoded, job.before)
-
-
-def _fails_alike(now: Encoded, before: Encoded) -> bool:
-    """Whether a unit lacks the same scans for the same kinds of reasons."""
-    reasons = [{(problem.scan_id, problem.kind) for problem in unit.problems} for unit in (now, before)]
-    return reasons[0] == reasons[1] and now.failed == before.failed
 
 
 class EarlierStore:
@@ -351,23 +349,16 @@ def _encode_units(
     for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
         rows = plan.rows(number)
         unit = _merged(rows, earlier.unit(number), encoded) if earlier else encoded
-        _check_range(rows, unit, plan.dtype)
+        for row, features in _scans_of(rows, unit):  # at once; the units so far stay for a new start
+            if not features.to(plan.dtype).isfinite().all():
+                raise UserError(
+                    f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
+                    f"{dtype_name(plan.dtype)}; run the same command with --dtype float32, which continues from here"
+                )
         job.save_unit(number, unit)
         finished += sizes[number]
         report_slices(0)
     return finished - before, time.monotonic() - begin
-
-
-def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
-    """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
-    if unit.features.to(dtype).isfinite().all():
-        return
-    for row, features in _scans_of(rows, unit):
-        if not features.to(dtype).isfinite().all():
-            raise UserError(
-                f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
-                f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
-            )
 
 
 def _assemble(
@@ -403,8 +394,13 @@ def _assemble(
         for number in range(len(plan.units)):
             pairs = _scans_of(plan.rows(number), unit(number))
             for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
-                yield part, Bags.pack([_bag(row, features) for row, features in scans])
+                bags = []
+                for row, features in scans:
+                    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
+                    bags.append(Bag(features, row.label, labels, row.scan_id, row.patient_id))
+                yield part, Bags.pack(bags)
 
+    lacks = {problem.scan_id: f"{problem.kind}: {shorten(problem.detail)}" for problem in left_out}
     report: dict[str, Any] = {
         "normal_guidance": __version__,
         "recipe": plan.recipe,
@@ -414,16 +410,12 @@ def _assemble(
         "scans": {"manifest": len(manifest), "encoded": len(manifest) - len(without), "failed": len(without)},
         "slices": {"manifest": int(manifest.lengths.sum()), "encoded": slices},
         "failed": failed,
-        "lacks": {problem.scan_id: f"{problem.kind}: {shorten(problem.detail)}" for problem in left_out},
+        **({"lacks": lacks} if lacks else {}),
         "problems": dict(sorted(summarize(problems).items())),
         "identity": plan.identity,
     }
-    if not left_out:
-        del report["lacks"]
     files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
-    provenance: dict[str, Any] = {
-        name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")
-    }
+    provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
     if without:  # so that the next start measures and encodes only what is missing
         provenance[LACKING] = len(without)
         files[VALUES] = sealed_json({"values": values_json(values)})
@@ -441,11 +433,6 @@ def _assemble(
         instead_of=instead_of,
     )
     return EncodingResult(store, failed, summarize(problems), *encoded)
-
-
-def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
-    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
-    return Bag(features, row.label, labels, row.scan_id, row.patient_id)
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
