@@ -70,9 +70,6 @@ PER_SCAN = ("label", "scan_id", "patient_id", "part", "recipe")
 LONGEST_TEXT = 1000
 """Most characters of an id or a label; more are damage."""
 
-FEW_VALUES = 10_000
-"""Values of a field that are looked at, however few slices there are."""
-
 
 class Found(NamedTuple):
     """Where a scan was found: the file (and the key in it), all keys there, and the key of each known field."""
@@ -178,7 +175,7 @@ def _arranged(values: Fields) -> tuple[bool, Columns, Slices]:
     slices = math.prod(features.shape[:-1])
     for name, value in values.items():  # before its values become Python's numbers, which takes minutes
         count = math.prod(getattr(value, "shape", ()))
-        if name != "features" and count > max(FEW_VALUES, slices + 1):
+        if name != "features" and count > max(10_000, slices + 1):
             raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
     if dimensions == 3:
         return False, *_padded(values)

@@ -44,9 +44,6 @@ IMPORT_FORMATS = (*KINDS, TORCHMIL)
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
-NAME_BYTES = 240
-"""Longest name of a file, without its suffix: disks allow 255 bytes."""
-
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
 
 
@@ -69,8 +66,7 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
         )
     if store.dtype == torch.bfloat16:
         raise UserError(f"store {store.folder} is bfloat16, which {form} does not have; write it as float32 first")
-    long = [scan for scan in store.scan_ids if len(file_name(scan)) > NAME_BYTES]
-    if long:
+    if long := [scan for scan in store.scan_ids if len(file_name(scan)) > 240]:  # disks allow 255, with a suffix
         raise UserError(f"scan id {long[0]!r} is too long for a file's name; give the scans shorter ids")
     EXPORT_FORMATS[form](store, Path(out).absolute())
 

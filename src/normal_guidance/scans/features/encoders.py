@@ -102,7 +102,12 @@ def load_encoder(
     offline = is_offline(offline)
     with network(offline=offline):
         if name in ENCODERS:
-            loaded, name = _load_named(name, weights, channels, offline)
+            file = fetch_weights(name, offline=offline) if weights is None else weights
+            if not file.is_file():
+                raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
+            loaded = ENCODERS[name](file, channels)
+            if weights is not None and not (sha256 := file_sha256(file)).startswith(KNOWN_WEIGHTS[name].sha256):
+                name = f"{name}+{sha256[:8]}"
         elif weights is not None:
             raise UserError(
                 f"encoder {name} has its own weights and cannot use {weights}; give one of {', '.join(ENCODERS)}, or "
@@ -296,10 +301,6 @@ def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> di
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
-DEFAULT_SIZE = 224
-
-# Features do not depend on these parameters: a checkpoint may lack them, and transformers then draws random ones.
-_UNUSED_WITH_CLASS_TOKEN = ("mask_token", "pooler.")
 
 # Entries of config.json that do not change what the model computes.
 _INCIDENTAL = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
@@ -382,7 +383,8 @@ def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork
 def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
     if getattr(model, "main_input_name", None) != "pixel_values":
         raise UserError(f"encoder {name} is a {type(model).__name__}, which does not take images alone; choose another")
-    unused = _UNUSED_WITH_CLASS_TOKEN if _has_class_token(model) else ()
+    # Features do not depend on these: a checkpoint may lack them, and transformers then draws random ones.
+    unused = ("mask_token", "pooler.") if _has_class_token(model) else ()
     lacking = sorted(key for key in missing if not any(part in key for part in unused))
     if lacking:
         raise UserError(
@@ -439,7 +441,7 @@ def _size(written: Mapping[str, Any], config: Any) -> int:
         whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
         if whole:
             return min(whole)
-    return DEFAULT_SIZE
+    return 224
 
 
 @contextmanager
@@ -500,14 +502,3 @@ ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {
     "efficientnet-lite0": _load_efficientnet,  # ImageNet-1k, mean over the image
 }
 """The encoders of `KNOWN_WEIGHTS`, and what loads them from a file of weights with so many channels."""
-
-
-def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
-    file = fetch_weights(name, offline=offline) if weights is None else weights
-    if not file.is_file():
-        raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
-    loaded = ENCODERS[name](file, channels)
-    if weights is None:
-        return loaded, name
-    sha256 = file_sha256(file)
-    return loaded, name if sha256.startswith(KNOWN_WEIGHTS[name].sha256) else f"{name}+{sha256[:8]}"

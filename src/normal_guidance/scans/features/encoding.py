@@ -553,9 +553,6 @@ def _check_labels(manifest: Manifest) -> None:
 BATCHES, SECONDS = 32, 10.0
 """The measurement ends after so many batches, or so many seconds after the first."""
 
-BATCHES_TO_NORMALISE = 4
-"""Batches of slices whose mean and sd are measured, where those of the training scans are wanted."""
-
 
 @dataclass(frozen=True)
 class EncodingEstimate:
@@ -611,7 +608,7 @@ def estimate_encoding(
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
         if fitted.statistics is None:
-            measured, rate = _measure(machine, inputs, _first(rows, BATCHES_TO_NORMALISE * options.batch_size))
+            measured, rate = _measure(machine, inputs, _first(rows, 4 * options.batch_size))
             inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
             lengths = zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True)
             to_normalise = sum(length for scan, length in lengths if (parts or {}).get(scan) == "train") / rate

@@ -41,15 +41,6 @@ card that is a second or two; the last batch of a unit is smaller than the other
 AHEAD_BYTES = 2**31
 """Most memory for slices that wait for the encoder; one scan alone may take more."""
 
-BATCHES_AHEAD = 4
-"""Batches that are prepared ahead of the encoder."""
-
-BATCHES_BEGUN = 3
-"""Batches that a card is given before the features of the first are waited for."""
-
-COPYING_THREADS = 3
-"""Threads that copy slices to pinned memory: what workers share arrives page by page, 4 GB/s in one thread."""
-
 LEFT_OUT = "left out of the store"
 """The action, in problems.csv, for a scan that cannot be encoded."""
 
@@ -148,11 +139,12 @@ class Machine:
     ) -> Generator[tuple[int, Encoded], None, None]:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
         device, size = self.encoder.device, self.setup.options.batch_size
-        items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), BATCHES_AHEAD)
+        items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), depth=4)
         threads_before = torch.get_num_threads()
         begun: deque[_Begun | _UnitEnd] = deque()
         features: list[Tensor] = []
-        slices, waiting, ahead = 0, 0, BATCHES_BEGUN if device.startswith("cuda") else 0
+        # A card is given batches ahead, so that it also computes while a unit is saved.
+        slices, waiting, ahead = 0, 0, 3 if device.startswith("cuda") else 0
         torch.set_num_threads(self.setup.options.threads or threads_before)
         try:
             for item in chain(items, [None]):
@@ -297,7 +289,8 @@ def _prepared(
     read = pool.map(decoding.pixels, draw(), size=as_float32, ahead=AHEAD_BYTES)
     pinned = torch.device(device).type == "cuda"
     copy = partial(_on_host, pinned=pinned)
-    for result in in_threads(copy, read, COPYING_THREADS) if pinned else map(copy, read):
+    # Three threads: what workers share arrives page by page, 4 GB/s in one.
+    for result in in_threads(copy, read, 3) if pinned else map(copy, read):
         (slices, is_last), images = waiting.popleft(), None
         if isinstance(result, Failure):
             outcome = outcome if isinstance(outcome, Failure) else result

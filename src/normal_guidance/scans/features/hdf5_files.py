@@ -28,14 +28,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**26
 """Bytes that are read at once, unless a chunk is larger."""
 
-FEW_BYTES = 2**20
-"""Largest dataset whose values are told together with its shape."""
-
 CHUNK_BYTES = 2**29
 """Largest chunk that is read: HDF5 holds a whole chunk in memory, and its packed bytes beside it."""
-
-LINKS = 16
-"""Soft links that are followed on the way to one member."""
 
 FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """Accepted filters, by HDF5's number."""
@@ -126,8 +120,7 @@ class Hdf5Dataset:
     def _rows(self, begin: int, end: int) -> np.ndarray:
         shape, step = (max(0, end - begin), *self.shape[1:]), self.about.step
         size = math.prod(shape) * self.dtype.itemsize
-        problem = excess(size, size)
-        if problem:
+        if problem := excess(size, size):
             raise ValueError(f"{self.name} {problem}")
         first = begin - begin % step
         if begin < end <= first + step:
@@ -203,7 +196,7 @@ def _find(file: Any, name: str) -> Any:
             raise UnreadableError("unreadable", f"{name} is a link to another file ({link.filename}); copy the data")
         if isinstance(link, h5py.SoftLink):
             links += 1
-            if links > LINKS:
+            if links > 16:
                 raise UnreadableError("unreadable", f"{name} is a link that leads in a circle")
             member = file["/"] if link.path.startswith("/") else member
             open_parts = [*link.path.split("/"), *open_parts]
@@ -223,8 +216,7 @@ def _about(dataset: Any, file_size: int) -> Hdf5Member:
         raise UnreadableError("unreadable", f"{name} is packed by filter {wrong[0]}; write it with one of {known}")
     kind, shape = dataset.dtype, dataset.shape or ()
     row = math.prod(shape[1:]) * kind.itemsize
-    problem = excess(math.prod(shape) * kind.itemsize, min(dataset.id.get_storage_size(), file_size))
-    if problem:
+    if problem := excess(math.prod(shape) * kind.itemsize, min(dataset.id.get_storage_size(), file_size)):
         raise UnreadableError("unreadable", f"{name} {problem}")
     chunk = math.prod(dataset.chunks) * kind.itemsize if dataset.chunks else 0
     if chunk > CHUNK_BYTES:
@@ -233,7 +225,7 @@ def _about(dataset: Any, file_size: int) -> Hdf5Member:
         )
     rows = dataset.chunks[0] if dataset.chunks else 1  # whole chunks, so that none is unpacked twice
     step = rows * max(1, PIECE_BYTES // max(1, rows * row))
-    few = 0 < math.prod(shape) * kind.itemsize <= FEW_BYTES and kind.kind in "fiub"
+    few = 0 < math.prod(shape) * kind.itemsize <= 2**20 and kind.kind in "fiub"  # sent together with the shape
     values = _read(dataset, (0, shape[0]) if shape else ()) if few and dataset.shape is not None else None
     return Hdf5Member(_attributes(dataset), None, shape, kind.str, step, values)
 

@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-TIMEOUT_S = 30
-"""Seconds to wait for a server that does not answer."""
-
 CHUNK_BYTES = 2**20
 
 
@@ -138,7 +135,7 @@ def fetch_weights(name: str, *, offline: bool = False) -> Path:
     if is_offline(offline):
         raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
     try:
-        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
+        with closing(urllib.request.urlopen(known.url, timeout=30)) as source:
             return _copy_to_cache(name, known, source.read, known.url)
     except OSError as error:  # URLError is one, too
         raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
