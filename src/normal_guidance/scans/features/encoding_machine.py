@@ -119,19 +119,12 @@ class Machine:
 
     def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, one at a time; None for those that cannot be read."""
-        ids: deque[str] = deque()
         images: list[Tensor] = []
-
-        def draw() -> Iterator[ScanRow]:
-            for row in scans:
-                ids.append(row.scan_id)
-                yield row
-
-        for _, piece, outcome in _prepared(self.pool, inputs, self.encoder.device, draw()):
+        for scan, _, piece, outcome in _prepared(self.pool, inputs, self.encoder.device, scans):
             images += [] if piece is None else [piece]
             if outcome is not None:
                 good = not isinstance(outcome, Failure)
-                yield {ids.popleft(): scan_statistics(torch.cat(images)) if good else None}
+                yield {scan: scan_statistics(torch.cat(images)) if good else None}
                 images = []
 
     def encode(
@@ -247,7 +240,7 @@ def _batches(
     shape, filled, blank = (batch_size, inputs.preprocessing.channels, size, size), 0, True
     batch = torch.empty(shape, device=device)
     outcomes: list[_Decoded | Failure] = []
-    for slices, images, outcome in _prepared(pool, inputs, device, scans()):
+    for _, slices, images, outcome in _prepared(pool, inputs, device, scans()):
         outcomes += [] if outcome is None else [outcome]
         unit_ends = len(outcomes) == len(waiting[0][1])
         start = 0
@@ -266,9 +259,9 @@ def _batches(
 
 def _prepared(
     pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]
-) -> Iterator[tuple[int, Tensor | None, _Decoded | Failure | None]]:
-    """The number of slices of each piece of a scan; its images, if they were read; with the last, what is known."""
-    waiting: deque[tuple[int, bool]] = deque()
+) -> Iterator[tuple[str, int, Tensor | None, _Decoded | Failure | None]]:
+    """Of each piece the scan, the slices, and images if they were read; with a scan's last, what is known of it."""
+    waiting: deque[tuple[str, int, bool]] = deque()
     # The workers cut the field out, so that less is sent, and measure percentiles; the other steps are left.
     whole = inputs.preprocessing.has_percentiles
     windows = inputs.preprocessing.windows if whole else ()
@@ -279,7 +272,7 @@ def _prepared(
         for row in scans:
             pieces = cut(row, decoding.field, whole=whole)
             for piece in pieces:
-                waiting.append((len(piece), piece is pieces[-1]))
+                waiting.append((row.scan_id, len(piece), piece is pieces[-1]))
                 yield piece
 
     def as_float32(row: ScanRow) -> int:
@@ -291,7 +284,7 @@ def _prepared(
     copy = partial(_on_host, pinned=pinned)
     # Three threads: what workers share arrives page by page, 4 GB/s in one.
     for result in in_threads(copy, read, 3) if pinned else map(copy, read):
-        (slices, is_last), images = waiting.popleft(), None
+        (scan, slices, is_last), images = waiting.popleft(), None
         if isinstance(result, Failure):
             outcome = outcome if isinstance(outcome, Failure) else result
         else:
@@ -299,7 +292,7 @@ def _prepared(
             images = preprocessing.apply(hu.to(device, non_blocking=True), pixels.lowest, ranges=pixels.ranges)
             if isinstance(outcome, _Decoded):
                 outcome = _Decoded(outcome.problems + problems, [*outcome.samples, pixels.sample])
-        yield slices, images, outcome if is_last else None
+        yield scan, slices, images, outcome if is_last else None
         if is_last:
             outcome = _Decoded([], [])
 
