@@ -394,10 +394,6 @@ class ScanTable:
             self.rows[scan] = {name: columns[name][number] for name in names}
         self.used: set[str] = set()
 
-    @property
-    def unused(self) -> list[str]:
-        return [scan for scan in self.rows if scan not in self.used]
-
     def fill(self, scan: FoundScan) -> FoundScan:
         """The scan with what its row says; a value that the file gives otherwise is an error."""
         row = self.rows.get(scan.scan_id)

@@ -40,7 +40,6 @@ from normal_guidance.scans.index.problems import file_name
 TORCHMIL = "torchmil"
 
 IMPORT_FORMATS = (*KINDS, TORCHMIL)
-"""Formats that features are imported from."""
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
@@ -154,7 +153,6 @@ EXPORT_FORMATS: dict[str, Callable[[FeatureStore, Path], None]] = {
     "hdf5": _write_hdf5,
     TORCHMIL: _write_torchmil,
 }
-"""Formats that a store is exported to, and the functions that write them."""
 
 
 def import_store(
@@ -222,10 +220,10 @@ def import_store(
             "own, so a patient with several scans may lie on both sides of a split; add patient_id to the files, or to "
             "the table of --labels"
         )
-    if table is not None and table.unused:
+    if table is not None and (unused := [scan for scan in table.rows if scan not in table.used]):
         tell(
-            f"warning: {len(table.unused)} of {len(table.rows)} rows of {table.path} have no features "
-            f"({table.unused[0]!r}); they were left out"
+            f"warning: {len(unused)} of {len(table.rows)} rows of {table.path} have no features ({unused[0]!r}); they "
+            "were left out"
         )
     return store
 

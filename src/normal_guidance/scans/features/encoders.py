@@ -258,8 +258,7 @@ def _check_sizes(weights: Mapping[str, Tensor]) -> None:
     """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", f"{_LAYER.format(0)}mlp.0.bias")
-    missing = [name for name in needed if name not in shapes]
-    if missing:
+    if missing := [name for name in needed if name not in shapes]:
         raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
     filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
     square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1

