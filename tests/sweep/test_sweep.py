@@ -18,7 +18,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import batched, draw_orders, pool_scans, prefetch
+from normal_guidance.sweep.batches import batched, draw_orders, pool_scans
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
 from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
@@ -456,16 +456,3 @@ def test_pooled_scans_are_one_row_each(train: Bags) -> None:
 
 def test_batches_are_filled_up() -> None:
     assert batched(torch.arange(5), 3, filler=9).tolist() == [[0, 1, 2], [3, 4, 9]]
-
-
-def test_prefetching_passes_errors_on_and_stops_when_left() -> None:
-    def make(item: int) -> Tensor:
-        if item == 2:
-            raise RuntimeError("the disk is gone")
-        return torch.tensor(item)
-
-    with pytest.raises(RuntimeError, match="the disk is gone"):
-        list(prefetch(make, range(5)))
-    endless = prefetch(torch.tensor, iter(int, 1))
-    next(endless)
-    endless.close()

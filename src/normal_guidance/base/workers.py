@@ -22,6 +22,7 @@ import math
 import mmap
 import os
 import pickle
+import queue
 import select
 import signal
 import socket
@@ -31,7 +32,7 @@ import threading
 import time
 import zipfile
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -157,10 +158,43 @@ ATTEMPTS = 2
 """Attempts at a task whose worker dies: the first worker may have died of another task, or of too little memory."""
 
 POLL_SECONDS = 0.2
-"""Longest sleep of the parent between two checks of the deadlines."""
+"""Longest sleep between two checks of the deadlines, and of whether to stop."""
 
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 """Environment of a worker: there are as many workers as cores, so more threads would only slow each other down."""
+
+
+def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None, None]:
+    """The same items, which a thread makes up to `depth` ahead; its error is raised here."""
+    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopping = threading.Event()
+
+    def put(good: bool, item: Any) -> None:
+        while not stopping.is_set():
+            with suppress(queue.Full):
+                made.put((good, item), timeout=POLL_SECONDS)
+                return
+
+    def make() -> None:
+        try:
+            for item in items:
+                put(True, item)
+                if stopping.is_set():
+                    return
+            put(False, None)
+        except BaseException as error:
+            put(False, error)
+
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
+    try:
+        while (result := made.get())[0]:
+            yield result[1]
+    finally:
+        stopping.set()
+        thread.join()
+    if result[1] is not None:
+        raise result[1]
 
 
 class StartError(UserError):

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.workers import in_background
 from normal_guidance.core.arrays import find_bags
 from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.layout import SlottedLayout
@@ -26,9 +23,6 @@ MOST_PLACES = 2**19
 
 PREFETCH = 4
 """Batches that the reading thread may prepare ahead of the engine."""
-
-T = TypeVar("T")
-U = TypeVar("U")
 
 
 def slice_labels_of(scans: ScanSet) -> Int[Tensor, "slices"]:
@@ -102,37 +96,6 @@ def pool_scans(scans: ScanSet, pool: Callable[[Tensor], Tensor]) -> Bags:
     dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     rows = [pool(scans.rows(torch.tensor([number])).to(dtype)) for number in range(len(scans.lengths))]
     return Bags(torch.stack(rows), torch.ones_like(scans.lengths), scans.labels)
-
-
-def prefetch(make: Callable[[T], U], items: Iterable[T]) -> Iterator[U]:
-    """Yield `make(item)` for every item, computed ahead by a thread; its error is raised here."""
-    made: queue.Queue[tuple[U] | BaseException | None] = queue.Queue(PREFETCH)
-    stopped = threading.Event()
-
-    def put(value: tuple[U] | BaseException | None) -> None:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                made.put(value, timeout=0.1)
-                return
-
-    def work() -> None:
-        try:
-            for item in items:
-                if stopped.is_set():
-                    return
-                put((make(item),))
-            put(None)
-        except BaseException as error:  # raised by the caller's `next`
-            put(error)
-
-    threading.Thread(target=work, daemon=True).start()
-    try:
-        while (value := made.get()) is not None:
-            if isinstance(value, BaseException):
-                raise value
-            yield value[0]
-    finally:
-        stopped.set()
 
 
 @dataclass(frozen=True, eq=False)
@@ -254,7 +217,7 @@ class Streamed(FeatureTable):
 
     def staged(self, scans: Int[Tensor, "steps bags"]) -> Iterator[None]:
         """Yield once per batch, when its rows are in the table."""
-        for rows, copied in prefetch(self._copy, scans.cpu()):
+        for rows, copied in in_background(map(self._copy, scans.cpu()), PREFETCH):
             if copied is not None:
                 torch.cuda.current_stream().wait_event(copied)
                 rows.record_stream(torch.cuda.current_stream())

@@ -17,18 +17,19 @@ import torch.nn.functional as F
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
+from normal_guidance.base.workers import in_background
 from normal_guidance.core.bags import UNKNOWN, ScanSet
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.metrics import MAX_CELLS, auroc
 from normal_guidance.sweep.batches import (
     MOST_PLACES,
+    PREFETCH,
     EpochPlan,
     Resident,
     Streamed,
     Targets,
     batched,
     in_batches,
-    prefetch,
     slice_labels_of,
 )
 from normal_guidance.sweep.config import Precision
@@ -198,7 +199,7 @@ class PackedEngine(Engine):
     def _read(self, scans: ScanSet, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:
         """Each batch's scan numbers, features and layout."""
         dtype = row_dtype(self.precision)
-        features = prefetch(lambda batch: scans.rows(batch).to(self.device, dtype), batches)
+        features = in_background((scans.rows(batch).to(self.device, dtype) for batch in batches), PREFETCH)
         for batch, rows in zip(batches, features, strict=True):
             yield batch, rows, Layout.packed(scans.lengths[batch]).to(self.device)
 

@@ -15,7 +15,7 @@ from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.features import decoding
 from normal_guidance.scans.features.decoding import MAX_SIDE, PIECE, Decoding, cut
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
-from normal_guidance.scans.features.encoding_machine import _unpinned
+from normal_guidance.scans.features.encoding_machine import _on_host
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
@@ -179,7 +179,7 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype, sent):
     assert found.hu.dtype == sent
     assert np.array_equal(found.hu, hu)
     assert found.lowest == -1024
-    assert _unpinned((found, []))[0].dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
+    assert _on_host((found, []), pinned=False)[0].dtype == {np.int16: torch.int16, np.float32: torch.float32}[sent]
 
 
 def test_only_the_field_is_sent():

@@ -6,8 +6,8 @@ import time
 import pytest
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.workers import Pool
-from normal_guidance.scans.features.encoding_machine import in_background, in_threads
+from normal_guidance.base.workers import Pool, in_background
+from normal_guidance.scans.features.encoding_machine import in_threads
 from working import wait_until, work
 
 
@@ -36,6 +36,12 @@ def test_an_error_in_the_background_comes_to_the_front():
     assert next(items) == 1
     with pytest.raises(UserError, match="no room"):
         next(items)
+
+
+def test_an_endless_background_stops_when_it_is_left():
+    items = in_background(iter(int, 1), depth=2)
+    assert next(items) == 0
+    items.close()
 
 
 def test_stopping_ends_a_map_in_another_thread():

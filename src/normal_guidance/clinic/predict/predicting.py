@@ -338,7 +338,7 @@ def _read(source: Source) -> Iterator[FoundScan]:
         source = open_store(source)
     if isinstance(source, str | Path):
         try:
-            scans = read_scans(source).scans
+            _, _, scans = read_scans(source)
         except UserError as error:
             raise UserError(
                 f"the model takes features, because it was trained on features that nguide encode did not make: {error}"

@@ -67,17 +67,8 @@ KEYS = {
 
 PER_SCAN = ("label", "scan_id", "patient_id", "part", "recipe")
 
-FOR_ALL = ("part", "recipe")
-"""Fields of which one value may stand for all scans of a file."""
-
 LONGEST_TEXT = 1000
 """Most characters of an id or a label; more are damage."""
-
-FEW_VALUES = 10_000
-"""Values of a field that are looked at, however few slices there are."""
-
-DEEPEST = 2
-"""Mappings in mappings that are looked into: parts with scans, scans with fields."""
 
 
 class Found(NamedTuple):
@@ -110,14 +101,7 @@ class FoundScan(NamedTuple):
 
 
 def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[FoundScan]:
-    """The scans of a file or of a mapping in it.
-
-    Args:
-        fields: what the file holds.
-        where: the file, for errors.
-        name: id of the scan, where there is one and no key gives it; several scans are numbered: NAME-0, NAME-1.
-        depth: mappings around this one.
-    """
+    """The scans of a file or of a mapping in it; `name` is the id of one without, or numbered: NAME-0, NAME-1."""
     there: dict[str, str] = {}
     for key in fields:
         there.setdefault(key.lower(), key)
@@ -132,14 +116,23 @@ def scans_of(fields: Fields, where: str, name: str, depth: int = 0) -> Iterator[
         single, columns, slices = _arranged(values)
         for number, (features, slice_labels) in enumerate(slices):
             row = {field: column[number] for field, column in columns.items()}
-            scan = unquote(name) if single else f"{unquote(name)}-{number}"
-            yield _scan(found, _text(row.get("scan_id")) or scan, features, slice_labels, row)
+            scan, of_scan = unquote(name) if single else f"{unquote(name)}-{number}", _features(features)
+            yield FoundScan(
+                found=found,
+                scan_id=_text(row.get("scan_id")) or scan,
+                features=of_scan,
+                label=_label(row.get("label")),
+                slice_labels=_slice_labels(slice_labels, len(of_scan)),
+                patient_id=_text(row.get("patient_id")) or None,
+                part=_text(row.get("part")) or None,
+                recipe=_text(row.get("recipe")),
+            )
 
 
 def _named(fields: Fields, where: str, depth: int) -> Iterator[FoundScan]:
     """Scans under their ids; what is neither an array nor a mapping is a remark about the file."""
     seen = False
-    for key in fields if depth < DEEPEST else ():
+    for key in fields if depth < 2 else ():  # parts with scans, scans with fields
         value, here = fields[key], f"{where}, {key}"
         if isinstance(value, Mapping):
             yield from scans_of(value, here, key, depth + 1)
@@ -179,21 +172,17 @@ def _arranged(values: Fields) -> tuple[bool, Columns, Slices]:
     dimensions = _dimensions(features)
     if dimensions not in (2, 3) or not features.shape[-1] or not _is_float(features):
         raise _not_features(features)
-    _check_counts(values, math.prod(features.shape[:-1]))
+    slices = math.prod(features.shape[:-1])
+    for name, value in values.items():  # before its values become Python's numbers, which takes minutes
+        count = math.prod(getattr(value, "shape", ()))
+        if name != "features" and count > max(10_000, slices + 1):
+            raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
     if dimensions == 3:
         return False, *_padded(values)
     ends = _ends(values)
     if ends is None:
         return True, _columns(values, 1), [(features, values.get("slice_labels"))]
     return False, *_packed(values, ends)
-
-
-def _check_counts(values: Fields, slices: int) -> None:
-    """Refuses a field of far more values than slices before its values become Python's numbers, which takes minutes."""
-    for name, value in values.items():
-        count = math.prod(getattr(value, "shape", ()))
-        if name != "features" and count > max(FEW_VALUES, slices + 1):
-            raise ValueError(f"{name} has {count:,} values for {slices:,} slices")
 
 
 def _listed(values: Fields) -> tuple[Columns, Slices]:
@@ -283,23 +272,23 @@ def _changes(values: Sequence[Any]) -> list[int]:
 
 
 def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> Columns:
-    return {name: _per_scan(name, _column(values[name]), scans, bounds) for name in PER_SCAN if name in values}
-
-
-def _per_scan(name: str, column: list[Any], scans: int, bounds: Sequence[int]) -> list[Any]:
-    if len(column) == scans:
-        return column
-    if len(column) == 1 and name in FOR_ALL:
-        return column * scans
-    if not bounds or len(column) != bounds[-1]:
-        raise ValueError(f"{name} has {len(column)} values for {scans} scan{'' if scans == 1 else 's'}")
-    for begin, end in pairwise(bounds):
-        if any(value != column[begin] for value in column[begin:end]):
-            raise ValueError(
-                f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and labels "
-                "of slices as slice_labels"
-            )
-    return [column[begin] for begin in bounds[:-1]]
+    columns = {name: _column(values[name]) for name in PER_SCAN if name in values}
+    for name, column in columns.items():
+        if len(column) == scans:
+            continue
+        if len(column) == 1 and name in ("part", "recipe"):  # one value may stand for all scans of a file
+            columns[name] = column * scans
+            continue
+        if not bounds or len(column) != bounds[-1]:
+            raise ValueError(f"{name} has {len(column)} values for {scans} scan{'' if scans == 1 else 's'}")
+        for begin, end in pairwise(bounds):
+            if any(value != column[begin] for value in column[begin:end]):
+                raise ValueError(
+                    f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and "
+                    "labels of slices as slice_labels"
+                )
+        columns[name] = [column[begin] for begin in bounds[:-1]]
+    return columns
 
 
 def _column(value: Any) -> list[Any]:
@@ -322,20 +311,6 @@ def _dimensions(value: Any) -> int:
 
 def _is_float(value: Any) -> bool:
     return value.dtype in DTYPES.values() if isinstance(value, Tensor) else value.dtype.kind == "f"
-
-
-def _scan(found: Found, scan_id: str, features: Any, slice_labels: Any, row: Mapping[str, Any]) -> FoundScan:
-    features = _features(features)
-    return FoundScan(
-        found=found,
-        scan_id=scan_id,
-        features=features,
-        label=_label(row.get("label")),
-        slice_labels=_slice_labels(slice_labels, len(features)),
-        patient_id=_text(row.get("patient_id")) or None,
-        part=_text(row.get("part")) or None,
-        recipe=_text(row.get("recipe")),
-    )
 
 
 def _features(value: Any) -> Float[Tensor, "slices features"]:
@@ -394,12 +369,7 @@ COLUMNS = ("scan_id", "label", "patient_id", "part", "split", "slice_labels", "s
 
 
 class ScanTable:
-    """The rows of a table, and which of them were used.
-
-    Args:
-        path: a .csv or .parquet file.
-        findings: columns with a label each, in place of the column label.
-    """
+    """The rows of a .csv or .parquet file, and which of them were used; `findings` stand in place of the label."""
 
     def __init__(self, path: Path, findings: Sequence[Finding] = ()) -> None:
         self.path, self.findings = path, tuple(findings)
@@ -423,10 +393,6 @@ class ScanTable:
                 )
             self.rows[scan] = {name: columns[name][number] for name in names}
         self.used: set[str] = set()
-
-    @property
-    def unused(self) -> list[str]:
-        return [scan for scan in self.rows if scan not in self.used]
 
     def fill(self, scan: FoundScan) -> FoundScan:
         """The scan with what its row says; a value that the file gives otherwise is an error."""

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -40,22 +40,10 @@ from normal_guidance.scans.index.problems import file_name
 TORCHMIL = "torchmil"
 
 IMPORT_FORMATS = (*KINDS, TORCHMIL)
-"""Formats that features are imported from."""
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
-SPLIT_COLUMNS = ("bag_name", "split", "patient_id")
-"""Columns of splits.csv; torchmil reads the first two."""
-
-NAME_BYTES = 240
-"""Longest name of a file, without its suffix: disks allow 255 bytes."""
-
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
-
-NO_PATIENTS = (
-    "every scan without a patient id counts as a patient of its own, so a patient with several scans may lie on both "
-    "sides of a split; add patient_id to the files, or to the table of --labels"
-)
 
 
 @dataclass(frozen=True)
@@ -77,8 +65,7 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
         )
     if store.dtype == torch.bfloat16:
         raise UserError(f"store {store.folder} is bfloat16, which {form} does not have; write it as float32 first")
-    long = [scan for scan in store.scan_ids if len(file_name(scan)) > NAME_BYTES]
-    if long:
+    if long := [scan for scan in store.scan_ids if len(file_name(scan)) > 240]:  # disks allow 255, with a suffix
         raise UserError(f"scan id {long[0]!r} is too long for a file's name; give the scans shorter ids")
     EXPORT_FORMATS[form](store, Path(out).absolute())
 
@@ -143,7 +130,7 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
         text = io.StringIO(newline="")
         table = csv.writer(text, lineterminator="\n")
-        table.writerow(SPLIT_COLUMNS)
+        table.writerow(("bag_name", "split", "patient_id"))  # torchmil reads the first two
         for folder in ("features", "labels", "inst_labels"):
             (draft / folder).mkdir()
         for name, fields in _exported(store):
@@ -166,15 +153,6 @@ EXPORT_FORMATS: dict[str, Callable[[FeatureStore, Path], None]] = {
     "hdf5": _write_hdf5,
     TORCHMIL: _write_torchmil,
 }
-"""Formats that a store is exported to, and the functions that write them."""
-
-
-class Reading(NamedTuple):
-    """The scans of a source, read one by one, and what an exported store recorded."""
-
-    form: str
-    provenance: Mapping[str, Any]
-    scans: Iterator[FoundScan]
 
 
 def import_store(
@@ -237,11 +215,15 @@ def import_store(
     )
     if alone:
         which = "no scan has" if len(alone) == len(store) else f"{len(alone)} of {len(store)} scans do not have"
-        tell(f"warning: {which} a patient id ({alone[0]!r}): {NO_PATIENTS}")
-    if table is not None and table.unused:
         tell(
-            f"warning: {len(table.unused)} of {len(table.rows)} rows of {table.path} have no features "
-            f"({table.unused[0]!r}); they were left out"
+            f"warning: {which} a patient id ({alone[0]!r}): every scan without a patient id counts as a patient of its "
+            "own, so a patient with several scans may lie on both sides of a split; add patient_id to the files, or to "
+            "the table of --labels"
+        )
+    if table is not None and (unused := [scan for scan in table.rows if scan not in table.used]):
+        tell(
+            f"warning: {len(unused)} of {len(table.rows)} rows of {table.path} have no features ({unused[0]!r}); they "
+            "were left out"
         )
     return store
 
@@ -268,7 +250,7 @@ def checked(scans: Iterable[FoundScan]) -> Iterator[FoundScan]:
 
 
 def _bags(scan: FoundScan) -> Bags:
-    """A scan as a store takes it: it needs a label, of its own or from its slices."""
+    """A scan as a store takes it: it needs a label, from the file or its slices."""
     label, slices = scan.label, scan.slice_labels
     if label is None and slices is not None and bool((slices >= 0).all()):
         label = int(slices.any())
@@ -282,14 +264,11 @@ def _bags(scan: FoundScan) -> Bags:
         return Bags.pack([Bag(scan.features, label, slices, scan.scan_id, scan.patient_id or scan.scan_id)])
 
 
-def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None) -> Reading:
-    """The scans of a source, read one by one; labels may be missing.
-
-    Args:
-        source: a file, a folder of files of one kind, or torchmil's folders.
-        form: one of `IMPORT_FORMATS`; found from the files if left out.
-        leave_out: a file in the folder that holds no features, such as the table of labels.
-    """
+def read_scans(
+    source: str | Path, form: str | None = None, *, leave_out: str | Path | None = None
+) -> tuple[str, Mapping[str, Any], Iterator[FoundScan]]:
+    """The format of a source, the provenance that an exported store recorded, and the scans, read one by one."""
+    # `leave_out` is a file in the folder that holds no features, such as the table of labels.
     source = Path(source)
     if form is not None:
         choose_one_of("format", form, IMPORT_FORMATS)
@@ -305,11 +284,18 @@ def read_scans(source: str | Path, form: str | None = None, *, leave_out: str | 
     if (source / ABOUT).exists():
         about = read_json_as(source / ABOUT, ExportFile, "export the store again, or delete the file", exact=False)
     if form == TORCHMIL:
-        return Reading(form, about.provenance, _torchmil_scans(source, about))
+        return form, about.provenance, _torchmil_scans(source, about)
     if source.is_file():
-        return Reading(form, _provenance_of(source, form), _scans_of_files(files, form))
+        provenance = about.provenance
+        if form == "hdf5":  # an exported file holds it as an attribute
+            with open_file(source, form) as fields:
+                text = fields.get("provenance")
+                provenance = parse_json(text) if isinstance(text, str) else provenance
+                if not isinstance(provenance, dict):
+                    raise ValueError("the attribute provenance is not a JSON object")
+        return form, provenance, _scans_of_files(files, form)
     chosen = [file for file in files if kind_of(file) == form]
-    return Reading(form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form))
+    return form, about.provenance, _scans_of_files(_by_order(chosen, about.order), form)
 
 
 def _form(source: Path, files: list[Path]) -> str:
@@ -339,21 +325,13 @@ def _by_order(files: list[Path], order: list[str]) -> list[Path]:
     return sorted(files, key=lambda file: (number_of.get(file.stem, len(order)), file.name))
 
 
-def _provenance_of(file: Path, form: str) -> dict[str, Any]:
-    """Provenance that an exported HDF5 file holds as an attribute."""
-    if form != "hdf5":
-        return {"imported_from": form}
-    with open_file(file, form) as fields:
-        text = fields.get("provenance")
-        provenance = parse_json(text) if isinstance(text, str) else {"imported_from": form}
-        if not isinstance(provenance, dict):
-            raise ValueError("the attribute provenance is not a JSON object")
-        return provenance
-
-
 def _torchmil_scans(source: Path, about: ExportFile) -> Iterator[FoundScan]:
     """Scans of torchmil's folders: each folder is a field, each file a scan."""
-    rows = _read_splits(source / SPLITS)
+    rows, splits = {}, source / SPLITS
+    if splits.exists():
+        with reading(splits, "it needs the columns bag_name and split", csv.Error):
+            lines = csv.DictReader(io.StringIO(splits.read_text(encoding="utf-8"), newline=""))
+            rows = {row["bag_name"]: row for row in lines}
     folders = {"features": "features", "label": "labels", "slice_labels": "inst_labels"}
     if not (source / "inst_labels").is_dir():
         folders["slice_labels"] = "slice_labels"
@@ -366,11 +344,3 @@ def _torchmil_scans(source: Path, about: ExportFile) -> Iterator[FoundScan]:
                 fields[key] = array["features"]
         fields |= {"part": row.get("split"), "patient_id": row.get("patient_id"), "recipe": about.recipe}
         yield from scans_of({key: value for key, value in fields.items() if value is not None}, str(file), file.stem)
-
-
-def _read_splits(path: Path) -> dict[str, dict[str, str]]:
-    if not path.exists():
-        return {}
-    with reading(path, "it needs the columns bag_name and split", csv.Error):
-        rows = csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"), newline=""))
-        return {row["bag_name"]: row for row in rows}

@@ -43,23 +43,17 @@ class Pixels(NamedTuple):
 
 @dataclass(frozen=True)
 class Decoding:
-    """How scans are read; sent to worker processes.
-
-    Args:
-        read: returns a scan's slices in HU, or in the unit that they have, and its problems.
-        root: where the scans lie.
-        repair: whether known mistakes in the files are repaired.
-        field: mm of each slice's middle that are sent; None sends whole slices.
-        windows: the windows of all channels, where one is of percentiles, whose ranges are then sent too; else empty.
-        held: ids of scans that are not read, because a store or a unit has their features already.
-    """
+    """How scans are read; sent to worker processes."""
 
     read: Reader
     root: Path
     repair: bool
     field: float | None = None
+    """Mm of each slice's middle that are sent; None sends whole slices."""
     windows: tuple[Window | None, ...] = ()
+    """The windows of all channels, where one is of percentiles, whose ranges are then sent too; else empty."""
     held: frozenset[str] = frozenset()
+    """Ids of scans that are not read, because a store or a unit has their features already."""
 
     def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
         """The slices, int16 or float32, and their problems; slices that cannot be used raise an `UnreadableError`."""
@@ -81,12 +75,9 @@ class Decoding:
 
 
 def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> list[ScanRow]:
-    """Consecutive parts of a scan of at most `PIECE` slices.
-
-    Three kinds of scans are not cut: slices that are not square, or whose field is not, because their margin is the
-    whole scan's minimum; those whose window is of the whole scan's percentiles (`whole`); and files with several
-    slices, which are decoded once.
-    """
+    """Consecutive parts of a scan of at most `PIECE` slices."""
+    # Not cut are slices that are not square, or whose field is not, because their margin is the whole scan's minimum;
+    # those whose window is of the whole scan's percentiles (`whole`); and files with several slices.
     if whole or not _is_square(row, field) or len(set(row.files)) < len(row):
         return [row]
     parts = [slice(start, start + PIECE) for start in range(0, len(row), PIECE)]

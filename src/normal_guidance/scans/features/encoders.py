@@ -1,8 +1,7 @@
 """Frozen image encoders by name: `load_encoder` loads one, `Encoder.encode` turns images into features.
 
 There are three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights come in a package, so that a real encoder
-works without any network), and every vision model that Hugging Face's `AutoModel` loads.  The first two were trained on
-RGB photographs and receive one gray channel here: the filters of their first convolution are summed.
+works without any network), and every vision model that Hugging Face's `AutoModel` loads.
 
 The ViT is torchvision's `vit_b_16`.  Hugging Face's ViTModel computes the same under other names, so users need no
 second vision library whose releases are tied to torch's.  Of Hugging Face's models only architectures of transformers
@@ -19,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Float32
@@ -48,28 +47,17 @@ Precision = Literal["float32", "tf32", "bf16"]
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """A frozen network from images to feature vectors, on its device, in eval mode.
-
-    Args:
-        name: the name it was loaded by; with the user's own weights, the beginning of their sha256 is added.
-        channels: channels of an image.
-        size: rows and columns of an image.
-        width: features per image.
-        unit_range: whether the images' values are 0..1 (`Preprocessing.to_unit_range`), because the encoder normalises
-            them with the mean and sd that it was trained with.  Otherwise the training scans' statistics normalise
-            them (`Preprocessing.with_statistics`).
-        fingerprint: sha256 of architecture, weights and `VERSION`; device and precision are not in it.
-        module: the network.
-        device: where the network lies.
-        precision: precision of products and convolutions on CUDA.
-    """
+    """A frozen network from images of size x size pixels to vectors of `width` features, in eval mode."""
 
     name: str
+    """The name it was loaded by; with the user's own weights, the beginning of their sha256 is added."""
     channels: int
     size: int
     width: int
     unit_range: bool
+    """Whether it takes values of 0..1, because it normalises them itself; else the training scans' statistics do."""
     fingerprint: str
+    """sha256 of architecture, weights and `VERSION`; device and precision are not in it."""
     module: nn.Module
     device: str = "cpu"
     precision: Precision = "float32"
@@ -77,10 +65,7 @@ class Encoder:
     def encode(
         self, images: Float32[Tensor, "images {self.channels} {self.size} {self.size}"]
     ) -> Float32[Tensor, "images {self.width}"]:
-        """The features of images, one row each, on the CPU; the images may be on any device.
-
-        The same batch gives the same bits; the same image in another batch may differ in the last bits.
-        """
+        """The features of images, one row each, on the CPU; an image in another batch may differ in the last bits."""
         return self.begin(images).cpu().clone()  # a normal tensor: training cannot use those of inference mode
 
     def begin(self, images: Float32[Tensor, "images channels size size"]) -> Float32[Tensor, "images {self.width}"]:
@@ -95,11 +80,8 @@ class Encoder:
             return self.module(images.to(self.device, non_blocking=True)).float()
 
 
-class _LoadedNetwork(NamedTuple):
-    module: nn.Module
-    size: int
-    unit_range: bool
-    fingerprint: str
+_LoadedNetwork = tuple[nn.Module, int, bool, str]
+"""The network, its size, `unit_range` and `fingerprint`, as in `Encoder`."""
 
 
 def load_encoder(
@@ -113,20 +95,19 @@ def load_encoder(
 ) -> Encoder:
     """Loads the encoder of a name in `ENCODERS`, of a Hugging Face id, or in a folder of Hugging Face's format.
 
-    Args:
-        name: for instance "vit-b16-imagenet", "microsoft/rad-dino", "models/dinov2-base".
-        weights: replaces the published file of a name in `ENCODERS`; its hash is not checked.
-        device: "cpu", "cuda", "cuda:1".
-        precision: "tf32" and "bf16" are for CUDA.
-        channels: windows of the images: one, or as many as the network was trained with.  One channel is repeated for
-            a Hugging Face model; for the others the filters are summed, which is equivalent.
-        offline: makes no network call, as does NGUIDE_OFFLINE=1 in the environment.
+    `weights` replace the published file of a name in `ENCODERS`; their hash is not checked.
     """
+    # One channel is repeated for a Hugging Face model; for the others the filters are summed, which is equivalent.
     _check_device(device, precision)
     offline = is_offline(offline)
     with network(offline=offline):
         if name in ENCODERS:
-            loaded, name = _load_named(name, weights, channels, offline)
+            file = fetch_weights(name, offline=offline) if weights is None else weights
+            if not file.is_file():
+                raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
+            loaded = ENCODERS[name](file, channels)
+            if weights is not None and not (sha256 := file_sha256(file)).startswith(KNOWN_WEIGHTS[name].sha256):
+                name = f"{name}+{sha256[:8]}"
         elif weights is not None:
             raise UserError(
                 f"encoder {name} has its own weights and cannot use {weights}; give one of {', '.join(ENCODERS)}, or "
@@ -134,23 +115,14 @@ def load_encoder(
             )
         else:
             loaded = _load_huggingface(name, channels, offline)
-    module = loaded.module.eval().requires_grad_(False).to(device)
+    module, size, unit_range, print_of = loaded
+    module = module.eval().requires_grad_(False).to(device)
     if precision == "bf16":
         _round_weights(module)
-    probe = torch.zeros(1, channels, loaded.size, loaded.size, device=device)
+    probe = torch.zeros(1, channels, size, size, device=device)
     with torch.inference_mode(), _arithmetic(device, precision):
         width = module(probe).shape[1]
-    return Encoder(
-        name=name,
-        channels=channels,
-        size=loaded.size,
-        width=width,
-        unit_range=loaded.unit_range,
-        fingerprint=loaded.fingerprint,
-        module=module,
-        device=device,
-        precision=precision,
-    )
+    return Encoder(name, channels, size, width, unit_range, print_of, module, device, precision)
 
 
 def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -224,15 +196,10 @@ _LAYER_NAMES = (
 
 
 def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
-    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode.
-
-    `last_hidden_state[:, 0]` is the class token after the final LayerNorm, which torchvision's `heads` takes.  All
-    sizes but the number of attention heads (12 for ViT-B) follow from the weights.
-    """
-    try:
+    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode."""
+    # A torchvision that does not fit torch is a RuntimeError.
+    with reading("the encoder", ENCODERS_EXTRA, ImportError, wrong="needs transformers"):
         from transformers import ViTConfig, ViTModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"the encoder needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
     width, channels, patch, _ = weights["conv_proj.weight"].shape
     layers = len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
     config = ViTConfig(
@@ -257,12 +224,8 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
 
 
 def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
-    """The weights in float32 without the classifier, with current names and an input convolution for `channels`.
-
-    With one channel, the convolution's filters are summed over RGB: a gray image then gives what it gives repeated
-    three times.
-    Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
-    """
+    """The weights in float32 without the classifier, with current names and an input convolution for `channels`."""
+    # Older torchvision files call a layer's two linear maps mlp.linear_1 and mlp.linear_2; newer ones mlp.0 and mlp.3.
     weights = {
         name.replace("mlp.linear_1.", "mlp.0.").replace("mlp.linear_2.", "mlp.3."): tensor.detach().float()
         for name, tensor in state_dict.items()
@@ -295,8 +258,7 @@ def _check_sizes(weights: Mapping[str, Tensor]) -> None:
     """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
     needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", f"{_LAYER.format(0)}mlp.0.bias")
-    missing = [name for name in needed if name not in shapes]
-    if missing:
+    if missing := [name for name in needed if name not in shapes]:
         raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
     filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
     square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
@@ -338,29 +300,20 @@ def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> di
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_SD = (0.229, 0.224, 0.225)
-DEFAULT_SIZE = 224
-
-# Features do not depend on these parameters: a checkpoint may lack them, and transformers then draws random ones.
-_UNUSED_WITH_CLASS_TOKEN = ("mask_token", "pooler.")
 
 # Entries of config.json that do not change what the model computes.
 _INCIDENTAL = ("_name_or_path", "architectures", "auto_map", "dtype", "torch_dtype", "transformers_version")
 
 
 class HuggingFaceEncoder(nn.Module):
-    """A model with the normalisation that it was trained with, and one vector per image as output.
-
-    The output is the class token where the model has one.  Otherwise it is the model's own pooled output (ResNet,
-    ConvNeXt, Swin), or the mean over the image.
-    """
+    """A model with its own normalisation; gives the class token, else the pooled output, else the mean of the image."""
 
     mean: Tensor
     sd: Tensor
 
-    def __init__(self, model: nn.Module, size: int, mean: Sequence[float], sd: Sequence[float]) -> None:
+    def __init__(self, model: nn.Module, mean: Sequence[float], sd: Sequence[float]) -> None:
         super().__init__()
         self.model = model
-        self.size = size
         self.has_class_token = _has_class_token(model)
         self.register_buffer("mean", torch.tensor(mean)[:, None, None])
         self.register_buffer("sd", torch.tensor(sd)[:, None, None])
@@ -377,14 +330,17 @@ class HuggingFaceEncoder(nn.Module):
         return hidden.mean(dim=1) if hidden.ndim == 3 else hidden.mean(dim=(2, 3))
 
 
-def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[HuggingFaceEncoder, dict[str, Any]]:
-    """Loads the model of an id or folder, and the part of its configuration that decides what it computes."""
+def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
+    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
+    if not (name and Path(name).is_dir()) and not is_hub_id:
+        raise UserError(
+            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
+            "microsoft/rad-dino"
+        )
     encoder = f"encoder {name}"
-    try:
+    with reading(encoder, ENCODERS_EXTRA, ImportError, wrong="needs transformers"):
         import transformers
         from transformers import AutoConfig, AutoModel
-    except (ImportError, RuntimeError) as error:  # RuntimeError: a torchvision that does not fit torch
-        raise UserError(f"{encoder} needs transformers ({reason(error)}); {ENCODERS_EXTRA}") from error
     common: dict[str, Any] = {"local_files_only": offline, "trust_remote_code": False}
     advice = (
         "in offline mode, run hf download ID --local-dir FOLDER where there is a network, and give FOLDER"
@@ -399,13 +355,18 @@ def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[Huggin
             name, config=config, use_safetensors=True, output_loading_info=True, **common
         )
     _refuse_other_models(name, model, report["missing_keys"])
-    _drop_unused(model)
+    if _has_class_token(model):  # what no feature depends on may be random: the fingerprint ignores it
+        if isinstance(getattr(model, "pooler", None), nn.Module):
+            setattr(model, "pooler", None)  # noqa: B010 - the model's type does not allow None
+        for parameter_name, parameter in model.named_parameters():
+            if parameter_name.endswith("mask_token"):
+                parameter.data.zero_()
     trained = getattr(config, "num_channels", 3)
     trained = trained if isinstance(trained, int) and trained > 0 else 3
     if channels not in (1, trained):
         raise UserError(f"{encoder} takes 1 or {trained} channels, not {channels}; give as many windows")
     size, mean, sd = _image_format(name, config, trained, offline)
-    module = HuggingFaceEncoder(model.float().eval(), size, mean, sd)
+    module = HuggingFaceEncoder(model.float().eval(), mean, sd)
     advice = "correct the size in its preprocessor_config.json, or choose another encoder"
     with reading(encoder, advice, Exception, wrong=f"cannot encode {size} x {size} images"), torch.inference_mode():
         features = module(torch.zeros(1, channels, size, size))
@@ -413,13 +374,16 @@ def load_huggingface(name: str, *, channels: int, offline: bool) -> tuple[Huggin
         raise UserError(
             f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another encoder"
         )
-    return module, {key: value for key, value in written.items() if key not in _INCIDENTAL}
+    deciding = {key: value for key, value in written.items() if key not in _INCIDENTAL}
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    return module, size, True, fingerprint("huggingface", deciding, tensors)
 
 
 def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
     if getattr(model, "main_input_name", None) != "pixel_values":
         raise UserError(f"encoder {name} is a {type(model).__name__}, which does not take images alone; choose another")
-    unused = _UNUSED_WITH_CLASS_TOKEN if _has_class_token(model) else ()
+    # Features do not depend on these: a checkpoint may lack them, and transformers then draws random ones.
+    unused = ("mask_token", "pooler.") if _has_class_token(model) else ()
     lacking = sorted(key for key in missing if not any(part in key for part in unused))
     if lacking:
         raise UserError(
@@ -430,17 +394,6 @@ def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) ->
 
 def _has_class_token(model: nn.Module) -> bool:
     return any(name.endswith("cls_token") for name, _ in model.named_parameters())
-
-
-def _drop_unused(model: nn.Module) -> None:
-    """Removes parameters that no feature depends on and that may be random, so that the fingerprint ignores them."""
-    if not _has_class_token(model):
-        return
-    if isinstance(getattr(model, "pooler", None), nn.Module):
-        setattr(model, "pooler", None)  # noqa: B010 - the model's type does not allow None
-    for name, parameter in model.named_parameters():
-        if name.endswith("mask_token"):
-            parameter.data.zero_()
 
 
 def _image_format(name: str, config: Any, channels: int, offline: bool) -> tuple[int, list[float], list[float]]:
@@ -487,7 +440,7 @@ def _size(written: Mapping[str, Any], config: Any) -> int:
         whole = [side for side in sides if isinstance(side, int) and not isinstance(side, bool) and side > 0]
         if whole:
             return min(whole)
-    return DEFAULT_SIZE
+    return 224
 
 
 @contextmanager
@@ -505,23 +458,18 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-class _Network(nn.Module):
-    """A model, and what of its output are the features."""
-
-    def __init__(self, model: Any, features: Callable[[Any, Tensor], Tensor]) -> None:
+class _ClassToken(nn.Module):
+    def __init__(self, model: Any) -> None:
         super().__init__()
-        self.model, self.features = model, features
+        self.model = model
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.features(self.model, images)
+        return self.model(pixel_values=images).last_hidden_state[:, 0]
 
 
-def _class_token(model: Any, images: Tensor) -> Tensor:
-    return model(pixel_values=images).last_hidden_state[:, 0]
-
-
-def _pooled(model: Any, images: Tensor) -> Tensor:
-    return model.extract_features(images).mean(dim=(2, 3))
+class _MeanOverImage(_ClassToken):
+    def forward(self, images: Tensor) -> Tensor:
+        return self.model.extract_features(images).mean(dim=(2, 3))
 
 
 def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
@@ -529,7 +477,7 @@ def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
     model = build_vit(weights, HEADS)
     # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
     print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    return _LoadedNetwork(_Network(model, _class_token), image_size(weights), unit_range=False, fingerprint=print_of)
+    return _ClassToken(model), image_size(weights), False, print_of
 
 
 def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
@@ -545,35 +493,11 @@ def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
     model._fc = nn.Identity()  # the features do not depend on the classifier
     model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
     print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
-    return _LoadedNetwork(_Network(model, _pooled), model.input_image_size, unit_range=False, fingerprint=print_of)
-
-
-def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork:
-    is_hub_id = re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9_][\w.-]*", name) is not None
-    if not (name and Path(name).is_dir()) and not is_hub_id:
-        raise UserError(
-            f"there is no encoder {name!r}; give one of {', '.join(ENCODERS)}, a folder, or a Hugging Face id such as "
-            "microsoft/rad-dino"
-        )
-    module, config = load_huggingface(name, channels=channels, offline=offline)
-    tensors = (*module.named_parameters(), *module.named_buffers())
-    return _LoadedNetwork(module, module.size, unit_range=True, fingerprint=fingerprint("huggingface", config, tensors))
+    return _MeanOverImage(model), model.input_image_size, False, print_of
 
 
 ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {
     "vit-b16-imagenet": _load_vit,  # ViT-B/16, ImageNet-1k (torchvision's IMAGENET1K_V1), class token
     "efficientnet-lite0": _load_efficientnet,  # ImageNet-1k, mean over the image
 }
-"""Encoders that have their own names, and what loads them from a file of weights with so many channels; the names are
-those of `KNOWN_WEIGHTS`."""
-
-
-def _load_named(name: str, weights: Path | None, channels: int, offline: bool) -> tuple[_LoadedNetwork, str]:
-    file = fetch_weights(name, offline=offline) if weights is None else weights
-    if not file.is_file():
-        raise UserError(f"{file} is not a file; give the weights of {name}, or leave them out")
-    loaded = ENCODERS[name](file, channels)
-    if weights is None:
-        return loaded, name
-    sha256 = file_sha256(file)
-    return loaded, name if sha256.startswith(KNOWN_WEIGHTS[name].sha256) else f"{name}+{sha256[:8]}"
+"""The encoders of `KNOWN_WEIGHTS`, and what loads them from a file of weights with so many channels."""

@@ -1,14 +1,12 @@
 """From scans to a feature store: `nguide encode`, on this machine or, with `ray`, on many.
 
-Worker processes read scans; this process runs the encoder over their slices in fixed batches, while the next ones are
-being read (`encoding_machine.py`).  Consecutive scans of the manifest are packed into units.  A complete unit is saved
-atomically (`encoding_job.py`), so a killed job loses only its current unit.  A scan that cannot be decoded is left out
-of the store.  The store is the same byte for byte whether or not the job was killed, for any number of workers or
-machines, as long as the encoder's arithmetic is the same; for that reason the number of its threads is fixed, too.
+Worker processes read scans; this process runs the encoder over their slices in fixed batches (`encoding_machine.py`).
+Consecutive scans are packed into units, and a complete unit is saved atomically (`encoding_job.py`), so a killed job
+loses only its current unit.  The store is the same byte for byte whether or not the job was killed, for any number of
+workers or machines, as long as the encoder's arithmetic is the same; so the number of its threads is fixed, too.
 
-The report.json of a store that lacks scans lists them with the reasons (`lacks`), and its store.json counts them
-(`FeatureStore.lacking`).  The next start of the same command takes it up: only these scans are read, and the result is
-the store that would have been written with them, byte for byte.
+A scan that cannot be decoded is left out of the store, whose report.json gives the reason (`lacks`).  The next start of
+the same command reads only these scans, and writes the store that would have been written with them, byte for byte.
 """
 
 from __future__ import annotations
@@ -19,12 +17,12 @@ import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -34,7 +32,7 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json_as, sealed_json
 from normal_guidance.base.system import connected, disk, peak_bytes
-from normal_guidance.base.workers import TIMEOUT, Pool
+from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
@@ -93,9 +91,6 @@ class EncodingProgress:
     """Slices that an earlier start of the job had done."""
 
 
-Watch = Callable[[EncodingProgress], object]
-
-
 @dataclass(frozen=True, eq=False)
 class EncodingPlan:
     """What is encoded and how; `inputs` have no mean and sd until the training scans are measured."""
@@ -107,7 +102,7 @@ class EncodingPlan:
     dtype: torch.dtype
     out: Path
     identity: Mapping[str, Any]
-    watch: Watch
+    watch: Callable[[EncodingProgress], object]
 
     @cached_property
     def units(self) -> list[range]:
@@ -121,12 +116,12 @@ class EncodingPlan:
     @property
     def recipe(self) -> str:
         """A hash of everything that turns scans into features: the encoder's fingerprint, preprocessing and repairs."""
-        parts = [
-            self.identity["encoder"]["fingerprint"],
-            self.inputs.preprocessing.fingerprint,
-            self.options.repair,
-        ]
-        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+        encoder = self.identity["encoder"]["fingerprint"]
+        return _sha256([encoder, self.inputs.preprocessing.fingerprint, self.options.repair])
+
+
+def _sha256(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
 def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
@@ -145,23 +140,16 @@ DEFAULTS = EncodingOptions()
 
 @dataclass(frozen=True, eq=False)
 class EncodingResult:
-    """The result of a job.
-
-    Args:
-        store: the features.
-        failed: number of scans that are not in the store, by kind of problem.
-        problems: number of problems by kind; the store's problems.csv lists them.
-        slices: slices that this start encoded.
-        seconds: time that this start took to encode them.
-        complete_before: whether the store was there already, and this start could add nothing.
-    """
+    """The result of a job; `failed` counts the scans that are not in the store, `problems` all problems, by kind."""
 
     store: FeatureStore
     failed: Mapping[str, int]
     problems: Mapping[str, int]
     slices: int
+    """Slices that this start encoded, in `seconds`."""
     seconds: float
     complete_before: bool = False
+    """Whether the store was there already, and this start could add nothing."""
 
 
 def encode(
@@ -179,30 +167,16 @@ def encode(
     workers: int = 0,
     timeout: float = TIMEOUT,
     ray: str | None = None,
-    watch: Watch = lambda progress: None,
+    watch: Callable[[EncodingProgress], object] = lambda progress: None,
 ) -> EncodingResult:
     """Encodes the scans of a manifest into a new store; the same call continues a job that was killed.
 
-    It also tries again the scans that an existing store lacks.
-
-    Args:
-        manifest: the scans.
-        load: loads the encoder.
-        out: the store, which appears when it is complete; until then the job lies in `out`.job.
-        preprocessing: the windows; the size is replaced by the encoder's.
-        read: `normal_guidance.scans.index.volumes.read_volume`.
-        statistics: mean and sd to normalise with.  If left out: those of the windows for an encoder that normalises
-            by itself (`Encoder.unit_range`), else the mean of the training scans' means and sds.
-        parts: every scan's part, 'train', 'val' or 'test'.
-        root: folder of the scans, if they were moved.
-        options: batch size, device, precision and the like.
-        dtype: dtype of the store; the job itself keeps float32.
-        workers: processes that decode (on Ray, per task).  With 0, this process decodes, and a decoder that crashes
-            ends the job.
-        timeout: seconds for a scan, after which its worker is ended.
-        ray: address of a Ray cluster.
-        watch: receives the progress.
+    It also tries again the scans that an existing store lacks.  The size of `preprocessing` is replaced by the
+    encoder's; `dtype` is the store's, as the job itself keeps float32.
     """
+    # `statistics` None: those of the windows for an encoder that normalises by itself (`Encoder.unit_range`), else the
+    # mean of the training scans' means and sds.  `workers` decode (on Ray, per task); with 0, this process does, and a
+    # decoder that crashes ends the job.  `timeout`: seconds for a scan, after which its worker is ended.
     out, root = Path(out).absolute(), _root_of(manifest, root)
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
     # With Ray the workers run on other machines; and a store that exists is probably complete.
@@ -216,13 +190,21 @@ def encode(
             return done
         check_scans(manifest, parts)
         setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
-        with open_job(out, identity) as job:
+        with open_job(out, identity) as job, ExitStack() as stack:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None or len(done.store) < len(manifest):
                 inputs = Inputs(Decoding(read, root, options.repair), preprocessing)
                 plan = EncodingPlan(manifest, parts, inputs, options, dtype, out, identity, watch)
-                with _machine(setup, encoder, pool, ray) as machine:
-                    done = _run(plan, job, machine, done)
+                machine: Machine | Cluster = Machine(setup, encoder, pool)
+                if ray is not None:
+                    machine = Cluster(stack.enter_context(connected(ray)), setup)
+                resumed = done is not None or job.begun  # what an earlier start could not read may be there now
+                if done is None:
+                    normalised = _normalised(plan, job, machine)
+                    encoded = _encode_units(normalised, job, machine, range(len(plan.units)))
+                    done = _assemble(normalised, job, job.unit, encoded)
+                if resumed and len(done.store) < len(manifest):
+                    done = _take_up(plan, job, machine, done)
             job.remove()
         return done
 
@@ -234,32 +216,9 @@ def _root_of(manifest: Manifest, root: Path | None) -> Path:
     return root
 
 
-@contextmanager
-def _machine(setup: Setup, encoder: Encoder, pool: Pool, ray: str | None) -> Iterator[Machine | Cluster]:
-    if ray is None:
-        yield Machine(setup, encoder, pool)
-    else:
-        with connected(ray) as connection:
-            yield Cluster(connection, setup)
-
-
-def _run(
-    plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, done: EncodingResult | None
-) -> EncodingResult:
-    """Makes the store, or takes up the scans that it lacks."""
-    resumed = done is not None or job.begun  # what an earlier start could not read may be there now
-    if done is None:
-        normalised = _normalised(plan, job, machine)
-        encoded = _encode_units(normalised, job, machine, range(len(plan.units)))
-        done = _assemble(normalised, job, job.unit, encoded)
-    return _take_up(plan, job, machine, done) if resumed and len(done.store) < len(plan.manifest) else done
-
-
 def _take_up(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, done: EncodingResult) -> EncodingResult:
-    """Tries again the scans that a store lacks; if all of them fail as before, the store stays as it is.
-
-    Where the training scans say what to normalise with and one of them is new, all scans are encoded again.
-    """
+    """Tries again the scans that a store lacks; if all of them fail as before, the store stays as it is."""
+    # A new training scan may change what to normalise with; all scans are then encoded again.
     store, again, ids = done.store, job.take_up(), plan.manifest.scan_ids
     if store.dtype != plan.dtype:
         raise UserError(
@@ -274,19 +233,17 @@ def _take_up(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster, d
     held = set(store.scan_ids) if earlier else set()
     units = {number for number, scans in enumerate(plan.units) if not held.issuperset(ids[scan] for scan in scans)}
     encoded = _encode_units(plan, again, machine, sorted(units), earlier)
-    if earlier is not None and all(_fails_alike(again.unit(number), earlier.unit(number)) for number in units):
+
+    def reasons(unit: Encoded) -> tuple[set[tuple[str, str]], list[str]]:
+        return {(problem.scan_id, problem.kind) for problem in unit.problems}, unit.failed
+
+    if earlier and all(reasons(again.unit(number)) == reasons(earlier.unit(number)) for number in units):
         return done
 
     def unit(number: int) -> Encoded:
         return again.unit(number) if earlier is None or number in units else earlier.unit(number)
 
     return _assemble(plan, again, unit, encoded, job.before)
-
-
-def _fails_alike(now: Encoded, before: Encoded) -> bool:
-    """Whether a unit lacks the same scans for the same kinds of reasons."""
-    reasons = [{(problem.scan_id, problem.kind) for problem in unit.problems} for unit in (now, before)]
-    return reasons[0] == reasons[1] and now.failed == before.failed
 
 
 class EarlierStore:
@@ -334,10 +291,7 @@ def _scans_of(rows: Sequence[ScanRow], unit: Encoded) -> Iterator[tuple[ScanRow,
 
 
 def _normalised(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster) -> EncodingPlan:
-    """The plan with mean and sd: if there are no others, the mean of the training scans' means and sds.
-
-    Training scans that cannot be read do not count.
-    """
+    """The plan with mean and sd: if there are no others, the means over the training scans that can be read."""
     preprocessing = plan.inputs.preprocessing
     if preprocessing.statistics is not None:
         return plan
@@ -376,10 +330,7 @@ def _encode_units(
     units: Sequence[int],
     earlier: EarlierStore | None = None,
 ) -> tuple[int, float]:
-    """Encodes those of the units that are not done yet; returns the number of their slices, and the seconds.
-
-    With an `earlier` store, only the scans that it lacks are read; the others keep their features.
-    """
+    """Encodes the units that are not done yet, of them only what `earlier` lacks; returns their slices and seconds."""
     begin, inputs = time.monotonic(), plan.inputs
     held = set(earlier.store.scan_ids) if earlier else set()
     sizes = {number: sum(len(row) for row in plan.rows(number) if row.scan_id not in held) for number in units}
@@ -398,23 +349,16 @@ def _encode_units(
     for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
         rows = plan.rows(number)
         unit = _merged(rows, earlier.unit(number), encoded) if earlier else encoded
-        _check_range(rows, unit, plan.dtype)
+        for row, features in _scans_of(rows, unit):  # at once; the units so far stay for a new start
+            if not features.to(plan.dtype).isfinite().all():
+                raise UserError(
+                    f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
+                    f"{dtype_name(plan.dtype)}; run the same command with --dtype float32, which continues from here"
+                )
         job.save_unit(number, unit)
         finished += sizes[number]
         report_slices(0)
     return finished - before, time.monotonic() - begin
-
-
-def _check_range(rows: Sequence[ScanRow], unit: Encoded, dtype: torch.dtype) -> None:
-    """Rejects features too large for the store's dtype at once; the units so far stay for a new start."""
-    if unit.features.to(dtype).isfinite().all():
-        return
-    for row, features in _scans_of(rows, unit):
-        if not features.to(dtype).isfinite().all():
-            raise UserError(
-                f"scan {row.scan_id!r} has a feature of size {features.abs().max().item():g}, too large for "
-                f"{dtype_name(dtype)}; run the same command with --dtype float32, which continues from here"
-            )
 
 
 def _assemble(
@@ -450,8 +394,13 @@ def _assemble(
         for number in range(len(plan.units)):
             pairs = _scans_of(plan.rows(number), unit(number))
             for part, scans in groupby(pairs, lambda pair: plan.parts[pair[0].scan_id] if plan.parts else None):
-                yield part, Bags.pack([_bag(row, features) for row, features in scans])
+                bags = []
+                for row, features in scans:
+                    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
+                    bags.append(Bag(features, row.label, labels, row.scan_id, row.patient_id))
+                yield part, Bags.pack(bags)
 
+    lacks = {problem.scan_id: f"{problem.kind}: {shorten(problem.detail)}" for problem in left_out}
     report: dict[str, Any] = {
         "normal_guidance": __version__,
         "recipe": plan.recipe,
@@ -461,16 +410,12 @@ def _assemble(
         "scans": {"manifest": len(manifest), "encoded": len(manifest) - len(without), "failed": len(without)},
         "slices": {"manifest": int(manifest.lengths.sum()), "encoded": slices},
         "failed": failed,
-        "lacks": {problem.scan_id: f"{problem.kind}: {shorten(problem.detail)}" for problem in left_out},
+        **({"lacks": lacks} if lacks else {}),
         "problems": dict(sorted(summarize(problems).items())),
         "identity": plan.identity,
     }
-    if not left_out:
-        del report["lacks"]
     files = {PROBLEMS: (job.path / PROBLEMS).read_bytes(), REPORT: sealed_json(report)}
-    provenance: dict[str, Any] = {
-        name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")
-    }
+    provenance = {name: report[name] for name in ("normal_guidance", "preprocessing", "inputs", "identity")}
     if without:  # so that the next start measures and encodes only what is missing
         provenance[LACKING] = len(without)
         files[VALUES] = sealed_json({"values": values_json(values)})
@@ -488,11 +433,6 @@ def _assemble(
         instead_of=instead_of,
     )
     return EncodingResult(store, failed, summarize(problems), *encoded)
-
-
-def _bag(row: ScanRow, features: torch.Tensor) -> Bag:
-    labels = None if row.slice_labels is None else torch.from_numpy(row.slice_labels.astype(np.int64))
-    return Bag(features, row.label, labels, row.scan_id, row.patient_id)
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:
@@ -535,14 +475,13 @@ def _identity_of(
     options: EncodingOptions,
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
-    split = None if parts is None else hashlib.sha256(json.dumps(sorted(parts.items())).encode()).hexdigest()
     return {
         "format": FORMAT,
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
         "normalized_by": "training scans" if preprocessing.statistics is None else "given statistics",
-        "split": split,
+        "split": None if parts is None else _sha256(sorted(parts.items())),
         "execution": {**asdict(options), "device": torch.device(options.device).type},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
     }
@@ -614,9 +553,6 @@ def _check_labels(manifest: Manifest) -> None:
 BATCHES, SECONDS = 32, 10.0
 """The measurement ends after so many batches, or so many seconds after the first."""
 
-BATCHES_TO_NORMALISE = 4
-"""Batches of slices whose mean and sd are measured, where those of the training scans are wanted."""
-
 
 @dataclass(frozen=True)
 class EncodingEstimate:
@@ -659,10 +595,7 @@ def estimate_encoding(
     workers: int = 0,
     timeout: float = TIMEOUT,
 ) -> EncodingEstimate:
-    """Estimates what `encode` would take with the same arguments.
-
-    Scans are drawn at random, with the same draws every time, read and encoded as a job would do it.
-    """
+    """Estimates what `encode` would take with the same arguments, from scans drawn with the same draws every time."""
     begin = time.monotonic()
     root = _root_of(manifest, root)
     check_scans(manifest, parts)
@@ -675,20 +608,20 @@ def estimate_encoding(
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
         if fitted.statistics is None:
-            measured, rate = _measure(machine, inputs, _first(rows, BATCHES_TO_NORMALISE * options.batch_size))
+            measured, rate = _measure(machine, inputs, _first(rows, 4 * options.batch_size))
             inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
             lengths = zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True)
             to_normalise = sum(length for scan, length in lengths if (parts or {}).get(scan) == "train") / rate
-        trial = _try(machine, inputs, rows, options.batch_size)
-    if len(trial.failed) == trial.scans:
-        scan, reason = next(iter(trial.failed.items()))
+        scans, measured_slices, failed, first_batch, rate = _try(machine, inputs, rows, options.batch_size)
+    if len(failed) == scans:
+        scan, reason = next(iter(failed.items()))
         raise UserError(
-            f"none of {trial.scans} scans could be encoded, for instance {scan!r} ({reason}); check that they lie in "
-            f"{root}, or give the folder where they lie now (--root FOLDER)"
+            f"none of {scans} scans could be encoded, for instance {scan!r} ({reason}); check that they lie in {root}, "
+            "or give the folder where they lie now (--root FOLDER)"
         )
     slices = int(manifest.lengths.sum())
     units = (int(manifest.lengths[unit.start : unit.stop].sum()) for unit in plan_units(manifest.lengths, options.unit))
-    first_batch = starting + trial.first_batch_s
+    first_batch += starting
     return EncodingEstimate(
         scans=len(manifest),
         slices=slices,
@@ -699,13 +632,13 @@ def estimate_encoding(
         store_bytes=slices * encoder.width * dtype.itemsize,
         job_bytes=slices * encoder.width * torch.float32.itemsize,
         free_bytes=disk(Path(out))[1],
-        measured_scans=trial.scans,
-        measured_slices=trial.slices,
-        failed=trial.failed,
-        slices_per_s=trial.slices_per_s,
+        measured_scans=scans,
+        measured_slices=measured_slices,
+        failed=failed,
+        slices_per_s=rate,
         first_batch_s=first_batch,
         statistics_s=to_normalise,
-        total_s=first_batch + to_normalise + slices / trial.slices_per_s,
+        total_s=first_batch + to_normalise + slices / rate,
     )
 
 
@@ -737,16 +670,10 @@ def _measure(machine: Machine, inputs: Inputs, rows: list[ScanRow]) -> tuple[Sta
     return combine_statistics(measured), sum(map(len, rows)) / (time.monotonic() - begin)
 
 
-class _MeasuredSpeed(NamedTuple):
-    scans: int
-    slices: int
-    failed: dict[str, str]
-    first_batch_s: float
-    slices_per_s: float
-
-
-def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int) -> _MeasuredSpeed:
-    """Encodes scans until there is enough to tell the speed."""
+def _try(
+    machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int
+) -> tuple[int, int, dict[str, str], float, float]:
+    """Encodes scans until the speed is known: scans, slices, why scans failed, s to the first batch, slices per s."""
     units = [[rows[number] for number in unit] for unit in plan_units([len(row) for row in rows], batch_size)]
     begin, scans, slices = time.monotonic(), 0, 0
     failed: dict[str, str] = {}
@@ -765,4 +692,4 @@ def _try(machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int)
     (first, done), (last, _) = marks[0], marks[-1]
     # The first batch waits for the workers, which a long job does once.
     rate = (slices - done) / (last - first) if slices > done else slices / (last - begin)
-    return _MeasuredSpeed(scans, slices, failed, first - begin, rate)
+    return scans, slices, failed, first - begin, rate

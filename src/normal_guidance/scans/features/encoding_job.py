@@ -90,12 +90,8 @@ class EncodingReport:
     failed: dict[str, int] = field(default_factory=dict)
 
 
-class _Line(NamedTuple):
-    """A line of statistics.jsonl; null for a scan that could not be measured."""
-
-    scan: str
-    mean: tuple[float, ...] | None
-    sd: tuple[float, ...] | None
+_Line = tuple[str, tuple[float, ...] | None, tuple[float, ...] | None]
+"""A line of statistics.jsonl: scan, mean, sd; null for a scan that could not be measured."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +128,8 @@ class EncodingJob:
         return Encoded(features, unit.failed, [Problem(*fields) for fields in unit.problems], unit.values)
 
     def statistics(self, channels: int) -> dict[str, Statistics | None]:
-        """Mean and sd of the scans that were measured, None for those that could not be.
-
-        A killed process may have left half a line, which is removed; what a damaged line says is measured again.
-        """
-        known, whole = read_statistics(self.path, channels)
+        """Mean and sd of the scans that were measured, None for those that could not be."""
+        known, whole = read_statistics(self.path, channels)  # a killed process may have left half a line
         if (self.path / STATISTICS).exists():
             os.truncate(self.path / STATISTICS, whole)
         return known
@@ -176,7 +169,7 @@ def read_statistics(folder: Path, channels: int) -> tuple[dict[str, Statistics |
         if checksum != b"%08x\n" % zlib.crc32(content):
             break
         with reading(path, "delete it and encode again", wrong="is damaged"):
-            scan, mean, sd = read_as(_Line, dict(zip(_Line._fields, parse_json(content), strict=True)))
+            scan, mean, sd = read_as(_Line, parse_json(content))
             if (mean, sd) != (None, None) and not len(mean or ()) == len(sd or ()) == channels:
                 raise ValueError(f"scan {shorten(scan)!r} has not {channels} means and sds")
             known[scan] = Statistics(mean, sd) if mean and sd else None
@@ -190,7 +183,6 @@ def statistics_lines(scans: Mapping[str, Statistics | None]) -> bytes:
 
 
 def values_json(values: Mapping[str, Values]) -> dict[str, Any]:
-    """The values of scans, for JSON; `read_as` is the inverse."""
     return {scan: asdict(of_scan) for scan, of_scan in values.items()}
 
 

@@ -1,25 +1,21 @@
 """Runs the encoder over scans, on this machine (`Machine`) or on a Ray cluster (`Cluster`).
 
-Worker processes read scans (`decoding.py`): values in their unit, 16 bits where that is exact, and of each slice only
-the field.  A thread of this process copies them to the encoder's device and preprocesses them there, on a card in a
-stream of its own, while the encoder runs.  A card is given batches ahead, so that it also computes while a unit is
-saved.
+Worker processes read scans (`decoding.py`).  A thread of this process copies them to the encoder's device and
+preprocesses them there, on a card in a stream of its own, while the encoder runs.
 
 The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that cannot be
 decoded leaves zeros in its place, so that the others' bits do not change.  On a cluster each unit is a task, which Ray
-runs again elsewhere if a machine dies.  The bytes are those of one machine: every machine must have the same encoder,
-the same torch, room for the same number of threads, and see the scans under the same path.
+runs again elsewhere if a machine dies; every machine must have the same encoder and torch, room for the same number of
+threads, and see the scans under the same path.
 """
 
 from __future__ import annotations
 
-import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
 from uuid import uuid4
@@ -30,7 +26,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import RETRIES, Connection
-from normal_guidance.base.workers import Failure, Pool
+from normal_guidance.base.workers import Failure, Pool, in_background
 from normal_guidance.scans.features.decoding import Decoding, Pixels, cut
 from normal_guidance.scans.features.encoders import Encoder, Precision
 from normal_guidance.scans.features.encoding_job import Encoded
@@ -45,18 +41,6 @@ card that is a second or two; the last batch of a unit is smaller than the other
 AHEAD_BYTES = 2**31
 """Most memory for slices that wait for the encoder; one scan alone may take more."""
 
-BATCHES_AHEAD = 4
-"""Batches that are prepared ahead of the encoder."""
-
-BATCHES_BEGUN = 3
-"""Batches that a card is given before the features of the first are waited for."""
-
-COPYING_THREADS = 3
-"""Threads that copy slices to pinned memory: what workers share arrives page by page, 4 GB/s in one thread."""
-
-POLL_SECONDS = 0.2
-"""Longest time before a thread notices that it should stop."""
-
 LEFT_OUT = "left out of the store"
 """The action, in problems.csv, for a scan that cannot be encoded."""
 
@@ -69,24 +53,16 @@ Units = Iterable[tuple[int, list[ScanRow]]]
 
 @dataclass(frozen=True)
 class EncodingOptions:
-    """How scans are encoded; a job that was begun with other options is an error.
-
-    Args:
-        repair: whether known mistakes in the files are repaired.
-        batch_size: slices that go through the encoder together.
-        device: cpu, cuda, cuda:1.
-        precision: precision of the encoder's arithmetic.
-        threads: threads of the encoder on the CPU, because sums depend on their number.  If left out, the number that
-            the job was begun with, or torch's.
-        unit: fewest slices of a unit; 0 stands for the device's own number.
-    """
+    """How scans are encoded; a job that was begun with other options is an error."""
 
     repair: bool = True
     batch_size: int = 64
     device: str = "cpu"
     precision: Precision = "float32"
     threads: int | None = None
+    """Of the encoder on the CPU, because sums depend on them; None: those the job was begun with, or torch's."""
     unit: int = 0
+    """Fewest slices of a unit; 0 stands for the device's own number."""
 
     def __post_init__(self) -> None:
         if not self.unit:
@@ -102,10 +78,7 @@ class Inputs(NamedTuple):
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything that a process needs to encode, on any machine.
-
-    The encoder's fingerprint and torch's version are here because another machine may have others.
-    """
+    """Everything that a process needs to encode, on any machine, which may have other weights or another torch."""
 
     load: Load
     fingerprint: str
@@ -117,42 +90,6 @@ class Setup:
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-
-def in_background(items: Iterable[Item], depth: int) -> Generator[Item, None, None]:
-    """Yields the same items, which a thread makes up to `depth` ahead."""
-    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopping = threading.Event()
-
-    def put(good: bool, item: Any) -> None:
-        while not stopping.is_set():
-            with suppress(queue.Full):
-                made.put((good, item), timeout=POLL_SECONDS)
-                return
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(True, item)
-                if stopping.is_set():
-                    return
-            put(False, None)
-        except BaseException as error:
-            put(False, error)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
-    try:
-        while True:
-            good, item = made.get()
-            if not good:
-                break
-            yield item
-    finally:
-        stopping.set()
-        thread.join()
-    if item is not None:
-        raise item
 
 
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
@@ -168,10 +105,7 @@ def in_threads(function: Callable[[Item], Result], items: Iterable[Item], thread
 
 
 def start_workers(workers: int, timeout: float, scans: int) -> Pool:
-    """Starts worker processes for `scans` scans while the encoder is loaded: both take seconds.
-
-    The workers import everything that reading needs at once, including pydicom.
-    """
+    """Starts worker processes, which import what reading needs, while the encoder is loaded: both take seconds."""
     pool = Pool(workers, timeout)
     pool.start(
         scans, (Decoding.__module__, "normal_guidance.scans.index.volumes", "normal_guidance.scans.index.dicom_slices")
@@ -185,19 +119,12 @@ class Machine:
 
     def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, one at a time; None for those that cannot be read."""
-        ids: deque[str] = deque()
         images: list[Tensor] = []
-
-        def draw() -> Iterator[ScanRow]:
-            for row in scans:
-                ids.append(row.scan_id)
-                yield row
-
-        for piece in _prepared(self.pool, inputs, self.encoder.device, draw()):
-            images += [] if piece.images is None else [piece.images]
-            if piece.outcome is not None:
-                good = not isinstance(piece.outcome, Failure)
-                yield {ids.popleft(): scan_statistics(torch.cat(images)) if good else None}
+        for scan, _, piece, outcome in _prepared(self.pool, inputs, self.encoder.device, scans):
+            images += [] if piece is None else [piece]
+            if outcome is not None:
+                good = not isinstance(outcome, Failure)
+                yield {scan: scan_statistics(torch.cat(images)) if good else None}
                 images = []
 
     def encode(
@@ -205,11 +132,12 @@ class Machine:
     ) -> Generator[tuple[int, Encoded], None, None]:
         """Encodes numbered units, one after the other; `report_slices` receives the slices done of the current one."""
         device, size = self.encoder.device, self.setup.options.batch_size
-        items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), BATCHES_AHEAD)
+        items = in_background(_in_own_stream(_batches(self.pool, inputs, device, units, size), device), depth=4)
         threads_before = torch.get_num_threads()
-        begun: deque[_BegunFeatures | _UnitEnd] = deque()
+        begun: deque[_Begun | _UnitEnd] = deque()
         features: list[Tensor] = []
-        slices, waiting, ahead = 0, 0, BATCHES_BEGUN if device.startswith("cuda") else 0
+        # A card is given batches ahead, so that it also computes while a unit is saved.
+        slices, waiting, ahead = 0, 0, 3 if device.startswith("cuda") else 0
         torch.set_num_threads(self.setup.options.threads or threads_before)
         try:
             for item in chain(items, [None]):
@@ -220,16 +148,17 @@ class Machine:
                     begun.append(item)
                 while begun and (item is None or waiting > ahead or isinstance(begun[0], _UnitEnd)):
                     first = begun.popleft()
-                    if isinstance(first, _BegunFeatures):
-                        if first.done is not None:
-                            first.done.synchronize()
-                        features.append(first.host)
-                        waiting -= 1
-                        slices += len(first.host)
-                        report_slices(slices)
-                    else:
+                    if isinstance(first, _UnitEnd):
                         yield first.number, _encoded_unit(first, torch.cat(features))
                         features, slices = [], 0
+                    else:
+                        host, done = first
+                        if done is not None:
+                            done.synchronize()
+                        features.append(host)
+                        waiting -= 1
+                        slices += len(host)
+                        report_slices(slices)
         except BaseException:
             self.pool.stop()
             raise
@@ -237,21 +166,21 @@ class Machine:
             items.close()
             torch.set_num_threads(threads_before)
 
-    def _begin(self, batch: _ImageBatch) -> _BegunFeatures:
+    def _begin(self, batch: _ImageBatch) -> _Begun:
         """Gives a batch to the encoder, and begins to copy its features to this process."""
         if batch.images is None:
-            return _BegunFeatures(torch.zeros(batch.slices, self.encoder.width))
+            return torch.zeros(batch.slices, self.encoder.width), None
         if batch.ready is not None:
             stream = torch.cuda.current_stream(batch.images.device)
             stream.wait_event(batch.ready)
             batch.images.record_stream(stream)
         features = self.encoder.begin(batch.images)
         if not features.is_cuda:
-            return _BegunFeatures(features)
+            return features, None
         # A plain copy would wait for all that the card was given since.
         host = torch.empty(features.shape, pin_memory=True)
         host.copy_(features, non_blocking=True)
-        return _BegunFeatures(host, torch.cuda.current_stream(features.device).record_event())
+        return host, torch.cuda.current_stream(features.device).record_event()
 
 
 class _ImageBatch(NamedTuple):
@@ -263,11 +192,8 @@ class _ImageBatch(NamedTuple):
     ready: torch.cuda.Event | None = None
 
 
-class _BegunFeatures(NamedTuple):
-    """Features of a batch on the CPU, which a card may still compute."""
-
-    host: Tensor
-    done: torch.cuda.Event | None = None
+_Begun = tuple[Tensor, torch.cuda.Event | None]
+"""Features of a batch on the CPU, and the event after which a card has computed them."""
 
 
 class _Decoded(NamedTuple):
@@ -286,11 +212,8 @@ class _UnitEnd:
     outcomes: list[_Decoded | Failure]
 
 
-_Prepared = _ImageBatch | _UnitEnd
-
-
-def _in_own_stream(items: Iterator[_Prepared], device: str) -> Iterator[_Prepared]:
-    """The items, made in a stream of the card, if it is one, beside the encoder's; for a thread of their own."""
+def _in_own_stream(items: Iterator[_ImageBatch | _UnitEnd], device: str) -> Iterator[_ImageBatch | _UnitEnd]:
+    """The items, made on a card in a stream beside the encoder's; for a thread of their own."""
     if torch.device(device).type != "cuda":
         yield from items
         return
@@ -302,8 +225,10 @@ def _in_own_stream(items: Iterator[_Prepared], device: str) -> Iterator[_Prepare
             yield item
 
 
-def _batches(pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int) -> Iterator[_Prepared]:
-    """The encoder's input: the batches of a unit, which its scans fill one after the other, then its `_UnitEnd`."""
+def _batches(
+    pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: int
+) -> Iterator[_ImageBatch | _UnitEnd]:
+    """The batches of each unit, which its scans fill one after the other (zeros where unread), then its `_UnitEnd`."""
     waiting: deque[tuple[int, list[ScanRow]]] = deque()
 
     def scans() -> Iterator[ScanRow]:
@@ -312,56 +237,31 @@ def _batches(pool: Pool, inputs: Inputs, device: str, units: Units, batch_size: 
             yield from rows
 
     size = inputs.preprocessing.size
-    cutter = _BatchCutter((batch_size, inputs.preprocessing.channels, size, size), device)
+    shape, filled, blank = (batch_size, inputs.preprocessing.channels, size, size), 0, True
+    batch = torch.empty(shape, device=device)
     outcomes: list[_Decoded | Failure] = []
-    for piece in _prepared(pool, inputs, device, scans()):
-        yield from cutter.add(piece.images, piece.slices)
-        if piece.outcome is None:
-            continue
-        outcomes.append(piece.outcome)
-        if len(outcomes) == len(waiting[0][1]):
-            yield from cutter.rest()
+    for _, slices, images, outcome in _prepared(pool, inputs, device, scans()):
+        outcomes += [] if outcome is None else [outcome]
+        unit_ends = len(outcomes) == len(waiting[0][1])
+        start = 0
+        while start < slices:
+            take = min(slices - start, batch_size - filled)
+            batch[filled : filled + take] = 0.0 if images is None else images[start : start + take]
+            blank = blank and images is None
+            filled, start = filled + take, start + take
+            if filled == batch_size or (unit_ends and start == slices):
+                yield _ImageBatch(filled, None if blank else batch[:filled])
+                batch, filled, blank = torch.empty(shape, device=device), 0, True
+        if unit_ends:
             yield _UnitEnd(*waiting.popleft(), outcomes)
             outcomes = []
 
 
-class _BatchCutter:
-    """Cuts consecutive scans into batches of equal size."""
-
-    def __init__(self, shape: tuple[int, int, int, int], device: str) -> None:
-        self.shape, self.device = shape, device
-        self.batch, self.filled, self.blank = torch.empty(shape, device=device), 0, True
-
-    def add(self, images: Tensor | None, slices: int) -> Iterator[_ImageBatch]:
-        """The batches that these slices complete; without images, zeros take their place."""
-        start = 0
-        while start < slices:
-            take = min(slices - start, len(self.batch) - self.filled)
-            piece = 0.0 if images is None else images[start : start + take]
-            self.batch[self.filled : self.filled + take] = piece
-            self.blank = self.blank and images is None
-            self.filled, start = self.filled + take, start + take
-            if self.filled == len(self.batch):
-                yield from self.rest()
-
-    def rest(self) -> Iterator[_ImageBatch]:
-        """The last batch, which may be smaller; nothing if it is empty."""
-        if self.filled:
-            yield _ImageBatch(self.filled, None if self.blank else self.batch[: self.filled])
-            self.batch, self.filled, self.blank = torch.empty(self.shape, device=self.device), 0, True
-
-
-class _Piece(NamedTuple):
-    slices: int
-    images: Tensor | None
-    """None if they could not be read."""
-    outcome: _Decoded | Failure | None
-    """With the last slices of a scan: what is known of it, or why it could not be read."""
-
-
-def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]) -> Iterator[_Piece]:
-    """The slices of all scans, in their order."""
-    waiting: deque[tuple[int, bool]] = deque()
+def _prepared(
+    pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow]
+) -> Iterator[tuple[str, int, Tensor | None, _Decoded | Failure | None]]:
+    """Of each piece the scan, the slices, and images if they were read; with a scan's last, what is known of it."""
+    waiting: deque[tuple[str, int, bool]] = deque()
     # The workers cut the field out, so that less is sent, and measure percentiles; the other steps are left.
     whole = inputs.preprocessing.has_percentiles
     windows = inputs.preprocessing.windows if whole else ()
@@ -372,7 +272,7 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
         for row in scans:
             pieces = cut(row, decoding.field, whole=whole)
             for piece in pieces:
-                waiting.append((len(piece), piece is pieces[-1]))
+                waiting.append((row.scan_id, len(piece), piece is pieces[-1]))
                 yield piece
 
     def as_float32(row: ScanRow) -> int:
@@ -381,8 +281,10 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
     outcome: _Decoded | Failure = _Decoded([], [])
     read = pool.map(decoding.pixels, draw(), size=as_float32, ahead=AHEAD_BYTES)
     pinned = torch.device(device).type == "cuda"
-    for result in in_threads(_pinned, read, COPYING_THREADS) if pinned else map(_unpinned, read):
-        (slices, is_last), images = waiting.popleft(), None
+    copy = partial(_on_host, pinned=pinned)
+    # Three threads: what workers share arrives page by page, 4 GB/s in one.
+    for result in in_threads(copy, read, 3) if pinned else map(copy, read):
+        (scan, slices, is_last), images = waiting.popleft(), None
         if isinstance(result, Failure):
             outcome = outcome if isinstance(outcome, Failure) else result
         else:
@@ -390,28 +292,24 @@ def _prepared(pool: Pool, inputs: Inputs, device: str, scans: Iterable[ScanRow])
             images = preprocessing.apply(hu.to(device, non_blocking=True), pixels.lowest, ranges=pixels.ranges)
             if isinstance(outcome, _Decoded):
                 outcome = _Decoded(outcome.problems + problems, [*outcome.samples, pixels.sample])
-        yield _Piece(slices, images, outcome if is_last else None)
+        yield scan, slices, images, outcome if is_last else None
         if is_last:
             outcome = _Decoded([], [])
 
 
-_Read = tuple[Pixels, list[Problem]] | Failure
-_OnHost = tuple[Tensor, Pixels, list[Problem]] | Failure
-
-
-def _unpinned(read: _Read) -> _OnHost:
-    return read if isinstance(read, Failure) else (torch.from_numpy(read[0].hu), *read)
-
-
-def _pinned(read: _Read) -> _OnHost:
-    """Slices in pinned memory, from which a copy to the card runs beside this process."""
+def _on_host(
+    read: tuple[Pixels, list[Problem]] | Failure, *, pinned: bool
+) -> tuple[Tensor, Pixels, list[Problem]] | Failure:
+    """A scan with its slices as a tensor; in pinned memory, a copy to the card runs beside this process."""
     if isinstance(read, Failure):
         return read
     pixels, problems = read
-    pinned = torch.empty(pixels.hu.shape, dtype=torch.from_numpy(pixels.hu).dtype, pin_memory=True)
-    # By numpy, because torch's threads would wait for each other where workers keep all cores busy.
-    pinned.numpy()[...] = pixels.hu
-    return pinned, pixels, problems
+    slices = torch.from_numpy(pixels.hu)
+    if pinned:
+        slices = torch.empty(slices.shape, dtype=slices.dtype, pin_memory=True)
+        # By numpy, because torch's threads would wait for each other where workers keep all cores busy.
+        slices.numpy()[...] = pixels.hu
+    return slices, pixels, problems
 
 
 def _encoded_unit(unit: _UnitEnd, features: Tensor) -> Encoded:
@@ -444,13 +342,13 @@ class Cluster:
 
     def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
-        yield from self._run(_measure, inputs, enumerate(_in_units(scans)))
+        return self._run(_measure, inputs, enumerate(_in_units(scans)))
 
     def encode(
         self, inputs: Inputs, units: Units, report_slices: Callable[[int], object] = lambda slices: None
     ) -> Iterator[tuple[int, Encoded]]:
         """Encodes numbered units; results come in any order, and `report_slices` is not called."""
-        yield from self._run(_encode, inputs, units)
+        return self._run(_encode, inputs, units)
 
     def _run(self, function: Callable[..., Any], inputs: Inputs, units: Units) -> Iterator[Any]:
         """Runs a task for each unit, with as many waiting as running; yields results as they come."""

@@ -93,14 +93,12 @@ class _Archive(Mapping[str, Any]):
         self.members = {info.filename.removesuffix(".npy"): info for info in infos}
         if len(self.members) < len(infos):
             raise ValueError("it has two members of one name")
-        problem = excess(sum(info.file_size for info in infos), size)
-        if problem:
+        if problem := excess(sum(info.file_size for info in infos), size):
             raise ValueError(f"it {problem}")
 
     def __getitem__(self, name: str) -> Any:
         info = self.members[name]
-        problem = member_problem(info)
-        if problem:
+        if problem := member_problem(info):
             raise ValueError(f"{name!r}: {problem}")
         try:
             with self.archive.open(info) as file:
@@ -181,8 +179,7 @@ def _check_values(content: Any, stored: int) -> None:
             if value.layout != torch.strided or value.device.type != "cpu" or value.is_quantized:
                 what = f"{value.dtype}, {value.layout}, {value.device}"
                 raise ValueError(f"it holds a tensor of {what}; save dense numbers")
-            problem = excess(value.numel() * value.itemsize, stored)
-            if problem:
+            if problem := excess(value.numel() * value.itemsize, stored):
                 raise ValueError(f"a tensor of shape {tuple(value.shape)} {problem}")
 
 
@@ -250,4 +247,3 @@ KINDS = {
     "hdf5": FileKind((".h5", ".hdf5"), b"\x89HDF", open_hdf5),
     "parquet": FileKind((".parquet",), b"PAR1", _parquet),
 }
-"""The kinds of files that can be opened, by the name of their format."""

@@ -1,10 +1,9 @@
 """HDF5 files: those of unknown origin are read by a process of their own, ours are written so that full disks are safe.
 
 The HDF5 library hangs, aborts or crashes on some damaged files, follows links into other files, and allocates whatever
-a header declares.  `answer` therefore runs in the process of `normal_guidance.base.workers.ask`; `Hdf5Group` and
-`Hdf5Dataset` are what the rest of the program sees.  Refused are links, storage and virtual datasets that lead to other
-files, filters other than `FILTERS`, which may be programs, and sizes that the stored bytes do not support.  The other
-process imports this module, which therefore does not import torch.
+a header declares.  `answer` therefore runs in the process of `normal_guidance.base.workers.ask`, which imports this
+module; so it does not import torch.  Refused are links, storage and virtual datasets that lead to other files, filters
+other than `FILTERS`, which may be programs, and sizes that the stored bytes do not support.
 """
 
 from __future__ import annotations
@@ -28,14 +27,8 @@ if TYPE_CHECKING:
 PIECE_BYTES = 2**26
 """Bytes that are read at once, unless a chunk is larger."""
 
-FEW_BYTES = 2**20
-"""Largest dataset whose values are told together with its shape."""
-
 CHUNK_BYTES = 2**29
 """Largest chunk that is read: HDF5 holds a whole chunk in memory, and its packed bytes beside it."""
-
-LINKS = 16
-"""Soft links that are followed on the way to one member."""
 
 FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
 """Accepted filters, by HDF5's number."""
@@ -45,14 +38,6 @@ def import_h5py() -> Any:
     with importing("encoders", "h5py is not installed"):
         import h5py
     return h5py
-
-
-class Question(NamedTuple):
-    """Asks what a member is or, with rows, for its values; `rows` is empty for a scalar."""
-
-    path: str
-    name: str
-    rows: tuple[int, ...] | None = None
 
 
 class Hdf5Member(NamedTuple):
@@ -126,8 +111,7 @@ class Hdf5Dataset:
     def _rows(self, begin: int, end: int) -> np.ndarray:
         shape, step = (max(0, end - begin), *self.shape[1:]), self.about.step
         size = math.prod(shape) * self.dtype.itemsize
-        problem = excess(size, size)
-        if problem:
+        if problem := excess(size, size):
             raise ValueError(f"{self.name} {problem}")
         first = begin - begin % step
         if begin < end <= first + step:
@@ -142,32 +126,32 @@ class Hdf5Dataset:
         """The rows of one piece, of which the last is kept: scans are read one after the other."""
         if self._kept is None or self._kept[0] != start:
             rows = (start, min(start + self.about.step, len(self))) if self.shape else ()
-            values = ask(answer, Question(self.path, self.name, rows))
+            values = ask(answer, (self.path, self.name, rows))
             assert isinstance(values, np.ndarray), "a description instead of values"
             self._kept = start, values
         return self._kept[1]
 
 
 def _member(path: str, name: str) -> Hdf5Member:
-    member = ask(answer, Question(path, name))
+    member = ask(answer, (path, name, None))
     assert isinstance(member, Hdf5Member), "values instead of a description"
     return member
 
 
-def answer(question: Question) -> Hdf5Member | np.ndarray:
-    """Describes or reads a member; anything that is wrong with the file is an UnreadableError."""
+def answer(question: tuple[str, str, tuple[int, ...] | None]) -> Hdf5Member | np.ndarray:
+    """Describes a member or, with rows (none for a scalar), reads it; what is wrong with it is an UnreadableError."""
+    path, name, rows = question
     try:
-        if question.path not in _OPENED:
-            opened = import_h5py().File(question.path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
-            _OPENED[question.path] = opened
-        member = _find(_OPENED[question.path], question.name)
-        if question.rows is not None:
-            return _read(member, question.rows)
         h5py = import_h5py()
+        if path not in _OPENED:
+            _OPENED[path] = h5py.File(path, "r", track_order=True, rdcc_nbytes=PIECE_BYTES)
+        member = _find(_OPENED[path], name)
+        if rows is not None:
+            return _read(member, rows)
         if isinstance(member, h5py.Group):
             return Hdf5Member(_attributes(member), tuple(member))
         if isinstance(member, h5py.Dataset):
-            return _about(member, os.stat(question.path).st_size)
+            return _about(member, os.stat(path).st_size)
         return Hdf5Member({}, dtype="O")  # a named type, which holds no values
     except UnreadableError:
         raise
@@ -175,7 +159,7 @@ def answer(question: Question) -> Hdf5Member | np.ndarray:
         raise UnreadableError("unreadable", f"reading it takes more than {ASK_BYTES:,} bytes") from error
     except Exception as error:  # HDF5 raises many kinds
         reason = str(error.args[0]) if error.args else type(error).__name__
-        raise UnreadableError("unreadable", f"{question.name}: {reason}") from error
+        raise UnreadableError("unreadable", f"{name}: {reason}") from error
 
 
 _OPENED: dict[str, Any] = {}
@@ -203,7 +187,7 @@ def _find(file: Any, name: str) -> Any:
             raise UnreadableError("unreadable", f"{name} is a link to another file ({link.filename}); copy the data")
         if isinstance(link, h5py.SoftLink):
             links += 1
-            if links > LINKS:
+            if links > 16:
                 raise UnreadableError("unreadable", f"{name} is a link that leads in a circle")
             member = file["/"] if link.path.startswith("/") else member
             open_parts = [*link.path.split("/"), *open_parts]
@@ -223,8 +207,7 @@ def _about(dataset: Any, file_size: int) -> Hdf5Member:
         raise UnreadableError("unreadable", f"{name} is packed by filter {wrong[0]}; write it with one of {known}")
     kind, shape = dataset.dtype, dataset.shape or ()
     row = math.prod(shape[1:]) * kind.itemsize
-    problem = excess(math.prod(shape) * kind.itemsize, min(dataset.id.get_storage_size(), file_size))
-    if problem:
+    if problem := excess(math.prod(shape) * kind.itemsize, min(dataset.id.get_storage_size(), file_size)):
         raise UnreadableError("unreadable", f"{name} {problem}")
     chunk = math.prod(dataset.chunks) * kind.itemsize if dataset.chunks else 0
     if chunk > CHUNK_BYTES:
@@ -233,7 +216,7 @@ def _about(dataset: Any, file_size: int) -> Hdf5Member:
         )
     rows = dataset.chunks[0] if dataset.chunks else 1  # whole chunks, so that none is unpacked twice
     step = rows * max(1, PIECE_BYTES // max(1, rows * row))
-    few = 0 < math.prod(shape) * kind.itemsize <= FEW_BYTES and kind.kind in "fiub"
+    few = 0 < math.prod(shape) * kind.itemsize <= 2**20 and kind.kind in "fiub"  # sent together with the shape
     values = _read(dataset, (0, shape[0]) if shape else ()) if few and dataset.shape is not None else None
     return Hdf5Member(_attributes(dataset), None, shape, kind.str, step, values)
 
@@ -258,11 +241,10 @@ def _read(dataset: Any, rows: tuple[int, ...]) -> np.ndarray:
 
 
 class SafeDisk:
-    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file.
+    """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file."""
 
-    From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
-    checks after each scan, so memory holds one scan and the tables of the file at most.
-    """
+    # From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
+    # checks after each scan, so memory holds one scan and the tables of the file at most.
 
     def __init__(self, file: BinaryIO) -> None:
         self.descriptor = file.fileno()

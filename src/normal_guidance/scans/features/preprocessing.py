@@ -1,9 +1,7 @@
 """From a scan's values to an encoder's input: cut to the field, window, pad to a square, resize, normalise.
 
 The order of the steps is the paper's; a window makes a channel.  A slice's result depends on the rest of its scan in
-two respects only: the scan's minimum fills the margins, and a window of percentiles is a range of the scan.  What lies
-outside the field is as if it were not there.  All steps run on the device that holds the slices; the CPU and CUDA
-differ in the last bits.
+two respects only: the scan's minimum fills the margins, and a window of percentiles is a range of the scan.
 """
 
 from __future__ import annotations
@@ -35,24 +33,18 @@ from normal_guidance.scans.features.windows import (
 )
 from normal_guidance.scans.index.manifest import Manifest, ValueRange, Values, range_of_values
 
-SPACING_PERCENTILES = (1, 50, 99)
-"""Low, median and high slice spacing: a few wrong headers must not widen the range."""
-
 
 def describe_inputs(
     manifest: Manifest, left_out: Collection[str] = (), values: Sequence[Values] = ()
 ) -> dict[str, Any]:
-    """Counts and ranges of the scans of a manifest without those left out: a model's user checks new scans by them.
-
-    No entry describes a single scan.  `values` are those of its scans, where they were measured.
-    """
+    """Counts and ranges, of no single scan, of a manifest without those left out: new scans are checked by them."""
     kept = [number for number, scan in enumerate(manifest.scan_ids) if scan not in left_out]
     table, lengths = manifest.table.take(kept), manifest.lengths[kept]
     planes = Counter(filter(None, map(plane_of, table["orientation"].to_pylist())))
     spacings = np.array([spacing for spacing in table["slice_spacing"].to_pylist() if spacing], np.float64)
     spacing_range = None
-    if len(spacings):  # to the micrometre, because manifests hold float32
-        low, median, high = np.percentile(spacings, SPACING_PERCENTILES).round(3).tolist()
+    if len(spacings):  # to the micrometre, because manifests hold float32; a few wrong headers must not widen the range
+        low, median, high = np.percentile(spacings, (1, 50, 99)).round(3).tolist()
         spacing_range = {"low": low, "median": median, "high": high}
     measured = range_of_values(values)
     return {
@@ -138,20 +130,15 @@ class PreprocessingFile:
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """How a scan becomes an encoder's input.
-
-    Args:
-        windows: for each channel the lowest and highest value, in HU for CT; values outside are set to these.
-            `Percentiles` are a range of each scan, which becomes 0..1.  None keeps all values.
-        size: rows and columns of the result.
-        statistics: the mean to subtract and the sd to divide by, for each channel; None leaves the windowed values.
-        field: side in mm of the square in the middle of each slice that the encoder sees; None: the whole slice.
-    """
+    """How a scan becomes an encoder's input."""
 
     windows: tuple[tuple[float | int, float | int] | Percentiles | None, ...] = (None,)
+    """By channel the range that values are clipped to, in HU for CT; `Percentiles` become 0..1, None keeps all."""
     size: int = SIZE
     statistics: Statistics | None = None
+    """The mean to subtract and the sd to divide by, for each channel; None leaves the windowed values."""
     field: float | int | None = None
+    """Side in mm of the square in the middle of each slice that the encoder sees; None: the whole slice."""
 
     def __post_init__(self) -> None:
         if not self.windows or self.size < 1:
@@ -203,14 +190,9 @@ class Preprocessing:
         spacing: Sequence[float] | None = None,
         ranges: Sequence[Range | None] = (),
     ) -> Float32[Tensor, "slices {self.channels} {self.size} {self.size}"]:
-        """Slices cut to the field, windowed, padded to a square, resized and normalised, on their device.
-
-        Args:
-            hu: finite values.
-            lowest: the scan's minimum, within the field, which fills the margins; the slices' own, if left out.
-            spacing: mm between rows, mm between columns; a field needs it.
-            ranges: the range of each window in the whole scan, within the field; the slices' own, if left out.
-        """
+        """Finite slices cut to the field, windowed, padded to a square, resized and normalised, on their device."""
+        # The scan's `lowest`, which fills the margins, and `ranges` of its windows, both within the field, are the
+        # slices' own if left out.  A field needs `spacing`, in mm between rows and between columns.
         if self.field is not None:
             if spacing is None:
                 raise UserError(f"a field of {self.field:g} mm needs the pixel spacing; give it in mm: (rows, columns)")
@@ -297,11 +279,8 @@ class Preprocessing:
 
 
 def scan_statistics(images: Float32[Tensor, "slices channels size size"]) -> Statistics:
-    """Mean and sd over the pixels of a scan that is not normalised yet.
-
-    The sums are numpy's on any device, because torch's depend on the number of threads.
-    """
-    channels = images.cpu().numpy().swapaxes(0, 1)
+    """Mean and sd over the pixels of a scan that is not normalised yet."""
+    channels = images.cpu().numpy().swapaxes(0, 1)  # torch's sums depend on the number of threads
     return Statistics(
         mean=tuple(float(channel.mean(dtype=np.float64)) for channel in channels),
         sd=tuple(float(channel.std(dtype=np.float64)) for channel in channels),

@@ -6,10 +6,9 @@
     features-00000.safetensors   one tensor `features`, (slices, features); a scan never spans two shards; the
                                  metadata contain the recipe, too
 
-The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  Writing streams
-one scan at a time, and the folder appears when it is complete.  Opening reads the index and the shards' headers;
-features are read from the disk when `FeatureStore.rows` first touches them, and stay in the system's cache, which all
-processes share.  The price: a first pass over a cold disk runs at the disk's speed.
+The recipe is a hash of what turned scans into features: the encoder's weights and the preprocessing.  Opening reads the
+index and the shards' headers; features are read from the disk when `FeatureStore.rows` first touches them, and stay in
+the system's cache, which all processes share: a first pass over a cold disk runs at the disk's speed.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
@@ -63,16 +62,15 @@ from normal_guidance.scans.index.manifest import (
 from normal_guidance.scans.index.splits import read_parts
 
 FORMAT = 2
-"""Version of the layout on disk."""
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
-"""The names of the dtypes of features."""
-
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
-"""Number formats that features are stored in, by the name that store.json gives them."""
 
 HEADER_BYTES = 4096
 """Bytes reserved for a shard's header, padded with spaces, so that its features start at a page of memory."""
+
+SHARD_BYTES = 2**30
+"""Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
 
 LACKING = "lacking"
 """The number in a store's provenance of scans that its index has and the store does not; absent if it has all."""
@@ -111,7 +109,7 @@ class IndexRow(NamedTuple):
 
 
 def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
-    """SHA-256 of the scans, independent of their order and of their place in the store."""
+    """SHA-256 of the scans, independent of their order and of their place in the store; of features, their SHA-256."""
     digest = hashlib.sha256(json.dumps([features, dtype_name(dtype)]).encode())
     for row in sorted(rows, key=lambda row: row.scan_id):
         slice_labels = None if row.slice_labels is None else row.slice_labels.tolist()
@@ -151,20 +149,7 @@ class StoreFile:
     findings: list[Any] = field(default_factory=list)
 
 
-def write_index(
-    folder: Path,
-    rows: Iterable[IndexRow],
-    findings: Sequence[Finding] = (),
-    further: Mapping[str, Mapping[str, Labels]] | None = None,
-) -> None:
-    """Writes index.parquet; `further` are the labels for all findings but the first, by scan and finding."""
-    of_scan = further or {}
-    lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
-    table = pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings))
-    write_parquet(folder / "index.parquet", table)
-
-
-def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
+def _read_index(folder: Path, findings: Sequence[Finding]) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
     path, schema = folder / "index.parquet", with_findings(INDEX, findings)
     further = [finding.name for finding in findings[1:]]
@@ -179,10 +164,7 @@ def read_index(folder: Path, findings: Sequence[Finding] = ()) -> pd.DataFrame:
 
 def _check_columns(path: Path, table: pa.Table, labels: Mapping[str, str]) -> None:
     """Refuses values that no store has, before files are looked for by them."""
-
-    def refuse(wrong: pa.ChunkedArray, what: str) -> None:
-        refuse_rows(path, table, wrong, what, AGAIN)
-
+    refuse = partial(refuse_rows, path, table, again=AGAIN)
     if not table.num_rows:
         raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
     if table.num_rows != len(pc.unique(table["scan_id"])):
@@ -229,10 +211,7 @@ def write_shards(
 
 @contextmanager
 def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> Iterator[BinaryIO]:
-    """A safetensors file to append slices to: the header, which needs their number, is written last.
-
-    safetensors' own writer would need a whole shard in memory.
-    """
+    """A safetensors file to append slices to; safetensors' own writer would need a whole shard in memory."""
     with path.open("xb") as file:
         file.seek(HEADER_BYTES)
         yield file
@@ -256,8 +235,7 @@ def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
 def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:
     """Maps the features of all shards, after checking that the files fit the index and store.json."""
     first_row = scans.groupby("shard")["slices"].cumsum() - scans["slices"]
-    wrong = scans["scan_id"][first_row != scans["first_row"]].tolist()
-    if wrong:
+    if wrong := scans["scan_id"][first_row != scans["first_row"]].tolist():
         raise UserError(f"{folder}: in index.parquet, scan {wrong[0]!r} does not follow the scan before it; {AGAIN}")
     slices = scans.groupby("shard")["slices"].sum().reindex(range(int(scans["shard"].max()) + 1), fill_value=0)
     return tuple(
@@ -297,10 +275,6 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def shard_path(folder: Path, number: int) -> Path:
     return folder / f"features-{number:05d}.safetensors"
-
-
-SHARD_BYTES = 2**30
-"""Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -386,8 +360,7 @@ class FeatureStore:
                 f"the selection from store {self.folder} has scan {twice[0]!r} more than once; give each scan once"
             )
         number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
-        unknown = [scan for scan in ids if scan not in number_of]
-        if unknown:
+        if unknown := [scan for scan in ids if scan not in number_of]:
             raise UserError(
                 f"store {self.folder} has no scan {unknown[0]!r} ({len(unknown)} such ids); store.scans lists the ids"
             )
@@ -625,7 +598,9 @@ def write_store(
     scans = _scans([(None, bags)] if isinstance(bags, Bags) else bags, dtype)
     with folder_atomically(folder, instead_of) as draft:
         rows, features, dtype = write_shards(draft, scans, shard_bytes, recipe)
-        write_index(draft, rows, findings, further)
+        of_scan = further or {}
+        lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
+        write_parquet(draft / "index.parquet", pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings)))
         content = {
             "format": FORMAT,
             "features": features,
@@ -642,12 +617,7 @@ def write_store(
 
 
 def fingerprint_of(bags: Mapping[str, Bags]) -> str:
-    """The fingerprint that a store written from these parts has: equal only for the same data, in any order.
-
-    SHA-256 over the features' number and dtype and, for every scan sorted by id, its ids, label, part, slice labels
-    and the SHA-256 of its features.  One GB takes a second or two.  A store in another dtype has other features and
-    therefore another fingerprint.
-    """
+    """The fingerprint of a store written from these parts: equal only for the same data and dtype, in any order."""
     scans = [(row, features.shape[1], features.dtype) for row, features in _scans(bags.items(), None)]
     return fingerprint_rows([row for row, *_ in scans], *scans[0][1:])
 
@@ -655,10 +625,7 @@ def fingerprint_of(bags: Mapping[str, Bags]) -> str:
 def _scans(
     parts: Iterable[tuple[str | None, Bags]], dtype: torch.dtype | None
 ) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
-    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype.
-
-    Each part is checked against those before it.
-    """
+    """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
     part_of_scan: dict[str, str | None] = {}
     part_of_patient: dict[str, str] = {}
     first: tuple[str, int, torch.dtype] | None = None
@@ -670,8 +637,7 @@ def _scans(
         layout = (bags.scan_ids[0], bags.features.shape[1], dtype or bags.features.dtype)
         first = first or layout
         _check_layout(first, layout)
-        doubled = [scan for scan in bags.scan_ids if scan in part_of_scan]
-        if doubled:
+        if doubled := [scan for scan in bags.scan_ids if scan in part_of_scan]:
             raise UserError(
                 f"scan {doubled[0]!r} of part {part!r} is already in part {part_of_scan[doubled[0]]!r} "
                 f"({len(doubled)} such ids); give scan_ids that are unique over all parts"
@@ -752,7 +718,7 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
     folder = Path(folder)
     file = read_store_file(folder)
     findings, dtype = read_findings(file.findings), DTYPES[file.dtype]
-    scans = read_index(folder, findings)
+    scans = _read_index(folder, findings)
     fingerprint = fingerprint_rows(index_rows(scans), file.features, dtype)
     if fingerprint != file.fingerprint:
         raise UserError(

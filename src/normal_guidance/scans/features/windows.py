@@ -28,11 +28,8 @@ def plane_of(orientation: Sequence[float] | None) -> str | None:
 
 
 def middle(rows: int, columns: int, spacing: Sequence[float] | None, field: float) -> tuple[slice, slice]:
-    """Rows and columns of a field of `field` mm: round(field / spacing) of each, at least 1, at most the image's.
-
-    Of an odd number of lines that are left over, one more is below or right.  `spacing` is the mm between rows and
-    between columns; an unknown one raises an `UnreadableError`.
-    """
+    """Rows and columns of a field of `field` mm: round(field / spacing) of each, at least 1, at most the image's."""
+    # Of an odd number of lines that are left over, one more is below or right.
     with np.errstate(over="ignore"):
         # A manifest holds 32 bits: a half must be rounded the same way in a new scan, whose header is read in 64.
         widths = [] if spacing is None else np.array(spacing, np.float32).tolist()
@@ -62,10 +59,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True)
 class Percentiles:
-    """The range between two percentiles of a scan's foreground, the voxels above its minimum.
-
-    What is cut off or filled around a scan is its minimum, often half of all voxels, and says nothing about the tissue.
-    """
+    """The range between two percentiles of a scan's foreground: what is filled around it is its minimum."""
 
     low: float | int = 1.0
     high: float | int = 99.0
@@ -155,10 +149,7 @@ def window_from_json(content: Any) -> Window | None:
 
 
 def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | None]) -> Float32[np.ndarray, "..."]:
-    """Clips the values to each window, still in their unit; the first axis of the result has one channel per window.
-
-    Percentiles are those of the given values; `range_of` takes them from a whole scan.
-    """
+    """Clips the values to each window, of percentiles to theirs; the first axis of the result has a window each."""
     channels = np.empty((len(windows), *values.shape), np.float32)
     for channel, window in zip(channels, windows, strict=True):
         bounds = range_of(window, values)
