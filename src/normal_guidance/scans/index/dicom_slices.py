@@ -62,13 +62,13 @@ _SHARED, _PER_FRAME = 0x52009229, 0x52009230
 _PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0x00289110
 
 _GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
-_IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
-_BODY_PART, _BURNED_IN = 0x00180015, 0x00280301
+_IDENTITY = (0x00080008, 0x00080016, 0x00080060, 0x00180015, 0x00280301)
 _ACQUIRED = (0x0008002A, 0x00080022, 0x00080032)
-_ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE = 0x00200012, 0x00200100, 0x00180081, 0x00189087
-_REPEATS = (*_ACQUIRED, _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE)
-_SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
-_TAGS = (*_IDENTITY, _BODY_PART, _BURNED_IN, *_REPEATS, *_SIZE, *_GEOMETRY)
+_SIZE = (0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
+_TEXTS = {"sop_uid": 0x00080018, "series_uid": 0x0020000E, "study_uid": 0x0020000D, "patient_id": 0x00100020}
+_INTEGERS = {"instance_number": 0x00200013, "acquisition": 0x00200012, "temporal_position": 0x00200100}
+_NUMBERS = {"tilt": 0x00181120, "echo_time": 0x00180081, "b_value": 0x00189087}
+_TAGS = (*_IDENTITY, 0x0008103E, *_ACQUIRED, *_SIZE, *_GEOMETRY, *(_TEXTS | _INTEGERS | _NUMBERS).values())
 
 
 @dataclass(frozen=True)
@@ -135,13 +135,8 @@ def read_header(content: bytes | Path, file: str) -> Header:
         moment, date, time = (text(dataset, tag) for tag in _ACQUIRED)
         header = Header(
             file=file,
-            sop_uid=text(dataset, 0x00080018),
-            series_uid=text(dataset, 0x0020000E),
-            study_uid=text(dataset, 0x0020000D),
-            patient_id=text(dataset, 0x00100020),
             modality=modality,
             image_type=tuple(word.strip().upper() for word in text(dataset, 0x00080008).split("\\") if word.strip()),
-            instance_number=integer(dataset, 0x00200013),
             rows=unsigned(dataset, 0x00280010) or 0,
             columns=unsigned(dataset, 0x00280011) or 0,
             frames=frame_count(dataset),
@@ -149,14 +144,12 @@ def read_header(content: bytes | Path, file: str) -> Header:
             description=text(dataset, 0x0008103E),
             sop_class=sop_class,
             samples=unsigned(dataset, 0x00280002) or 1,
-            tilt=number(dataset, 0x00181120),
-            body_part=text(dataset, _BODY_PART).upper(),
-            acquisition=integer(dataset, _ACQUISITION),
-            temporal_position=integer(dataset, _TEMPORAL_POSITION),
-            echo_time=number(dataset, _ECHO_TIME),
-            b_value=number(dataset, _B_VALUE),
+            body_part=text(dataset, 0x00180015).upper(),
             acquired=moment or (date + time if time else ""),
-            burned_in=text(dataset, _BURNED_IN).upper() == "YES",
+            burned_in=text(dataset, 0x00280301).upper() == "YES",
+            **{name: text(dataset, tag) for name, tag in _TEXTS.items()},
+            **{name: integer(dataset, tag) for name, tag in _INTEGERS.items()},
+            **{name: number(dataset, tag) for name, tag in _NUMBERS.items()},
             **_geometry(dataset),
         )
         _check_pixels(header, elements)

@@ -54,10 +54,8 @@ class Finding:
         if not NAME.fullmatch(self.name):
             raise UserError(f"finding {self.name!r}: a name has up to 32 letters, digits, - and _; give it another one")
         if self.code is not None and not CODE.fullmatch(self.code):
-            raise UserError(
-                f"finding {self.name}: code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits; "
-                "correct it, or leave it out"
-            )
+            wrong = f"code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits"
+            raise UserError(f"finding {self.name}: {wrong}; correct it, or leave it out")
 
     def __str__(self) -> str:
         known = [*([self.meaning] if self.meaning else []), *([f"SNOMED CT {self.code}"] if self.code else [])]
@@ -172,9 +170,8 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
     again = "copy the folder again, or fit again"
     content = read_json(path, again)
     if content.get("format") != FINDINGS_FORMAT:
-        raise UserError(
-            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FINDINGS_FORMAT}; fit again"
-        )
+        stated = f"format {content.get('format')!r:.60}"
+        raise UserError(f"{path}: {stated}, but this version reads format {FINDINGS_FORMAT}; fit again")
     with reading(path, again):
         findings = _unique(read_as(FindingsFile, content).findings)
     if not findings:

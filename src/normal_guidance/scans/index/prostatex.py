@@ -71,10 +71,8 @@ class ProstateScans(ScanSource):
     def __init__(self, base: Path, report: Report) -> None:
         for name in (TABLE, IMAGES, MASKS):
             if not (base / name).exists():
-                raise UserError(
-                    f"{base / name} is not there; give the clone of github.com/rcuocolo/PROSTATEx_masks, which has "
-                    f"{LESIONS}/{name}"
-                )
+                clone = f"the clone of github.com/rcuocolo/PROSTATEx_masks, which has {LESIONS}/{name}"
+                raise UserError(f"{base / name} is not there; give {clone}")
         self.root, self.report = base.resolve(), report
         self.significant = _read_classes(base / TABLE, report)
         self.images = self._find_images()

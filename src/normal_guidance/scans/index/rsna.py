@@ -49,9 +49,8 @@ class ChallengeScans(ScanSource):
         """Finds the tables and images in `root`, or in the competition's folder in it."""
         self.root, self.report = root, report
         if not root.is_dir():
-            raise UserError(
-                f"{root} is not a folder; give the folder that holds {', '.join(self.tables)} and {self.folder}"
-            )
+            names = f"{', '.join(self.tables)} and {self.folder}"
+            raise UserError(f"{root} is not a folder; give the folder that holds {names}")
         if not (root / self.tables[0]).is_file() and (root / self.competition / self.tables[0]).is_file():
             self.root = root / self.competition
         place = f"Kaggle's {self.competition} to that place"
@@ -211,16 +210,12 @@ def _read_head_labels(path: Path, report: Report) -> dict[str, int]:
 def _check_head_labels(names: Sequence[str], rows: np.ndarray, positive: np.ndarray, report: Report) -> None:
     """Reports labels that occur twice, contradict each other, or lack the row `any`; all are rare."""
     twice, torn, has_any = rows > 1, (positive > 0) & (positive < rows), rows[:, -1:] > 0
+    denied = has_any & ~(positive[:, -1:] > 0) & (positive > 0)
     for kind, cells, detail, action in (
         ("double_label", twice & ~torn, "the same row more than once", "counted once"),
         ("conflicting_label", torn, "rows with label 0 and with label 1", "counts as 1"),
         ("image_without_label", ~has_any & (rows > 0), "no row for any, only for", "slice has no label"),
-        (
-            "conflicting_label",
-            has_any & ~(positive[:, -1:] > 0) & (positive > 0),
-            "any is 0, but these are 1",
-            "counts as 0, as any says",
-        ),
+        ("conflicting_label", denied, "any is 0, but these are 1", "counts as 0, as any says"),
     ):
         for number in np.flatnonzero(cells.any(1)).tolist():
             types = ", ".join(name for name, cell in zip(TYPES, cells[number].tolist(), strict=True) if cell)
@@ -303,12 +298,11 @@ class ChestScans(ChallengeScans):
         return exam
 
     def finish(self) -> None:
-        counts = {name: self.rows[name].stop - self.rows[name].start for name in sorted(self.unseen)}
-        problems = (
-            missing(PurePosixPath(name).name, f"{self.folder}/{name}", f"no such folder; {count} slices have labels")
-            for name, count in counts.items()
-        )
-        report_some(problems, self.report)
+        series = []
+        for name in sorted(self.unseen):
+            detail = f"no such folder; {self.rows[name].stop - self.rows[name].start} slices have labels"
+            series.append(missing(PurePosixPath(name).name, f"{self.folder}/{name}", detail))
+        report_some(series, self.report)
 
 
 # RSNA Abdominal Trauma Detection (2023; Rudie et al., Radiology: Artificial Intelligence 2024).  Rows for slices cover
@@ -410,12 +404,10 @@ class AbdomenScans(ChallengeScans):
         return Labels(0, None)
 
     def finish(self) -> None:
-        series = (
-            missing(
-                name.replace("/", "_"), f"{self.folder}/{name}", f"no such folder; {len(self.rows.get(name, ()))} rows"
-            )
-            for name in sorted(self.unseen)
-        )
+        series = []
+        for name in sorted(self.unseen):
+            detail = f"no such folder; {len(self.rows.get(name, ()))} rows"
+            series.append(missing(name.replace("/", "_"), f"{self.folder}/{name}", detail))
         report_some(series, self.report)
         patients = sorted(self.without_scan - {name.partition("/")[0] for name in self.unseen})
         detail = f"no such folder; in {PATIENTS}"

@@ -131,38 +131,35 @@ def _single(draft: Draft, image: Image) -> Dataset:
 def _common(draft: Draft, sop_class: UID, uid: str) -> Dataset:
     """Patient, study, series, frame of reference and equipment: the same in all files of a scan."""
     part = draft.plan.anatomy.upper()
-    values: dict[str, Any] = {
-        "SpecificCharacterSet": "ISO_IR 192",
-        "SOPClassUID": sop_class,
-        "SOPInstanceUID": uid,
-        "StudyDate": draft.date,
-        "ContentDate": draft.date,
-        "StudyTime": "120000",
-        "ContentTime": "120000",
-        "AccessionNumber": "",
-        "Modality": "CT",
-        "Manufacturer": MAKER,
-        "ReferringPhysicianName": "",
-        "StudyDescription": f"PHANTOM {part}",
-        "SeriesDescription": f"PHANTOM {part} axial",
-        "PatientName": f"PHANTOM^{part}",
-        "PatientID": draft.patient_id,
-        "PatientBirthDate": "",
-        "PatientSex": "",
-        "PatientIdentityRemoved": "YES",
-        "DeidentificationMethod": "PHANTOM: no patient",
-        "BodyPartExamined": part,
-        "PatientPosition": "HFS",
-        "StudyInstanceUID": draft.study_uid,
-        "SeriesInstanceUID": draft.series_uid,
-        "StudyID": "1",
-        "SeriesNumber": 2,
-        "FrameOfReferenceUID": draft.frame_uid,
-        "PositionReferenceIndicator": "",
-        "QualityControlImage": "YES",
-        "BurnedInAnnotation": "NO",
-    }
-    dataset = _item(**values)
+    empty = ("AccessionNumber", "ReferringPhysicianName", "PatientBirthDate", "PatientSex")
+    dataset = _item(
+        SpecificCharacterSet="ISO_IR 192",
+        SOPClassUID=sop_class,
+        SOPInstanceUID=uid,
+        StudyDate=draft.date,
+        ContentDate=draft.date,
+        StudyTime="120000",
+        ContentTime="120000",
+        Modality="CT",
+        Manufacturer=MAKER,
+        StudyDescription=f"PHANTOM {part}",
+        SeriesDescription=f"PHANTOM {part} axial",
+        PatientName=f"PHANTOM^{part}",
+        PatientID=draft.patient_id,
+        PatientIdentityRemoved="YES",
+        DeidentificationMethod="PHANTOM: no patient",
+        BodyPartExamined=part,
+        PatientPosition="HFS",
+        StudyInstanceUID=draft.study_uid,
+        SeriesInstanceUID=draft.series_uid,
+        StudyID="1",
+        SeriesNumber=2,
+        FrameOfReferenceUID=draft.frame_uid,
+        PositionReferenceIndicator="",
+        QualityControlImage="YES",
+        BurnedInAnnotation="NO",
+        **dict.fromkeys(empty, ""),
+    )
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset.file_meta.MediaStorageSOPClassUID = sop_class
@@ -194,13 +191,8 @@ def _multi_frame(draft: Draft) -> Dataset:
     dataset.AcquisitionContextSequence = DicomSequence()
     dataset.NumberOfFrames = len(draft.images)
     dataset.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"))]
-    dataset.DimensionIndexSequence = [
-        _item(
-            DimensionOrganizationUID=draft.new_uid("dimension"),
-            DimensionIndexPointer=0x00200032,
-            FunctionalGroupPointer=0x00209113,
-        )
-    ]
+    pointers = {"DimensionIndexPointer": 0x00200032, "FunctionalGroupPointer": 0x00209113}
+    dataset.DimensionIndexSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"), **pointers)]
     frame_type = _item(
         FrameType=list(dataset.ImageType),
         PixelPresentation="MONOCHROME",
@@ -470,21 +462,13 @@ def write_phantom(
     choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
     check_oddities(oddities, layout)
     part = chosen.anatomy or anatomy or "head"
+    numbers = {"scans": scans, "seed": seed, "size": size, "contrast": contrast, "positive": positive, "slices": slices}
     about = {
         "about": "PHANTOM: drawn by a program, no patients",
         "version": __version__,
         "layout": layout,
         "anatomy": part,
-        "options": {
-            "scans": scans,
-            "seed": seed,
-            "size": size,
-            "contrast": contrast,
-            "positive": positive,
-            "slices": slices,
-            "oddities": list(oddities),
-            "compression": compression,
-        },
+        "options": {**numbers, "oddities": list(oddities), "compression": compression},
     }
     if (Path(out) / TRUTH).is_file():
         truth = read_json(Path(out) / TRUTH, "delete the folder, and draw it again")
