@@ -133,6 +133,9 @@ def read_header(content: bytes | Path, file: str) -> Header:
         if listed or modality in NO_SCAN_MODALITIES:
             raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
         moment, date, time = (text(dataset, tag) for tag in _ACQUIRED)
+        values: dict[str, Any] = {name: text(dataset, tag) for name, tag in _TEXTS.items()}
+        values |= {name: integer(dataset, tag) for name, tag in _INTEGERS.items()}
+        values |= {name: number(dataset, tag) for name, tag in _NUMBERS.items()}
         header = Header(
             file=file,
             modality=modality,
@@ -147,9 +150,7 @@ def read_header(content: bytes | Path, file: str) -> Header:
             body_part=text(dataset, 0x00180015).upper(),
             acquired=moment or (date + time if time else ""),
             burned_in=text(dataset, 0x00280301).upper() == "YES",
-            **{name: text(dataset, tag) for name, tag in _TEXTS.items()},
-            **{name: integer(dataset, tag) for name, tag in _INTEGERS.items()},
-            **{name: number(dataset, tag) for name, tag in _NUMBERS.items()},
+            **values,
             **_geometry(dataset),
         )
         _check_pixels(header, elements)
