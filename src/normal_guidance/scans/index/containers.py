@@ -46,12 +46,8 @@ _SUFFIX = ".zip"
 
 
 def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
-    """Lists all regular files below `root` as relative posix paths, sorted; files in archives as 'a.zip!member'.
-
-    Symbolic links to files below the root count as files; links to folders below it are not followed, because their
-    files are listed anyway.  Links that lead out of the root, broken archives, and unsafe, encrypted or too large
-    members are reported and left out.
-    """
+    """Lists all regular files below `root` as relative posix paths, sorted; files in archives as 'a.zip!member'."""
+    # Links to files below the root count as files; links to folders below it are not followed: their files are listed.
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; name the folder that holds the scans")
     report = report or (lambda problem: None)
@@ -68,10 +64,7 @@ def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
 
 
 def locate(root: Path, file: str) -> Path | bytes:
-    """Returns what `read_header` and `read_pixels` take: the path of a file in a folder, or the bytes of a member.
-
-    Raises UnreadableError: 'unsafe_path' where the name leads out of the root, 'unreadable' otherwise.
-    """
+    """The path of a file in a folder, or the bytes of a member; raises UnreadableError for an unsafe or missing one."""
     start = file.lower().find(_SUFFIX + SEPARATOR)
     end = len(file) if start < 0 else start + len(_SUFFIX)
     archive, member = file[:end], None if start < 0 else file[end + 1 :]

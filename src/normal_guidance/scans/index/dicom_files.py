@@ -42,10 +42,7 @@ INFLATED_BYTES = 2**29
 """Largest size of an inflated file, about a thousand slices."""
 
 INFLATED_FREE, INFLATED_RATIO = 2**24, 20
-"""Size that any deflated file may inflate to, and most bytes for a stored one beyond it: slices reach 2 to 10.
-
-Deflate packs up to a thousand zeros into a byte, and parsing takes a minute for 340 MB of tiny elements.
-"""
+"""Size that any deflated file may inflate to, and most bytes for a stored one beyond it: slices reach 2 to 10."""
 
 TEXT_BYTES = 1024
 """Longest value that is read as text or numbers; longer ones are damaged."""
@@ -86,10 +83,7 @@ def refusing(file: str = "") -> Iterator[None]:
 
 
 def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = False) -> Elements:
-    """The raw elements with these tags; reading stops before the pixels unless `pixels` is set.
-
-    Call it within `refusing`.
-    """
+    """The raw elements with these tags, without pixels unless `pixels` is set; call it within `refusing`."""
     if pixels:
         content = content.read_bytes() if isinstance(content, Path) else content
         plain = _read_plain(content, frozenset(tags))
@@ -114,11 +108,8 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
 
 
 def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
-    """The elements of a plain file; None for any other, and for a damaged one, which pydicom reads.
-
-    A plain file is explicit little endian, its tags ascend, and uncompressed pixels end it.  This is several times as
-    fast as `dcmread`, and the pixels are not copied.
-    """
+    """The elements of a plain file; None for any other, and for a damaged one, which pydicom reads."""
+    # Plain: explicit little endian, tags ascend, uncompressed pixels end it.  Several times as fast as `dcmread`.
     if content[128:132] != b"DICM":
         return None
     elements: dict[BaseTag, DataElement | RawDataElement] = {}

@@ -34,9 +34,6 @@ from normal_guidance.scans.index.dicom_files import (
 
 Triple = tuple[float, float, float]
 
-SAME_DIRECTION = 1e-3
-"""Largest difference between direction cosines of frames that count as parallel."""
-
 SECONDARY_CAPTURE = "1.2.840.10008.5.1.4.1.1.7"
 """SOP class; those of its multi-frame variants begin with it, followed by a dot."""
 
@@ -65,13 +62,13 @@ _SHARED, _PER_FRAME = 0x52009229, 0x52009230
 _PLANE_POSITION, _PLANE_ORIENTATION, _PIXEL_MEASURES = 0x00209113, 0x00209116, 0x00289110
 
 _GEOMETRY = (_POSITION, _ORIENTATION, _SPACING, _THICKNESS, _SHARED, _PER_FRAME)
-_IDENTITY = (0x00080008, 0x00080016, 0x00080018, 0x00080060, 0x0008103E, 0x00100020, 0x0020000D, 0x0020000E, 0x00200013)
-_BODY_PART, _BURNED_IN = 0x00180015, 0x00280301
+_IDENTITY = (0x00080008, 0x00080016, 0x00080060, 0x00180015, 0x00280301)
 _ACQUIRED = (0x0008002A, 0x00080022, 0x00080032)
-_ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE = 0x00200012, 0x00200100, 0x00180081, 0x00189087
-_REPEATS = (*_ACQUIRED, _ACQUISITION, _TEMPORAL_POSITION, _ECHO_TIME, _B_VALUE)
-_SIZE = (0x00181120, 0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
-_TAGS = (*_IDENTITY, _BODY_PART, _BURNED_IN, *_REPEATS, *_SIZE, *_GEOMETRY)
+_SIZE = (0x00280002, 0x00280008, 0x00280010, 0x00280011, 0x00280100)
+_TEXTS = {"sop_uid": 0x00080018, "series_uid": 0x0020000E, "study_uid": 0x0020000D, "patient_id": 0x00100020}
+_INTEGERS = {"instance_number": 0x00200013, "acquisition": 0x00200012, "temporal_position": 0x00200100}
+_NUMBERS = {"tilt": 0x00181120, "echo_time": 0x00180081, "b_value": 0x00189087}
+_TAGS = (*_IDENTITY, 0x0008103E, *_ACQUIRED, *_SIZE, *_GEOMETRY, *(_TEXTS | _INTEGERS | _NUMBERS).values())
 
 
 @dataclass(frozen=True)
@@ -126,12 +123,7 @@ class Header:
 
 
 def read_header(content: bytes | Path, file: str) -> Header:
-    """Reads a header without the pixels; `file` is the name in the header and in messages.
-
-    Raises UnreadableError: 'no_image' if the file is not DICOM, has no pixels, or is an object that is not a scan, such
-    as a segmentation; 'unreadable' if it is damaged (cut off, also within uncompressed pixels), 'mixed_orientation' for
-    a multi-frame file of several planes.
-    """
+    """Reads a header without the pixels; raises UnreadableError for a damaged file, or one that is not a scan."""
     with refusing():
         elements = read_elements(content, _TAGS)
         dataset = elements.dataset
@@ -141,15 +133,13 @@ def read_header(content: bytes | Path, file: str) -> Header:
         if listed or modality in NO_SCAN_MODALITIES:
             raise UnreadableError("no_image", f"not a scan: {uid_name(sop_class) or f'Modality is {modality}'}")
         moment, date, time = (text(dataset, tag) for tag in _ACQUIRED)
+        values: dict[str, Any] = {name: text(dataset, tag) for name, tag in _TEXTS.items()}
+        values |= {name: integer(dataset, tag) for name, tag in _INTEGERS.items()}
+        values |= {name: number(dataset, tag) for name, tag in _NUMBERS.items()}
         header = Header(
             file=file,
-            sop_uid=text(dataset, 0x00080018),
-            series_uid=text(dataset, 0x0020000E),
-            study_uid=text(dataset, 0x0020000D),
-            patient_id=text(dataset, 0x00100020),
             modality=modality,
             image_type=tuple(word.strip().upper() for word in text(dataset, 0x00080008).split("\\") if word.strip()),
-            instance_number=integer(dataset, 0x00200013),
             rows=unsigned(dataset, 0x00280010) or 0,
             columns=unsigned(dataset, 0x00280011) or 0,
             frames=frame_count(dataset),
@@ -157,14 +147,10 @@ def read_header(content: bytes | Path, file: str) -> Header:
             description=text(dataset, 0x0008103E),
             sop_class=sop_class,
             samples=unsigned(dataset, 0x00280002) or 1,
-            tilt=number(dataset, 0x00181120),
-            body_part=text(dataset, _BODY_PART).upper(),
-            acquisition=integer(dataset, _ACQUISITION),
-            temporal_position=integer(dataset, _TEMPORAL_POSITION),
-            echo_time=number(dataset, _ECHO_TIME),
-            b_value=number(dataset, _B_VALUE),
+            body_part=text(dataset, 0x00180015).upper(),
             acquired=moment or (date + time if time else ""),
-            burned_in=text(dataset, _BURNED_IN).upper() == "YES",
+            burned_in=text(dataset, 0x00280301).upper() == "YES",
+            **values,
             **_geometry(dataset),
         )
         _check_pixels(header, elements)
@@ -213,7 +199,7 @@ def _geometry(dataset: Dataset) -> dict[str, Any]:
 
     orientations = [values for values in of_frames(_PLANE_ORIENTATION, _ORIENTATION, 6) if values is not None]
     for other in orientations[1:]:
-        if max(abs(a - b) for a, b in zip(orientations[0], other, strict=True)) > SAME_DIRECTION:
+        if max(abs(a - b) for a, b in zip(orientations[0], other, strict=True)) > 1e-3:
             detail = f"frames of one file have the orientations {orientations[0]} and {other}"
             raise UnreadableError("mixed_orientation", detail)
     geometry["frame_orientation"] = orientations[0] if orientations else None
@@ -229,11 +215,7 @@ def _positive(spacing: tuple[float, ...] | None) -> tuple[float, ...] | None:
 
 
 def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> UnreadableError | None:
-    r"""Why an image is not a slice of a scan: secondary_capture, wrong_modality or localizer; None if it may be one.
-
-    A secondary image without an orientation counts as a screenshot; reformatted slices have one and pass.  An image
-    without a modality passes, too: some anonymized files have none.
-    """
+    """Why an image is not a slice of a scan; None if it may be one: some anonymized slices have no modality."""
     image_type = "\\".join(header.image_type)
     if header.sop_class == SECONDARY_CAPTURE or header.sop_class.startswith(f"{SECONDARY_CAPTURE}."):
         return UnreadableError("secondary_capture", f"SOPClassUID is {uid_name(header.sop_class)}")
@@ -248,22 +230,12 @@ def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> Unreadable
     return None
 
 
-# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body, which
-# scanners may put into one series.  Slices of two of them, sorted by position, would make a volume that was never
-# acquired, so one is kept: the longest, and of equally long ones the first by time or number.  Acquisitions of other
-# parts of the body stay, as those of a head that is scanned in two blocks.
+# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body, whose
+# slices, sorted by position, would make a volume that was never acquired.  The longest is kept, of equally long ones
+# the first by time or number.  Acquisitions of other parts of the body stay, as a head that is scanned in two blocks.
 
 FEWEST = 3
 """Fewer slices are not an acquisition: two may be one slice that was sent twice."""
-
-OVERLAP = 0.5
-"""Two acquisitions repeat each other if they share more than this part of the shorter one's length."""
-
-DOUBLE_SHARE = 0.5
-"""Acquisitions are mixed if more than this share of the positions have several slices."""
-
-EVEN_SHARE = 0.1
-"""Slices are evenly spaced if no step differs from the median step by more than this share of it."""
 
 SAME_MM = 0.01
 """Slices nearer than this are at the same position."""
@@ -312,17 +284,24 @@ class _Run(NamedTuple):
         return f"{attribute} {values} ({len(self.members)} slices)"
 
     def repeats(self, other: _Run) -> bool:
-        """Whether both show the same part of the body."""
+        """Whether both show the same part of the body: more than half the length of the shorter one."""
         if min(len(self.members), len(other.members)) < FEWEST:
             return False
         shared = min(self.high, other.high) - max(self.low, other.low)
-        return shared > OVERLAP * min(self.high - self.low, other.high - other.low)
+        return shared > 0.5 * min(self.high - self.low, other.high - other.low)
 
 
 def choose_acquisition(series: Sequence[AcquisitionPlace]) -> ChosenRun:
     """The longest acquisition of a series, together with those of other parts of the body."""
     everything = ChosenRun(list(range(len(series))), [])
-    if len(series) < 2 * FEWEST or not _may_repeat(series):
+    if len(series) < 2 * FEWEST:
+        return everything
+    # Several acquisitions show in numbers that occur more than once, or in steps that differ from the median by 10 %.
+    times = Counter(place.header.instance_number for place in series if place.header.instance_number is not None)
+    steps = np.diff(np.sort([place.height for place in series]))
+    median = float(np.median(steps))
+    uneven = np.abs(steps - median).max() > max(0.1 * median, SAME_MM)
+    if not uneven and sum(count > 1 for count in times.values()) < FEWEST:
         return everything
     for attribute, value_of in ATTRIBUTES.items():
         kept: list[_Run] = []
@@ -336,16 +315,13 @@ def choose_acquisition(series: Sequence[AcquisitionPlace]) -> ChosenRun:
                 left_out.append((series[run.members[0]].header.file, detail))
         if left_out:
             return ChosenRun(sorted(member for run in kept for member in run.members), left_out)
-    return everything._replace(mixed=_why_mixed(series))
-
-
-def _may_repeat(series: Sequence[AcquisitionPlace]) -> bool:
-    """Whether positions or numbers occur more than once, or steps are uneven."""
-    times = Counter(place.header.instance_number for place in series if place.header.instance_number is not None)
-    if sum(count > 1 for count in times.values()) >= FEWEST:
-        return True
-    steps = np.diff(np.sort([place.height for place in series]))
-    return bool(np.abs(steps - np.median(steps)).max() > max(EVEN_SHARE * float(np.median(steps)), SAME_MM))
+    # Most positions have several slices, unless these are copies of one file.
+    heights = sorted({place.header.sop_uid or place.header.file: place.height for place in series}.values())
+    starts = 1 + sum(after - before >= SAME_MM for before, after in pairwise(heights))
+    if len(heights) - starts <= 0.5 * starts:
+        return everything
+    detail = f"{len(heights)} slices at {starts} positions, and none of {', '.join(ATTRIBUTES)} tells them apart"
+    return everything._replace(mixed=detail)
 
 
 def _runs(series: Sequence[AcquisitionPlace], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
@@ -367,14 +343,3 @@ def _runs(series: Sequence[AcquisitionPlace], value_of: Callable[[Header], float
             joined = [*before.members, *members]
             runs[-1] = _Run(before.first, value, joined, min(before.low, low), max(before.high, high))
     return runs
-
-
-def _why_mixed(series: Sequence[AcquisitionPlace]) -> str:
-    """Says that most positions have several slices, unless these are copies of one file."""
-    single = {place.header.sop_uid or place.header.file: place.height for place in series}
-    heights = sorted(single.values())
-    starts = 1 + sum(after - before >= SAME_MM for before, after in pairwise(heights))
-    double = len(heights) - starts
-    if double <= DOUBLE_SHARE * starts:
-        return ""
-    return f"{len(heights)} slices at {starts} positions, and none of {', '.join(ATTRIBUTES)} tells them apart"

@@ -1,7 +1,6 @@
-"""Headers of many files, read in worker processes in the order of the files.
+"""Headers of many files, read in worker processes in the order of the files; a crash refuses one file only.
 
-A parser in C may crash its whole process: then only the file that it was reading is refused.  Workers import this file
-and wait for what it imports, so torch stays out of it.
+Workers import this file and wait for what it imports, so torch stays out of it.
 """
 
 from __future__ import annotations

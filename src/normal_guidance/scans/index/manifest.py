@@ -1,8 +1,5 @@
 """The manifest: one row per scan, with everything that is needed to read it.
 
-    manifest.parquet   one row per scan: ids, label, slices in order with their files and positions, geometry
-    problems.csv       problems of the scans (`normal_guidance.scans.index.problems`)
-
 Paths are relative to the root in the manifest's metadata, so that a dataset can be moved.
 Lists (files, positions, labels) stay in Arrow's memory, about 40 bytes a slice, until a row is read.
 """
@@ -26,10 +23,9 @@ from normal_guidance.base.files import read_json, read_parquet_about, write_json
 from normal_guidance.base.records import Between, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 
-# Findings: what scans are labelled for, each with a name and, where known, a SNOMED CT code.
-# Most scans have one label.  Others have a label for each of several findings, as any hemorrhage and five kinds of it.
-# `label` and `slice_labels` are those of the first finding everywhere.  Manifests and stores list their findings in
-# their metadata, and keep the others' labels in `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
+# Findings are what scans are labelled for: any hemorrhage, and five kinds of it.  `label` and `slice_labels` are those
+# of the first finding.  Manifests and stores list their findings in their metadata, and keep the others' labels in
+# `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 """A name is also that of a folder and of a part of columns' names."""
@@ -48,13 +44,7 @@ FINDINGS_FORMAT = 1
 
 @dataclass(frozen=True)
 class Finding:
-    """One finding.
-
-    Args:
-        name: up to 32 letters, digits, - and _.
-        code: its SNOMED CT identifier; None if unknown.
-        meaning: what SNOMED CT calls it; None if unknown.
-    """
+    """One finding: its name, and SNOMED CT's identifier and words for it where they are known."""
 
     name: str
     code: str | None = None
@@ -64,10 +54,8 @@ class Finding:
         if not NAME.fullmatch(self.name):
             raise UserError(f"finding {self.name!r}: a name has up to 32 letters, digits, - and _; give it another one")
         if self.code is not None and not CODE.fullmatch(self.code):
-            raise UserError(
-                f"finding {self.name}: code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits; "
-                "correct it, or leave it out"
-            )
+            wrong = f"code {self.code!r} is not an identifier of SNOMED CT, which has 6 to 18 digits"
+            raise UserError(f"finding {self.name}: {wrong}; correct it, or leave it out")
 
     def __str__(self) -> str:
         known = [*([self.meaning] if self.meaning else []), *([f"SNOMED CT {self.code}"] if self.code else [])]
@@ -182,9 +170,8 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
     again = "copy the folder again, or fit again"
     content = read_json(path, again)
     if content.get("format") != FINDINGS_FORMAT:
-        raise UserError(
-            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FINDINGS_FORMAT}; fit again"
-        )
+        stated = f"format {content.get('format')!r:.60}"
+        raise UserError(f"{path}: {stated}, but this version reads format {FINDINGS_FORMAT}; fit again")
     with reading(path, again):
         findings = _unique(read_as(FindingsFile, content).findings)
     if not findings:
@@ -308,13 +295,17 @@ class ScanRow:
         return len(self.files)
 
 
-class Manifest:
-    """The scans of a manifest, or some of them; a row is built when it is read.
+@dataclass(frozen=True)
+class ManifestHead:
+    """What is read from the manifest's metadata."""
 
-    Args:
-        table: the columns of `SCHEMA`, and those of the findings.
-        about: the origin: source, root, options, version, and the findings where they have names.
-    """
+    format: int
+    source: str
+    root: str
+
+
+class Manifest:
+    """The scans of a manifest, or some of them, and their origin (`about`); a row is built when it is read."""
 
     def __init__(self, table: pa.Table, about: dict[str, Any]) -> None:
         self.table, self.about = table, about
@@ -397,11 +388,6 @@ def _scan_row(values: dict[str, Any], findings: Sequence[Finding]) -> ScanRow:
     return ScanRow(**{**values, **lists, **optional, **extra, "slice_labels": labels, "further": further})
 
 
-def _encode_extra(row: ScanRow) -> str:
-    known = {name: value for name in IN_EXTRA if (value := getattr(row, name)) is not None}
-    return json.dumps({**known, **row.dataset_labels}, sort_keys=True)
-
-
 def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
     """The fields of a `ScanRow` in the column `extra`, which may be empty."""
     try:
@@ -414,10 +400,7 @@ def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
 
 
 def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, Any]) -> Manifest:
-    """Writes manifest.parquet and returns its content.
-
-    `about` holds at least `source` and `root`, and the `findings` as JSON if they have names.  Scan ids must be unique.
-    """
+    """Writes manifest.parquet and returns its content; `about` has `source`, `root` and, where named, `findings`."""
     findings = read_findings(about.get("findings", []))
     pieces, batch = [], []
     seen: set[str] = set()
@@ -431,21 +414,21 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
             batch = []
     table = pa.concat_tables([*pieces, _table(batch, findings)])
     about = {"format": FORMAT, **about}
-    held = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
-    write_parquet(path, held, compression="zstd")
+    described = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
+    write_parquet(path, described, compression="zstd")
     return Manifest(table, about)
 
 
 def _table(rows: list[ScanRow], findings: Sequence[Finding]) -> pa.Table:
     schema = with_findings(SCHEMA, findings)
-    further = [further_columns(findings, row.further) for row in rows]
-
-    def column(name: str) -> list[Any]:
-        if name not in SCHEMA.names:
-            return [values[name] for values in further]
-        return [getattr(row, name) for row in rows] if name != "extra" else list(map(_encode_extra, rows))
-
-    return pa.table([pa.array(column(name), schema.field(name).type) for name in schema.names], schema=schema)
+    lines = []
+    for row in rows:
+        known = {name: value for name in IN_EXTRA if (value := getattr(row, name)) is not None}
+        line = {name: getattr(row, name) for name in SCHEMA.names if name != "extra"}
+        line["extra"] = json.dumps({**known, **row.dataset_labels}, sort_keys=True)
+        lines.append(line | further_columns(findings, row.further))
+    columns = [pa.array([line[name] for line in lines], schema.field(name).type) for name in schema.names]
+    return pa.table(columns, schema=schema)
 
 
 def read_manifest(path: str | Path) -> Manifest:
@@ -464,15 +447,6 @@ def read_manifest(path: str | Path) -> Manifest:
     table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
     _check_columns(path, table, findings)
     return Manifest(table.replace_schema_metadata(), about)
-
-
-@dataclass(frozen=True)
-class ManifestHead:
-    """What is read from the manifest's metadata."""
-
-    format: int
-    source: str
-    root: str
 
 
 def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> None:
@@ -506,10 +480,8 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
         raise UserError(f"{path} is damaged: frames has a number below 0; {AGAIN}")
 
 
-# The values of a scan in three numbers, which tell CT in HU from other images, windowed copies and masks.
-# A NIfTI file does not say its modality, and a header may be wrong, so a model compares the values of a new scan with
-# those that it was trained on (`normal_guidance.fit.bundle`).
-
+# The values of a scan in three numbers, which tell CT in HU from other images, windowed copies and masks: a header may
+# be wrong, and NIfTI does not say its modality, so a model compares a new scan's values with those it was trained on.
 
 GRID = 32
 """Values that are taken along each side of a slice: about 1,000 a slice tell the ends of the range well enough."""
@@ -517,14 +489,8 @@ GRID = 32
 MOST_VALUES = 2**16
 """Values of a scan that are looked at: more take milliseconds, and tell no more."""
 
-AMONG = (1, 99)
-"""Percentiles of the training scans' values: a few odd scans must not widen the range."""
-
 PERCENTILES = (0.5, 99.5)
 """The ends of the range: a few wrong pixels must not move them."""
-
-CT_RANGE = (-1024.0, 3071.0)
-"""HU beyond these, such as the padding around a round field of view, count as the ends: 12 bits hold no others."""
 
 Pixel = Annotated[float, Between(float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))]
 """The value of a pixel, which is a float32."""
@@ -553,7 +519,8 @@ def sample_values(slices: Shaped[np.ndarray, "slices rows columns"]) -> Float32[
 def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
     """The values of a scan of which `sample` is a sample."""
     some = sample[:: -(-len(sample) // MOST_VALUES)]
-    known = np.clip(some, *CT_RANGE) if modality == "CT" else some
+    # HU that 12 bits do not hold, such as the padding around a round field of view, count as the ends.
+    known = np.clip(some, -1024.0, 3071.0) if modality == "CT" else some
     low, high = np.percentile(known, PERCENTILES)
     return Values(round(float(low), 3), round(float(high), 3), len(np.unique(known)))
 
@@ -572,6 +539,7 @@ def range_of_values(scans: Sequence[Values]) -> ValueRange | None:
     """The range of some scans; None without any."""
     if not scans:
         return None
-    ends = np.percentile([(scan.low, scan.high, scan.distinct) for scan in scans], AMONG, axis=0).round(3).tolist()
-    (low, high, distinct), (low_end, high_end, _) = ends
+    values = [(scan.low, scan.high, scan.distinct) for scan in scans]
+    # Without the ends: a few odd scans must not widen the range.
+    (low, high, distinct), (low_end, high_end, _) = np.percentile(values, (1, 99), axis=0).round(3).tolist()
     return ValueRange((low, low_end), (high, high_end), int(distinct))

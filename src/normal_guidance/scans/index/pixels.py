@@ -1,7 +1,6 @@
 """The pixels of DICOM files in Hounsfield units, with the repairs that two public data sets need.
 
-This module chooses one decoder per transfer syntax, so that the result does not depend on other installed packages
-and no GPL plugin is needed: pydicom for uncompressed data and RLE, OpenJPEG for JPEG 2000, GDCM for JPEG and JPEG-LS.
+There is one decoder per transfer syntax, so that the result does not depend on other installed packages.
 Decoders are native code that trusts its input, so sizes are compared with the header before decoding.
 """
 
@@ -39,9 +38,7 @@ from normal_guidance.scans.index.dicom_files import (
 # JPEG streams inside DICOM files are checked before native code decodes them: GDCM ends the whole process if a JPEG-LS
 # stream has another size than the header, and OpenJPEG allocates as much memory as the stream states.
 
-_START, _END = b"\xff\xd8", b"\xff\xd9"
-_START_2000 = b"\xff\x4f\xff\x51"
-_BOX_2000 = b"jP  \r\n\x87\n"
+_START, _END, _START_2000, _BOX_2000 = b"\xff\xd8", b"\xff\xd9", b"\xff\x4f\xff\x51", b"jP  \r\n\x87\n"
 _FRAME_MARKERS = (*range(0xC0, 0xC4), *range(0xC5, 0xC8), *range(0xC9, 0xCC), *range(0xCD, 0xD0), 0xF7)
 """SOF0 to SOF15 and JPEG-LS's SOF55; C4, C8 and CC mean something else."""
 
@@ -93,10 +90,8 @@ def _parse_jpeg_2000(code: bytes) -> tuple[Codestream, int]:
 
 
 def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -> Integer[np.ndarray, "rows columns"]:
-    """Decodes one frame of JPEG or JPEG-LS, which have no signs: if `signed`, the highest bit becomes the sign.
-
-    pydicom's plugin for GDCM is not used: it returns uninitialized memory if decoding fails.
-    """
+    """Decodes one frame of JPEG or JPEG-LS, which have no signs: if `signed`, the highest bit becomes the sign."""
+    # pydicom's plugin for GDCM is not used: it returns uninitialized memory if decoding fails.
     with importing("dicom", "JPEG and JPEG-LS need python-gdcm"):
         import gdcm
     for quiet in (gdcm.Trace.DebugOff, gdcm.Trace.WarningOff, gdcm.Trace.ErrorOff):
@@ -159,6 +154,8 @@ _SHARED, _PER_FRAME, _TRANSFORMATION, _SLOPE, _INTERCEPT = 0x52009229, 0x5200923
 _LAYOUT = (0x00280002, 0x00280004, 0x00280008, 0x00280010, 0x00280011, 0x00280100, 0x00280101, 0x00280103)
 _TAGS = (*_LAYOUT, _SLOPE, _INTERCEPT, _SHARED, _PER_FRAME, PIXELS)
 
+Stored = Integer[np.ndarray, "frames rows columns"]
+Hounsfield = Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"]
 Notes = list[tuple[str, str]]
 """Problems as a kind of `normal_guidance.scans.index.problems.KINDS` and the values that were found."""
 
@@ -190,30 +187,11 @@ class _Image(NamedTuple):
         return self.frames * self.rows * self.columns * self.allocated // 8
 
 
-def read_pixels(
-    content: bytes | Path, file: str, *, repair: bool = True
-) -> tuple[Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"], Notes]:
-    r"""Every frame in Hounsfield units, HU = slope * stored + intercept, and problems as (kind, detail).
-
-    HU are int16 where all are whole numbers of its range, as in most CT, else float32.  Slope and intercept may differ
-    from frame to frame.  Two repairs are made, and noted where they change a pixel:
-
-    'bits' (RSNA 2023): unused bits above BitsStored are set, or the sign bit was not extended into them; shifting left
-    and right by BitsAllocated - BitsStored repairs both.
-
-    'intercept' (RSNA 2019): BitsStored 12, PixelRepresentation 0 and an intercept above -100 cannot show air.  Negative
-    values wrapped at 4096; adding 1000 and taking the remainder by 4096 restores them, with the intercept -1000.
-
-    Reference: public recipes of the competitions on Kaggle: Howard, 2019, "Some DICOM gotchas to be aware of" (RSNA
-    Intracranial Hemorrhage Detection), and the one for PixelRepresentation 1 in RSNA 2023 Abdominal Trauma Detection.
-
-    Args:
-        content: the file's bytes, or its path.
-        file: its name, for messages.
-        repair: whether to make the two repairs.
-
-    Raises UnreadableError if the pixels cannot be decoded.
-    """
+def read_pixels(content: bytes | Path, file: str, *, repair: bool = True) -> tuple[Hounsfield, Notes]:
+    """Every frame in HU, int16 where all are whole numbers of its range, else float32, and problems; two repairs."""
+    # 'bits' (RSNA 2023): unused bits above BitsStored are set, or the sign was not extended into them.
+    # 'intercept' (RSNA 2019; Howard, "Some DICOM gotchas to be aware of"): 12 unsigned bits and an intercept above -100
+    # cannot show air: negative values wrapped at 4096.
     with refusing(file):
         elements = read_elements(content, _TAGS, pixels=True)
         image = _image(elements)
@@ -235,9 +213,8 @@ def _image(elements: Elements) -> _Image:
     if samples != 1:
         raise UnreadableError("unreadable", f"(0028,0002) SamplesPerPixel is {samples}, but a CT image has 1")
     if allocated not in (8, 16, 32) or stored is None or stored > allocated:
-        raise UnreadableError(
-            "unreadable", f"(0028,0100) BitsAllocated is {allocated}, (0028,0101) BitsStored is {stored}"
-        )
+        detail = f"(0028,0100) BitsAllocated is {allocated}, (0028,0101) BitsStored is {stored}"
+        raise UnreadableError("unreadable", detail)
     return _Image(
         syntax=elements.syntax,
         frames=frame_count(dataset),
@@ -257,11 +234,8 @@ def _pixel_bytes(dataset: Dataset, image: _Image) -> bytes | memoryview:
     content = element.value
     native = image.syntax in NATIVE
     if (native and image.bytes > len(content)) or (image.bytes > max(FREE_BYTES, EXPANSION * len(content))):
-        raise UnreadableError(
-            "unreadable",
-            f"{image.frames} x {image.rows} x {image.columns} pixels of {image.allocated} bits are {image.bytes:,} "
-            f"bytes, but PixelData has {len(content):,}",
-        )
+        pixels = f"{image.frames} x {image.rows} x {image.columns} pixels of {image.allocated} bits"
+        raise UnreadableError("unreadable", f"{pixels} are {image.bytes:,} bytes, but PixelData has {len(content):,}")
     if not native and element.length != 0xFFFFFFFF:
         raise UnreadableError("unreadable", f"PixelData is not encapsulated, but TransferSyntax is {image.syntax}")
     return content
@@ -282,17 +256,15 @@ def _rescale(dataset: Dataset, notes: Notes) -> tuple[float, float]:
     good_slope = slope if slope and abs(slope) <= RESCALE_LIMIT else 1.0
     good_intercept = intercept if intercept is not None and abs(intercept) <= RESCALE_LIMIT else 0.0
     if (slope, intercept) != (good_slope, good_intercept):
-        note = (
-            "no_rescale",
-            f"(0028,1053) RescaleSlope is {text(dataset, _SLOPE) or 'missing'}, (0028,1052) RescaleIntercept is "
-            f"{text(dataset, _INTERCEPT) or 'missing'}; read as {good_slope:g} and {good_intercept:g}",
-        )
+        there = [text(dataset, tag) or "missing" for tag in (_SLOPE, _INTERCEPT)]
+        detail = f"(0028,1053) RescaleSlope is {there[0]}, (0028,1052) RescaleIntercept is {there[1]}"
+        note = ("no_rescale", f"{detail}; read as {good_slope:g} and {good_intercept:g}")
         if note not in notes:  # once, not for every frame
             notes.append(note)
     return good_slope, good_intercept
 
 
-def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "frames rows columns"]:
+def _decode(image: _Image, content: bytes | memoryview) -> Stored:
     """The stored values, decompressed."""
     if image.syntax in NATIVE and image.syntax != BIG_ENDIAN and image.photometric in MONOCHROME:
         stored = np.frombuffer(content, image.dtype.newbyteorder("<"), count=math.prod(image.shape))
@@ -306,15 +278,13 @@ def _decode(image: _Image, content: bytes | memoryview) -> Integer[np.ndarray, "
         list(_codestreams(image, content))  # runs its checks
         return _decode_pydicom(image, content, "pylibjpeg")
     if image.syntax in GDCM:
-        frames = [
-            decode_gdcm(code, stated, image.syntax, signed=image.signed)
-            for code, stated in _codestreams(image, content)
-        ]
+        streams = _codestreams(image, content)
+        frames = [decode_gdcm(code, stated, image.syntax, signed=image.signed) for code, stated in streams]
         return np.stack(frames).astype(image.dtype, copy=False)
     raise UnreadableError("unreadable", f"transfer syntax {uid_name(image.syntax)} is not supported")
 
 
-def _decode_pydicom(image: _Image, content: bytes, plugin: str) -> Integer[np.ndarray, "frames rows columns"]:
+def _decode_pydicom(image: _Image, content: bytes, plugin: str) -> Stored:
     from pydicom.pixels.decoders.base import get_decoder
 
     options: dict[str, Any] = {
@@ -346,11 +316,8 @@ def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestr
     for code in generate_frames(content, number_of_frames=image.frames):
         stated = parse_codestream(code)
         if (stated.rows, stated.columns) != (image.rows, image.columns):
-            raise UnreadableError(
-                "unreadable",
-                f"the compressed image is {stated.rows} x {stated.columns}, but the header says "
-                f"{image.rows} x {image.columns}",
-            )
+            detail = f"is {stated.rows} x {stated.columns}, but the header says {image.rows} x {image.columns}"
+            raise UnreadableError("unreadable", f"the compressed image {detail}")
         if stated.bits > image.allocated:
             raise UnreadableError("unreadable", f"compressed pixels of {stated.bits} bits in {image.allocated} bits")
         count += 1
@@ -360,33 +327,21 @@ def _codestreams(image: _Image, content: bytes) -> Iterable[tuple[bytes, Codestr
     raise UnreadableError("unreadable", f"PixelData has {count} frames, but (0028,0008) says {image.frames}")
 
 
-def _repair_bits(
-    stored: Integer[np.ndarray, "frames rows columns"], image: _Image, notes: Notes
-) -> Integer[np.ndarray, "frames rows columns"]:
+def _repair_bits(stored: Stored, image: _Image, notes: Notes) -> Stored:
     shift = image.allocated - image.stored
     lowest = -(2 ** (image.stored - 1)) if image.signed else 0
     if not shift or (lowest <= stored.min() and stored.max() < lowest + 2**image.stored):
         return stored
     repaired = np.right_shift(np.left_shift(stored, shift), shift)
-    changed = int((repaired != stored).sum())
-    if changed:
-        notes.append(
-            (
-                "bits",
-                f"BitsStored is {image.stored} of {image.allocated}, PixelRepresentation is {int(image.signed)}, but "
-                f"{changed} of {stored.size} pixels use the other bits",
-            )
-        )
+    if changed := int((repaired != stored).sum()):
+        bits = f"BitsStored is {image.stored} of {image.allocated}, PixelRepresentation is {int(image.signed)}"
+        notes.append(("bits", f"{bits}, but {changed} of {stored.size} pixels use the other bits"))
     return repaired
 
 
 def _to_hu(
-    stored: Integer[np.ndarray, "frames rows columns"],
-    image: _Image,
-    rescales: list[tuple[float, float]],
-    notes: Notes,
-    repair: bool,
-) -> Int16[np.ndarray, "frames rows columns"] | Float32[np.ndarray, "frames rows columns"]:
+    stored: Stored, image: _Image, rescales: list[tuple[float, float]], notes: Notes, repair: bool
+) -> Hounsfield:
     may_wrap = repair and image.stored == 12 and not image.signed
     wraps = [may_wrap and slope == 1 and intercept > WRONG_INTERCEPT for slope, intercept in rescales]
     bounds = int(stored.min()), int(stored.max())
@@ -400,13 +355,9 @@ def _to_hu(
             pixels, slope, intercept = restored, 1.0, 0.0
         _write_hu(frame, pixels, slope, intercept)
     if wrapped:
-        notes.append(
-            (
-                "intercept",
-                f"BitsStored is 12, PixelRepresentation is 0, RescaleIntercept is {rescales[0][1]:g}: {wrapped} of "
-                f"{stored.size} pixels were negative numbers that wrapped at {WRAP}",
-            )
-        )
+        header = f"BitsStored is 12, PixelRepresentation is 0, RescaleIntercept is {rescales[0][1]:g}"
+        detail = f"{wrapped} of {stored.size} pixels were negative numbers that wrapped at {WRAP}"
+        notes.append(("intercept", f"{header}: {detail}"))
     return hu
 
 

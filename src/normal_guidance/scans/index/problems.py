@@ -149,21 +149,16 @@ def safe_name(text: str) -> str:
 def _cleaned(text: str) -> str:
     """A safe name of any length."""
     text = unicodedata.normalize("NFC", text)
-    seen = (one for one in UNSEEN.sub("", text) if unicodedata.category(one) != "Cf")
-    plain = "".join(one if one in "._-" or unicodedata.category(one) in LETTERS else "\0" for one in seen)
-    name = unicodedata.normalize("NFC", _few_marks(re.sub("\0+", "-", plain)).strip("-.")) or "scan"
-    return f"scan-{name}" if name.partition(".")[0].casefold() in DEVICES else name
-
-
-def _few_marks(text: str) -> str:
-    """The text without marks beyond the first few of a letter, and without those that have no letter."""
+    seen = (sign for sign in UNSEEN.sub("", text) if unicodedata.category(sign) != "Cf")
+    plain = "".join(sign if sign in "._-" or unicodedata.category(sign) in LETTERS else "\0" for sign in seen)
     kept, marks = [], MOST_MARKS
-    for one in text:
-        is_mark = unicodedata.category(one).startswith("M")
-        marks = marks + 1 if is_mark else MOST_MARKS if one in "._-" else 0
+    for sign in re.sub("\0+", "-", plain):  # marks without a letter vanish, and those beyond the first few of one
+        is_mark = unicodedata.category(sign).startswith("M")
+        marks = marks + 1 if is_mark else MOST_MARKS if sign in "._-" else 0
         if not is_mark or marks <= MOST_MARKS:
-            kept.append(one)
-    return "".join(kept)
+            kept.append(sign)
+    name = unicodedata.normalize("NFC", "".join(kept).strip("-.")) or "scan"
+    return f"scan-{name}" if name.partition(".")[0].casefold() in DEVICES else name
 
 
 def same_name(name: str) -> str:

@@ -1,19 +1,11 @@
 """PROSTATEx: ADC maps of the prostate (MR) with masks of the lesions, one scan per patient.
 
-Two arrangements give the same scans.  The public repository, as it is cloned, or its folder Files/lesions:
-
     PROSTATEx_Classes.csv                       ID (ProstateX-0000_Finding1), Clinically Significant (True, False)
     Images/ADC/ProstateX-0001_ep2d_diff_tra_8.nii.gz
     Masks/ADC/ProstateX-0005-Finding1-ep2d_diff_tra_DYNDIST_MIX_ADC_ROI.nii.gz     one mask per finding
 
-and a table in the form of the source `folder`: labels.csv, with the paths of the images below it.
-
 A scan is positive if one of its findings is clinically significant; its positive slices are those in which a mask of
-such a finding has a voxel.  A positive scan without such a mask has no slice labels.  A scan without a row in the table
-has no finding and counts as negative.  Both are reported.
-
-Reference: Cuocolo et al., PROSTATEx masks, github.com/rcuocolo/PROSTATEx_masks (CC BY 4.0); images of the
-SPIE-AAPM-NCI PROSTATEx challenge, The Cancer Imaging Archive.
+such a finding has a voxel, unknown without such a mask.  A scan without a row in the table counts as negative.
 """
 
 from __future__ import annotations
@@ -29,7 +21,7 @@ import numpy as np
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.index.containers import Mask, is_nifti
 from normal_guidance.scans.index.labels import BINARY
-from normal_guidance.scans.index.manifest import Finding, Labels
+from normal_guidance.scans.index.manifest import Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
@@ -73,24 +65,19 @@ def open_prostatex(root: Path, options: SourceOptions, report: Report) -> ScanSo
     return ProstateScans(root / LESIONS if (root / LESIONS).is_dir() else root, report)
 
 
-class ProstateScans:
+class ProstateScans(ScanSource):
     """The ADC maps and masks as the public repository holds them."""
-
-    findings: tuple[Finding, ...] = ()
-    expected_files: int | None = None
 
     def __init__(self, base: Path, report: Report) -> None:
         for name in (TABLE, IMAGES, MASKS):
             if not (base / name).exists():
-                raise UserError(
-                    f"{base / name} is not there; give the clone of github.com/rcuocolo/PROSTATEx_masks, which has "
-                    f"{LESIONS}/{name}"
-                )
+                clone = f"the clone of github.com/rcuocolo/PROSTATEx_masks, which has {LESIONS}/{name}"
+                raise UserError(f"{base / name} is not there; give {clone}")
         self.root, self.report = base.resolve(), report
         self.significant = _read_classes(base / TABLE, report)
         self.images = self._find_images()
         self.masks = self._find_masks()
-        self.expected_groups: int | None = len(self.images)
+        self.expected_groups = len(self.images)
 
     def _volumes(self, folder: str) -> list[str]:
         return sorted(file for file in list_below(self.root, folder, self.report) if is_nifti(file))
@@ -111,10 +98,7 @@ class ProstateScans:
         return images
 
     def _find_masks(self) -> dict[str, list[str]]:
-        """The masks of each patient's significant findings; those of other findings say nothing about positive slices.
-
-        A mask of a finding that the table does not list is reported.
-        """
+        """The masks of each patient's significant findings; those that the table does not list are reported."""
         masks: dict[str, list[str]] = defaultdict(list)
         for file in self._volumes(MASKS):
             named = re.match(r"(ProstateX-\d+)[-_](Finding\d+)[-_]", PurePosixPath(file).name)
@@ -129,9 +113,6 @@ class ProstateScans:
     def groups(self) -> Iterator[FileGroup]:
         for patient, file in self.images.items():
             yield FileGroup(patient, [file], self.masks.get(patient, ()), MODALITY)
-
-    def scan_of(self, group: FileGroup, series_uid: str) -> str:
-        return group.name
 
     def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         if headers:

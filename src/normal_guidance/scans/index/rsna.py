@@ -18,6 +18,7 @@ from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
     FileGroup,
+    ScanSource,
     SourceOptions,
     bad_row,
     largest_series,
@@ -35,12 +36,9 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.geometry import Ordered
 
 
-class ChallengeScans:
+class ChallengeScans(ScanSource):
     """What the challenges share: tables beside a folder of images, one folder for a series, labels by file."""
 
-    findings: tuple[Finding, ...] = ()
-    expected_files: int | None = None
-    expected_groups: int | None = None
     competition: str
     tables: tuple[str, ...]
     folder: str
@@ -51,9 +49,8 @@ class ChallengeScans:
         """Finds the tables and images in `root`, or in the competition's folder in it."""
         self.root, self.report = root, report
         if not root.is_dir():
-            raise UserError(
-                f"{root} is not a folder; give the folder that holds {', '.join(self.tables)} and {self.folder}"
-            )
+            names = f"{', '.join(self.tables)} and {self.folder}"
+            raise UserError(f"{root} is not a folder; give the folder that holds {names}")
         if not (root / self.tables[0]).is_file() and (root / self.competition / self.tables[0]).is_file():
             self.root = root / self.competition
         place = f"Kaggle's {self.competition} to that place"
@@ -111,13 +108,9 @@ def stem(file: str) -> str:
     return PurePosixPath(file.replace("!", "/")).stem
 
 
-# RSNA Intracranial Hemorrhage Detection (2019): one flat folder of slices.
-#     stage_2_train.csv            ID,Label: six rows per slice, ID_<sop>_<type>
-#     stage_2_train/ID_<sop>.dcm
-# A scan is a DICOM series; only headers say which slices it has, so all are read before the first scan is known.
-# A slice's label is `any`; the five types of hemorrhage are further findings.
-# Reference: Flanders et al., Construction of a Machine Learning Dataset through Collaboration: The RSNA 2019 Brain CT
-# Hemorrhage Challenge, Radiology: Artificial Intelligence 2020.
+# RSNA Intracranial Hemorrhage Detection (2019): one flat folder of slices, stage_2_train/ID_<sop>.dcm, and six rows per
+# slice, ID_<sop>_<type>.  A scan is a DICOM series, so all headers are read before the first scan is known.
+# Reference: Flanders et al., Radiology: Artificial Intelligence 2020.
 
 TYPES = ("epidural", "intraparenchymal", "intraventricular", "subarachnoid", "subdural", "any")
 """Types of hemorrhage; the last is the slice's label."""
@@ -217,38 +210,28 @@ def _read_head_labels(path: Path, report: Report) -> dict[str, int]:
 def _check_head_labels(names: Sequence[str], rows: np.ndarray, positive: np.ndarray, report: Report) -> None:
     """Reports labels that occur twice, contradict each other, or lack the row `any`; all are rare."""
     twice, torn, has_any = rows > 1, (positive > 0) & (positive < rows), rows[:, -1:] > 0
+    denied = has_any & ~(positive[:, -1:] > 0) & (positive > 0)
     for kind, cells, detail, action in (
         ("double_label", twice & ~torn, "the same row more than once", "counted once"),
         ("conflicting_label", torn, "rows with label 0 and with label 1", "counts as 1"),
         ("image_without_label", ~has_any & (rows > 0), "no row for any, only for", "slice has no label"),
-        (
-            "conflicting_label",
-            has_any & ~(positive[:, -1:] > 0) & (positive > 0),
-            "any is 0, but these are 1",
-            "counts as 0, as any says",
-        ),
+        ("conflicting_label", denied, "any is 0, but these are 1", "counts as 0, as any says"),
     ):
         for number in np.flatnonzero(cells.any(1)).tolist():
             types = ", ".join(name for name, cell in zip(TYPES, cells[number].tolist(), strict=True) if cell)
             report(Problem("", f"{HEAD_FOLDER}/ID_{names[number]}.dcm", kind, f"{detail}: {types}", action))
 
 
-# RSNA STR Pulmonary Embolism Detection (2020): CT angiography, one folder per series.
-#     train.csv                             one row per slice: UIDs, pe_present_on_image, labels of the exam
-#     train/<study>/<series>/<sop>.dcm
-# A slice's label is pe_present_on_image.  Exams that their readers called indeterminate count as negative.  The dataset
-# has no patient ids, so each study counts as a patient.
-# Reference: Colak et al., The RSNA Pulmonary Embolism CT Dataset, Radiology: Artificial Intelligence 2021.
+# RSNA STR Pulmonary Embolism Detection (2020): train/<study>/<series>/<sop>.dcm, and one row per slice.  Exams that
+# readers called indeterminate count as negative.  There are no patient ids, so each study counts as a patient.
+# Reference: Colak et al., Radiology: Artificial Intelligence 2021.
 
 UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 LABEL, NEGATIVE, INDETERMINATE = "pe_present_on_image", "negative_exam_for_pe", "indeterminate"
 
 
 class ChestScans(ChallengeScans):
-    """The 2020 challenge.
-
-    Rows are sorted by series: millions stay in Arrow's memory, and those of a series, study/series, are found at once.
-    """
+    """The 2020 challenge; rows are sorted by study/series: millions stay in Arrow's memory and are found at once."""
 
     competition = "rsna-str-pulmonary-embolism-detection"
     tables, folder = ("train.csv",), "train"
@@ -315,28 +298,16 @@ class ChestScans(ChallengeScans):
         return exam
 
     def finish(self) -> None:
-        counts = {name: self.rows[name].stop - self.rows[name].start for name in sorted(self.unseen)}
-        problems = (
-            missing(PurePosixPath(name).name, f"{self.folder}/{name}", f"no such folder; {count} slices have labels")
-            for name, count in counts.items()
-        )
-        report_some(problems, self.report)
+        series = []
+        for name in sorted(self.unseen):
+            detail = f"no such folder; {self.rows[name].stop - self.rows[name].start} slices have labels"
+            series.append(missing(PurePosixPath(name).name, f"{self.folder}/{name}", detail))
+        report_some(series, self.report)
 
 
-# RSNA Abdominal Trauma Detection (2023): one or two series per patient.
-#     train_images/<patient>/<series>/<instance>.dcm
-#     image_level_labels_2024.csv   patient_id, series_id, instance_number, injury_name: a row per injured slice
-#     train_series_meta.csv         patient_id, series_id, aortic_hu, incomplete_organ
-#     train_2024.csv                patient_id, <organ>_healthy, _injury, _low, _high, any_injury
-# The rows for slices cover bowel injury and active extravasation only.  So there are two labels, and the manifest keeps
-# both (`ScanRow.dataset_labels`):
-#     image     the paper's label: a slice is positive if it has a row, a scan if one of its slices is.  Injuries of
-#               liver, spleen and kidney count as negative.
-#     patient   any_injury.  Slice labels are known where they follow from the tables: all slices are 0 if the patient
-#               has no injury; rows decide if the series has some and the patient has no injury of liver, spleen or
-#               kidney, which rows do not show.  Otherwise they are unknown.
-# Reference: Rudie et al., The RSNA Abdominal Traumatic Injury CT (RATIC) Dataset, Radiology: Artificial
-# Intelligence 2024.
+# RSNA Abdominal Trauma Detection (2023; Rudie et al., Radiology: Artificial Intelligence 2024).  Rows for slices cover
+# bowel injury and active extravasation only, so there are two labels: image, the paper's (a slice is positive if it has
+# a row), and patient (any_injury), whose slice labels are unknown where liver, spleen or kidney is injured.
 
 IMAGES, META, PATIENTS = "image_level_labels_2024.csv", "train_series_meta.csv", "train_2024.csv"
 ABDOMEN_FOLDER = "train_images"
@@ -364,11 +335,14 @@ class AbdomenScans(ChallengeScans):
         super().__init__(root, report)
         self.by_patient = options.labels == "patient"
         self.rows = _read_injured_slices(self.root / IMAGES, report)
-        self.meta = _read_meta(self.root / META, report)
+        texts = read_texts(self.root / META, ("patient_id", "series_id", "incomplete_organ"), report)
+        names = zip(texts["patient_id"].to_pylist(), texts["series_id"].to_pylist(), strict=True)
+        values = numbers_of(texts["incomplete_organ"]).tolist()
+        self.incomplete = {"/".join(name): None if n < 0 else n for name, n in zip(names, values, strict=True)}
         self.patients = _read_patients(self.root / PATIENTS, report)
-        self.unseen = dict.fromkeys([*self.meta, *self.rows])
+        self.unseen = dict.fromkeys([*self.incomplete, *self.rows])
         self.without_scan = set(self.patients)
-        self.expected_groups = len(self.meta)
+        self.expected_groups = len(self.incomplete)
 
     def groups(self) -> Iterator[FileGroup]:
         for group in super().groups():
@@ -392,10 +366,10 @@ class AbdomenScans(ChallengeScans):
         for number in rows:
             if str(number) not in there:
                 self.report(missing(scan_id, f"{self.folder}/{group.name}/{number}.dcm", "no such file"))
-        if group.name not in self.meta:
+        if group.name not in self.incomplete:
             detail = f"the series has no row in {META}"
             self.report(Problem(scan_id, "", "image_without_label", detail, f"labelled by {IMAGES} alone"))
-        if self.meta.get(group.name) == 1:
+        if self.incomplete.get(group.name) == 1:
             detail = "incomplete_organ is 1: the series does not show the whole organ"
             self.report(Problem(scan_id, "", "incomplete_organ", detail, "kept"))
         if not series:
@@ -407,7 +381,7 @@ class AbdomenScans(ChallengeScans):
             "image_injuries": sorted(set().union(*rows.values())),
             "patient_label": injured.get("any_injury"),
             "patient_injuries": [injury for injury in INJURIES if injured.get(injury) == 1],
-            "incomplete_organ": self.meta.get(group.name),
+            "incomplete_organ": self.incomplete.get(group.name),
         }
         yield Candidate(scan_id, patient, series, known, labels)
 
@@ -430,12 +404,10 @@ class AbdomenScans(ChallengeScans):
         return Labels(0, None)
 
     def finish(self) -> None:
-        series = (
-            missing(
-                name.replace("/", "_"), f"{self.folder}/{name}", f"no such folder; {len(self.rows.get(name, ()))} rows"
-            )
-            for name in sorted(self.unseen)
-        )
+        series = []
+        for name in sorted(self.unseen):
+            detail = f"no such folder; {len(self.rows.get(name, ()))} rows"
+            series.append(missing(name.replace("/", "_"), f"{self.folder}/{name}", detail))
         report_some(series, self.report)
         patients = sorted(self.without_scan - {name.partition("/")[0] for name in self.unseen})
         detail = f"no such folder; in {PATIENTS}"
@@ -471,14 +443,6 @@ def _read_injured_slices(path: Path, report: Report) -> dict[str, dict[int, set[
         injuries.add(injury)
     report_some(bad, report)
     return {name: dict(numbers) for name, numbers in rows.items()}
-
-
-def _read_meta(path: Path, report: Report) -> dict[str, int | None]:
-    """incomplete_organ by series, named patient/series."""
-    texts = read_texts(path, ("patient_id", "series_id", "incomplete_organ"), report)
-    names = zip(texts["patient_id"].to_pylist(), texts["series_id"].to_pylist(), strict=True)
-    values = numbers_of(texts["incomplete_organ"]).tolist()
-    return {"/".join(name): None if value < 0 else value for name, value in zip(names, values, strict=True)}
 
 
 def _read_patients(path: Path, report: Report) -> dict[str, dict[str, int]]:

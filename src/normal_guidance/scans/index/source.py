@@ -1,8 +1,4 @@
-"""The interface of a source, what sources share, and the source `folder`: any scans with a table of labels.
-
-A source opens a root and its label tables.  It lists groups of files whose headers are needed together, turns the
-headers of a group into candidate scans, and labels each scan when its slices are in order.
-"""
+"""The interface of a source, what sources share, and the source `folder`: any scans with a table of labels."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -73,16 +69,15 @@ class Candidate:
     """Other labels of the scan, for its row of the manifest."""
 
 
-@runtime_checkable
 class ScanSource(Protocol):
     """An open source."""
 
     root: Path
     """The folder that the manifest's paths are relative to."""
-    findings: tuple[Finding, ...]
+    findings: tuple[Finding, ...] = ()
     """What the scans are labelled for; empty for one label without a name."""
-    expected_files: int | None
-    expected_groups: int | None
+    expected_files: int | None = None
+    expected_groups: int | None = None
     """Approximate numbers of files and groups, for the progress bar; None where they are unknown."""
 
     def groups(self) -> Iterator[FileGroup]:
@@ -90,6 +85,7 @@ class ScanSource(Protocol):
 
     def scan_of(self, group: FileGroup, series_uid: str) -> str:
         """The id of the scan that a file of this group and series belongs to; empty where it is unknown."""
+        return group.name
 
     def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         """The scans of a group."""
@@ -98,7 +94,8 @@ class ScanSource(Protocol):
         """The labels of a scan, and of its slices in their order; masks that cannot be read are not among `masks`."""
 
     def finish(self) -> None:
-        """Reports the labels that have no file."""
+        """Reports the labels that have no file, unless `groups` did."""
+        return
 
 
 def read_texts(path: Path, columns: Sequence[str], report: Report) -> dict[str, pa.StringArray]:
@@ -206,11 +203,7 @@ def slices_of_masks(masks: Sequence[Mask], ordered: Ordered) -> np.ndarray:
 
 
 def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
-    """Labels a slice positive if a nonzero slice of the mask is nearer than half the larger of the two steps.
-
-    They are matched by position in space; grids and slice orders may differ.  Raises a ValueError if positions are
-    unknown, or if the mask has another orientation, does not cover the scan, or is nonzero outside it.
-    """
+    """Labels a slice positive if a nonzero slice of the mask is nearer than half the larger of the two steps."""
     if not ordered.located or ordered.orientation is None:
         raise ValueError(f"mask {mask.file} cannot be matched: positions of the slices are unknown")
     normal = normal_of(ordered.orientation)
@@ -235,22 +228,9 @@ def _near(values: np.ndarray, others: np.ndarray, reach: float) -> np.ndarray:
     return np.searchsorted(ordered, values + reach, "right") > np.searchsorted(ordered, values - reach, "left")
 
 
-# Any scans with a table of labels: DICOM folders, zip archives or NIfTI files below a root.
-# The table (.csv or .parquet) has one row per scan:
-#     scan_id        unique
-#     path           relative to the root: a folder, a .zip, a .nii or .nii.gz, or a multi-frame DICOM file; a folder in
-#                    an archive is written archive.zip!folder
-#     label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
-#     patient_id     optional; the default is DICOM's PatientID; without either, the scan is its own patient
-#     slice_labels   optional; 0 and 1 in the order of the slices: '0 0 1 1', '[0, 0, 1, 1]' or a list
-#     slice_ranges   optional; the positive slices, counted from 0, both ends included: '12-20;31-33'
-#     mask           optional; a NIfTI volume whose nonzero slices are positive, matched to the slices by position
-#     modality       optional; CT (the default) or MR
-# With findings (`SourceOptions.findings`), each has a column of its name instead of `label`.  The first must be known;
-# an empty cell of another one is unknown.  `slice_labels`, `slice_ranges` and `mask` are those of the first finding,
-# and `slice_labels_NAME` and `slice_ranges_NAME` those of any.
-# Slices are ordered by position along the slice normal, ascending: from the feet to the head in axial scans.  Where a
-# cell of slice labels is empty, all slices of a negative scan are negative, and those of a positive scan are unknown.
+# Any scans with a table of labels; docs/howto/scans.md says what its columns hold.  Where a cell of slice labels is
+# empty, all slices of a negative scan are negative, and those of a positive scan are unknown.  `mask` and the columns
+# of slices without a name are those of the first finding.
 
 SLICES = ("slice_labels", "slice_ranges", "mask")
 """Columns that say which slices are positive; a scan may use one of them."""
@@ -261,10 +241,8 @@ MODALITIES = ("CT", "MR")
 """Modalities that a table may name, as DICOM abbreviates them."""
 
 
-class FolderScans:
+class FolderScans(ScanSource):
     """Scans that a table lists."""
-
-    expected_files: int | None = None
 
     def __init__(self, root: Path, options: SourceOptions, report: Report, modality: str = "") -> None:
         if not root.is_dir():
@@ -280,7 +258,7 @@ class FolderScans:
             finding.name for finding in self.findings[1:] if any(f"{kind}_{finding.name}" in columns for kind in SLICES)
         }
         self.rows = _usable_rows(options.table, columns, report)
-        self.expected_groups: int | None = len(self.rows)
+        self.expected_groups = len(self.rows)
 
     def groups(self) -> Iterator[FileGroup]:
         for scan_id, row in self.rows.items():
@@ -293,20 +271,20 @@ class FolderScans:
     def _locate(self, scan_id: str, text: str) -> str | None:
         """A path of the table, relative to the root; None, with a report, if it is missing or unsafe."""
         outer, mark, inner = text.partition("!")
+        kind, detail, path = "label_without_image", "", self.root
         try:
             path = (self.root / outer).resolve()
             there = path.exists()
+            if not path.is_relative_to(self.root) or ".." in PurePosixPath(inner).parts:
+                kind, detail = "unsafe_path", f"leads out of {self.root}"
+            elif not there:
+                detail = f"no such file or folder: {self.root / outer} (paths are relative to the folder ROOT)"
+                if (self.root.parent / outer).exists():
+                    detail += f"; did you mean ROOT = {self.root.parent}?"
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
-            self.report(Problem(scan_id, text, "label_without_image", f"not a valid path: {error}", "left out"))
-            return None
-        if not path.is_relative_to(self.root) or ".." in PurePosixPath(inner).parts:
-            self.report(Problem(scan_id, text, "unsafe_path", f"leads out of {self.root}", "left out"))
-            return None
-        if not there:
-            detail = f"no such file or folder: {self.root / outer} (paths are relative to the folder ROOT)"
-            if (self.root.parent / outer).exists():
-                detail += f"; did you mean ROOT = {self.root.parent}?"
-            self.report(Problem(scan_id, text, "label_without_image", detail, "left out"))
+            kind, detail = "label_without_image", f"not a valid path: {error}"
+        if detail:
+            self.report(Problem(scan_id, text, kind, detail, "left out"))
             return None
         return path.relative_to(self.root).as_posix() + mark + inner
 
@@ -327,9 +305,6 @@ class FolderScans:
             self.report(Problem(scan_id, text, "label_without_image", "no file in it", "left out"))
         return files
 
-    def scan_of(self, group: FileGroup, series_uid: str) -> str:
-        return group.name
-
     def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         if headers:
             series = largest_series(group.name, headers, self.report)
@@ -346,9 +321,6 @@ class FolderScans:
                 self._mismatch(row, f"{finding.name}: {error}", "slice labels left out")
                 labels = Labels(BINARY.get(row[label_column(finding.name)].lower()), None)
             further[finding.name] = labels
-        return self._join_first(row, ordered, masks)._replace(further=further)
-
-    def _join_first(self, row: Mapping[str, str], ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         label = BINARY.get(row.get("label", "").lower())
         try:
             slices = self._slices(row, label, ordered, masks)
@@ -364,7 +336,7 @@ class FolderScans:
         if label is None:
             detail = "neither a label nor slice labels"
             self.report(Problem(row["scan_id"], row["path"], "image_without_label", detail, "left out"))
-        return Labels(label, slices)
+        return Labels(label, slices, further)
 
     def _mismatch(self, row: Mapping[str, str], detail: str, action: str) -> None:
         self.report(Problem(row["scan_id"], "", "label_mismatch", detail, action))
@@ -381,9 +353,6 @@ class FolderScans:
         if not given and self.sliced and label == 0:
             return np.zeros(len(ordered.slices), np.int8)
         return slice_labels_in(row, len(ordered.slices))
-
-    def finish(self) -> None:
-        """`groups` reported the rows without files already."""
 
 
 def _usable_rows(path: Path, columns: Mapping[str, Sequence[str]], report: Report) -> dict[str, dict[str, str]]:

@@ -1,15 +1,12 @@
 """Training, validation and test scans, by patient: 4:1:1, stratified by the patient's label.
 
-A patient's label is that of most of their scans; ties count as negative.  One sixth of the patients is held out for
-testing, then one fifth of the rest for validation, both with scikit-learn's `train_test_split`, as in the paper.
-A split is a csv file with the columns scan_id, patient_id, label and part; `audit` proves that its parts share
-nothing.
+One sixth of the patients is held out for testing, then one fifth of the rest for validation, both with scikit-learn's
+`train_test_split`, as in the paper; `audit` proves that the parts share nothing.
 """
 
 from __future__ import annotations
 
-import io
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,12 +66,9 @@ class Split:
     parts: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        times: dict[str, int] = defaultdict(int)
-        for scan in self.scan_ids:
-            times[scan] += 1
-        often = max(times, key=lambda scan: times[scan], default="")
-        if times and times[often] > 1:
-            raise UserError(f"scan {often!r} occurs {times[often]} times; give each scan once")
+        for scan, times in Counter(self.scan_ids).most_common(1):
+            if times > 1:
+                raise UserError(f"scan {scan!r} occurs {times} times; give each scan once")
         for part in sorted(set(self.parts)):
             choose_one_of("part", part, PARTS)
         _refuse_overlap(self.patient_ids, self.parts, "patient")
@@ -88,14 +82,12 @@ class Split:
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Patients, scans and positive scans of each part."""
-        return {
-            part: {
-                "patients": len({self.patient_ids[n] for n in self.numbers(part)}),
-                "scans": len(self.numbers(part)),
-                "positive": sum(self.labels[n] for n in self.numbers(part)),
-            }
-            for part in PARTS
-        }
+        counts = {}
+        for part in PARTS:
+            patients, numbers = {self.patient_ids[n] for n in self.numbers(part)}, self.numbers(part)
+            positive = sum(self.labels[n] for n in numbers)
+            counts[part] = {"patients": len(patients), "scans": len(numbers), "positive": positive}
+        return counts
 
 
 def split_scans(
@@ -121,22 +113,17 @@ def split_scans(
     patients = sorted(label_of)
     rest, testing = _draw(patients, label_of, test / (train + val + test), seed)
     training, validating = _draw(rest, label_of, val / (train + val), seed)
-    part_of = {
-        patient: part for part, drawn in zip(PARTS, (training, validating, testing), strict=True) for patient in drawn
-    }
+    drawn = zip(PARTS, (training, validating, testing), strict=True)
+    part_of = {patient: part for part, members in drawn for patient in members}
     parts = tuple(part_of[patient] for patient in patient_ids)
     return Split(tuple(scan_ids), tuple(patient_ids), tuple(labels), parts)
 
 
 def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, seed: int) -> list[int]:
-    """The fold of every scan, from 0: a patient's scans share one, and every fold has scans of both labels.
-
-    scikit-learn's `StratifiedGroupKFold` balances labels and sizes; where patients have several scans, folds differ.
-    """
+    """The fold of every scan, from 0: a patient's scans share one, and every fold has scans of both labels."""
     from sklearn.model_selection import StratifiedGroupKFold  # slow, and stores need splits without it
 
     positive, patients = sum(labels), len(set(patient_ids))
-    problem = f"{positive} positive and {len(labels) - positive} negative scans of {patients} patients"
     made = [-1] * len(labels)
     if 2 <= folds <= min(positive, len(labels) - positive, patients):
         kind = StratifiedGroupKFold(folds, shuffle=True, random_state=seed)
@@ -145,7 +132,8 @@ def fold_scans(patient_ids: Sequence[str], labels: Sequence[int], folds: int, se
                 made[scan] = number
     if set(zip(made, labels, strict=True)) != {(fold, label) for fold in range(folds) for label in (0, 1)}:
         raise UserError(
-            f"{problem} cannot be divided into {folds} folds that all have both; use fewer, or add patients"
+            f"{positive} positive and {len(labels) - positive} negative scans of {patients} patients cannot be divided "
+            f"into {folds} folds that all have both; use fewer, or add patients"
         )
     return made
 
@@ -162,12 +150,12 @@ def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, se
     from sklearn.model_selection import train_test_split
 
     labels = [label_of[patient] for patient in patients]
-    counts = f"{sum(labels)} positive and {len(labels) - sum(labels)} negative patients"
     try:
         rest, drawn = train_test_split(list(patients), test_size=share, random_state=seed, stratify=labels)
     except ValueError as error:
         raise UserError(
-            f"{counts} are too few to be split so that training, validation and test each have both; add patients"
+            f"{sum(labels)} positive and {len(labels) - sum(labels)} negative patients are too few to be split so that "
+            "training, validation and test each have both; add patients"
         ) from error
     return rest, drawn
 
@@ -175,9 +163,8 @@ def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, se
 def write_split(path: str | Path, split: Split) -> None:
     """Writes a split as csv."""
     columns = (split.scan_ids, split.patient_ids, split.labels, split.parts)
-    text = io.StringIO()
-    pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))).to_csv(text, index=False, lineterminator="\n")
-    write_atomically(path, text.getvalue().encode())
+    text = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))).to_csv(index=False, lineterminator="\n")
+    write_atomically(path, text.encode())
 
 
 def read_split(path: str | Path) -> Split:
@@ -195,15 +182,18 @@ def read_split(path: str | Path) -> Split:
 
 
 def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
-    """Every scan's part, from a .csv or .parquet with the columns scan_id and part.
-
-    A table of `nguide split` is bound to the scans that it was made from: where a patient or a label is another one
-    here, it is refused.
-    """
+    """Every scan's part, from a table with scan_id and part; one of `nguide split` must be of the same scans."""
     if path.suffix not in (".csv", ".parquet"):
         raise UserError(f"{path} is not a .csv or .parquet file; give one with the columns scan_id and part")
     if not path.is_file():
-        raise UserError(f"--split {path} is not a file; {_there(path.parent)}")
+        folder, names = path.parent, ""
+        if folder.is_dir():
+            names = ", ".join(sorted(other.name for other in folder.iterdir() if other.suffix in (".csv", ".parquet")))
+            there = f"holds {shorten(names, 300)}" if names else "holds no .csv or .parquet"
+        else:
+            there = "is not a folder"
+        step = "give one with the columns scan_id and part" if names else "make a table with nguide split"
+        raise UserError(f"--split {path} is not a file; {folder} {there}; {step}")
     if path.suffix == ".parquet":
         columns = read_table(path, "--split", PartRow._fields, PartRow._fields)
         rows: Sequence[PartRow] = [PartRow(*pair) for pair in zip(columns["scan_id"], columns["part"], strict=True)]
@@ -222,39 +212,25 @@ def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
     return part_of
 
 
-def _there(folder: Path) -> str:
-    """Says which tables a folder holds."""
-    if not folder.is_dir():
-        return f"{folder} is not a folder; make a table with nguide split"
-    tables = sorted(path.name for path in folder.iterdir() if path.suffix in (".csv", ".parquet"))
-    if not tables:
-        return f"{folder} holds no .csv or .parquet; make a table with nguide split"
-    return f"{folder} holds {shorten(', '.join(tables), 300)}; give one with the columns scan_id and part"
-
-
 def check_origin(split: Split, scans: Manifest | LabelledScans) -> None:
     """Refuses a split that was made from other scans of the same names: other patients, or other labels."""
-    place = "manifest" if isinstance(scans, Manifest) else "store"
+    origin = "manifest" if isinstance(scans, Manifest) else "store"
     here = dict(zip(scans.scan_ids, zip(scans.patient_ids, scans.labels.tolist(), strict=True), strict=True))
     there = dict(zip(split.scan_ids, zip(split.patient_ids, split.labels, strict=True), strict=True))
     both = [scan for scan in split.scan_ids if scan in here]
     for number, what in ((0, "belongs to another patient"), (1, "has another label")):
         if other := [scan for scan in both if here[scan][number] != there[scan][number]]:
             raise UserError(
-                f"scan {other[0]!r} {what} in the {place} than in the split ({len(other)} such scans), which was made "
+                f"scan {other[0]!r} {what} in the {origin} than in the split ({len(other)} such scans), which was made "
                 "from other data; make the split again"
             )
 
 
 def audit(split: Split, scans: Manifest | LabelledScans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
-    """Checks that the parts of a split share no patient, no scan and, where a manifest lists them, no slice.
-
-    Given checksums of the scans' features, it also checks that no scan has a copy under another name in another part.
-    Returns the numbers of compared scans, patients, slices and checksums; raises a UserError for anything shared.
-    """
+    """Refuses parts that share a patient, scan, slice or checksum of features; returns how many were compared."""
     listed, have = set(split.scan_ids), set(scans.scan_ids)
-    place = "manifest" if isinstance(scans, Manifest) else "store"
-    for lost, problem in ((listed - have, f"is not in the {place}"), (have - listed, "is in no part")):
+    origin = "manifest" if isinstance(scans, Manifest) else "store"
+    for lost, problem in ((listed - have, f"is not in the {origin}"), (have - listed, "is in no part")):
         if lost:
             raise UserError(f"scan {min(lost)!r} {problem} ({len(lost)} such scans); make the split again")
     part_of = dict(zip(split.scan_ids, split.parts, strict=True))

@@ -39,14 +39,7 @@ Slices = Int16[np.ndarray, "slices rows columns"] | Float32[np.ndarray, "slices 
 
 
 def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slices, list[Problem]]:
-    """Reads all slices of a scan, in the row's order, with the problems of their pixels.
-
-    HU are int16 where all are whole numbers of its range, as in most CT, else float32.  A file with several slices is
-    decoded once.
-
-    Raises UnreadableError, with the name of the file, if a file cannot be decoded or has another size than the row: a
-    scan with a slice missing would be another scan.
-    """
+    """Reads all slices of a scan in the row's order, and problems; raises UnreadableError if a slice is missing."""
     volume: Slices = np.empty((0, 0, 0), np.int16)
     problems: list[Problem] = []
     numbers: dict[str, list[int]] = defaultdict(list)
@@ -60,10 +53,9 @@ def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slice
             slices, notes = read_pixels(content, file, repair=repair)
             problems += [Problem(row.scan_id, file, kind, detail, ACTIONS[kind]) for kind, detail in notes]
         frames = [row.frames[number] for number in wanted]
-        size = f"{slices.shape[1]} x {slices.shape[2]} pixels"
         if slices.shape[1:] != (row.rows, row.columns):
-            detail = f"{file}: {size}, but the manifest says {row.rows} x {row.columns}"
-            raise UnreadableError("unreadable", detail)
+            size = f"{slices.shape[1]} x {slices.shape[2]} pixels"
+            raise UnreadableError("unreadable", f"{file}: {size}, but the manifest says {row.rows} x {row.columns}")
         if max(frames) >= len(slices) or min(frames) < 0:
             detail = f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames)}"
             raise UnreadableError("unreadable", detail)
@@ -76,10 +68,9 @@ def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slice
     return volume, problems
 
 
-# NIfTI files as axial slices, with positions and orientation as in DICOM.
-# The volume is turned to the closest canonical orientation: slices from the feet to the head, rows from front to back,
-# columns from the patient's right to the left.  So slices look like axial DICOM slices, however the file was written.
-# NIfTI's axes point right, anterior and superior, DICOM's left, posterior and superior.
+# NIfTI files are turned to the closest canonical orientation: slices from the feet to the head, rows from front to
+# back, columns from the patient's right to the left, as in axial DICOM slices.  NIfTI's axes point right, anterior
+# and superior, DICOM's left, posterior and superior.
 
 EXPANSION = 1100
 """Largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged."""
@@ -93,11 +84,7 @@ _NIFTI_2 = (b"\x1c\x02\x00\x00", b"\x00\x00\x02\x1c")
 
 
 def read_nifti_header(content: bytes | Path, file: str) -> Header:
-    """The geometry of a volume in the form of a multi-frame DICOM header; `frames` counts the slices.
-
-    Positions, orientation and pixel spacing are those of the slices that `read_nifti` returns.  NIfTI has no field for
-    the modality; CT is assumed.
-    """
+    """The geometry of the slices that `read_nifti` returns, as a multi-frame DICOM header; CT is assumed."""
     with refusing(file), _image(content) as image:
         turn = _turn(image)
         lps = np.diag([-1.0, -1.0, 1.0, 1.0]) @ image.affine @ inv_ornt_aff(turn, image.shape[:3])

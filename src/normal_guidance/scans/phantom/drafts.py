@@ -38,13 +38,15 @@ class LookAlike(NamedTuple):
 
 
 def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
-    """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up.
-
-    Labels and contrast change nothing but the lesions.
-    """
+    """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up; labels change only the lesions."""
     body: Any = BODIES[plan.anatomy](plan.patient_stream("body"), size)
     random = plan.patient_stream("distortion")
-    canvas = Canvas(size, body.WIDTH, _pose(plan), random, distortion=body.DISTORTION)
+    patient_size, scan_pose = plan.patient_stream("size"), plan.stream("pose")
+    width, depth = (float(value) for value in patient_size.normal(1.0, 0.04, 2).clip(0.9, 1.07))
+    spread = 8.0 if plan.anatomy == "head" else 4.0  # mm
+    angle = float(np.clip(scan_pose.normal(0.0, 0.06), -0.15, 0.15))
+    pose = Pose(angle, float(scan_pose.normal(0.0, spread)), float(scan_pose.normal(0.0, spread)), width, depth)
+    canvas = Canvas(size, body.WIDTH, pose, random, distortion=body.DISTORTION)
     scan, noise = plan.stream("scan"), plan.stream("noise")
     shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
     tear = draw_shape(plan.patient_stream("tear"))
@@ -63,7 +65,10 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
         for painter, start, stop, shape, strength in painted:
             if start <= number < stop:
                 painter(body, canvas, z, (2 * number + 1 - start - stop) / (stop - start), shape, strength)
-        canvas.image += level * _grain(noise, size)
+        # Noise of standard deviation 1, correlated between neighbours as after a reconstruction kernel.
+        white = noise.standard_normal((size + 2, size + 2), np.float32)
+        rows = white[:-2] + 2 * white[1:-1] + white[2:]
+        canvas.image += level * ((rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / np.float32(6))
         volume[number] = np.rint(canvas.image).clip(LOWEST, HIGHEST)
     return volume
 
@@ -80,22 +85,6 @@ def draw_look_alikes(plan: ScanPlan) -> list[LookAlike]:
     return drawn
 
 
-def _pose(plan: ScanPlan) -> Pose:
-    """The patient's size, and the patient's pose in this scan."""
-    patient, scan = plan.patient_stream("size"), plan.stream("pose")
-    width, depth = (float(value) for value in patient.normal(1.0, 0.04, 2).clip(0.9, 1.07))
-    spread = 8.0 if plan.anatomy == "head" else 4.0
-    angle = float(np.clip(scan.normal(0.0, 0.06), -0.15, 0.15))
-    return Pose(angle, float(scan.normal(0.0, spread)), float(scan.normal(0.0, spread)), width, depth)
-
-
-def _grain(random: np.random.Generator, size: int) -> np.ndarray:
-    """Noise of standard deviation 1 that is correlated between neighbours, as after a reconstruction kernel."""
-    white = random.standard_normal((size + 2, size + 2), np.float32)
-    rows = white[:-2] + 2 * white[1:-1] + white[2:]
-    return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / np.float32(6)
-
-
 AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """ImageOrientationPatient of an axial slice: rows to the left, columns to the back."""
 
@@ -106,17 +95,14 @@ LOCALIZER = ("ORIGINAL", "PRIMARY", "LOCALIZER")
 
 @dataclass(frozen=True)
 class Encoding:
-    """The encoding of HU as stored values: BitsStored, PixelRepresentation and RescaleIntercept.
-
-    Stored values are cut to BitsStored without extending their sign; this changes nothing for the usual encodings.
-    """
+    """The encoding of HU as stored values: BitsStored, PixelRepresentation and RescaleIntercept."""
 
     bits: int
     signed: bool
     intercept: int
 
     def store(self, hu: np.ndarray) -> np.ndarray:
-        """The stored values, as unsigned 16-bit numbers."""
+        """The stored values as unsigned 16-bit numbers, cut to BitsStored: their sign is not extended."""
         return ((hu.astype(np.int32) - self.intercept) & ((1 << self.bits) - 1)).astype("<u2")
 
 
@@ -201,7 +187,6 @@ class Draft:
         self.images = [replace(image, **values) for image in self.images]
 
     def new_uid(self, purpose: str) -> str:
-        """A uid that depends on the scan and the purpose only."""
         return uid_of(self.plan.stream(f"uid {purpose}"))
 
 
@@ -227,27 +212,25 @@ def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str
     spacing = ANATOMIES[plan.anatomy].extent / plan.slices
     width, size = BODIES[plan.anatomy].WIDTH, volume.shape[1]
     corner, bottom = -width / 2 + width / size / 2, round(float(random.uniform(-900, 300)), 1)
+
+    def kinds(number: int) -> frozenset[str]:
+        shown = {block.kind for block in plan.blocks if block.start <= number < block.stop}
+        central = plan.anatomy == "chest" and shown and abs((number + 0.5) / plan.slices - HILUM) < CENTRAL
+        return frozenset({*shown, "central"} if central else shown)
+
     images = [
         Image(
             uid=uid_of(random),
             instance=number + 1,
             hu=volume[number],
             label=int(plan.slice_labels[number]),
-            kinds=_kinds(plan, number),
+            kinds=kinds(number),
             position=(corner, corner, bottom + number * spacing),
         )
         for number in range(plan.slices)
     ]
     scan_id = scan_id or series
     return Draft(plan, scan_id, patient_id, study, series, frame, date, images, width / size, spacing, encoding)
-
-
-def _kinds(plan: ScanPlan, number: int) -> frozenset[str]:
-    """Lesions of a slice; those near the hilum are also 'central'."""
-    kinds = {block.kind for block in plan.blocks if block.start <= number < block.stop}
-    height = (number + 0.5) / plan.slices
-    central = plan.anatomy == "chest" and kinds and abs(height - HILUM) < CENTRAL
-    return frozenset({*kinds, "central"} if central else kinds)
 
 
 def checksum(images: list[Image]) -> str:

@@ -1,7 +1,4 @@
-"""Oddities of real datasets, each switched on by name; phantom.json records which scan has which.
-
-An oddity changes `SHARE` of the scans, at least one.  No scan has two, so that each can be studied alone.
-"""
+"""Oddities of real datasets, each switched on by name; no scan has two, so that each can be studied alone."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.scans.phantom.drafts import LOCALIZER, UNEXTENDED, WRONG_INTERCEPT, Draft, Image
 
 SHARE = 0.05
-"""Share of the scans that an oddity changes."""
+"""Share of the scans that an oddity changes, at least one."""
 
 KAGGLE = ("rsna-ich", "rsna-pe", "rsna-at")
 FOLDERS = ("rsna-pe", "rsna-at", "folder")
@@ -68,18 +65,16 @@ def _gaps(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
 
 def _duplicates(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     twice = draft.images[int(random.integers(len(draft.images)))]
-    copy = replace(twice, uid=draft.new_uid("duplicate"), instance=draft.next_instance)
-    draft.extras.append(copy)
-    return "second copy of a slice, with a later InstanceNumber", [copy]
+    draft.extras.append(replace(twice, uid=draft.new_uid("duplicate"), instance=draft.next_instance))
+    return "second copy of a slice, with a later InstanceNumber", draft.extras[-1:]
 
 
 def _mixed_series(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    series, added = draft.new_uid("other series"), []
+    series = draft.new_uid("other series")
     for number, image in enumerate(draft.images[:EXTRA]):
         uid, instance = draft.new_uid(f"other series {number}"), draft.next_instance
-        added.append(replace(image, uid=uid, instance=instance, series_uid=series))
-        draft.extras.append(added[-1])
-    return f"slices of another series, {series}", added
+        draft.extras.append(replace(image, uid=uid, instance=instance, series_uid=series))
+    return f"slices of another series, {series}", draft.extras[-EXTRA:]
 
 
 def _localizer(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -87,29 +82,17 @@ def _localizer(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
     size = volume.shape[1]
     rows = np.linspace(0, len(volume) - 1, size).round().astype(int)
     front = volume.astype(np.float32).mean(axis=1)[rows].astype(np.int16)  # seen from the front
-    image = Image(
-        uid=draft.new_uid("localizer"),
-        instance=draft.next_instance,
-        hu=front,
-        position=draft.images[-1].position,
-        orientation=(1.0, 0.0, 0.0, 0.0, 0.0, -1.0),
-        image_type=LOCALIZER,
-    )
-    draft.extras.append(image)
-    return "localizer", [image]
+    uid, plane = draft.new_uid("localizer"), (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    image = Image(uid, draft.next_instance, front, position=draft.images[-1].position, orientation=plane)
+    draft.extras.append(replace(image, image_type=LOCALIZER))
+    return "localizer", draft.extras[-1:]
 
 
 def _secondary_capture(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    image = Image(
-        uid=draft.new_uid("capture"),
-        instance=draft.next_instance,
-        hu=draft.images[len(draft.images) // 2].hu,
-        orientation=None,
-        image_type=("DERIVED", "SECONDARY"),
-        capture=True,
-    )
-    draft.extras.append(image)
-    return "secondary capture of a slice", [image]
+    uid, hu = draft.new_uid("capture"), draft.images[len(draft.images) // 2].hu
+    kind = ("DERIVED", "SECONDARY")
+    draft.extras.append(Image(uid, draft.next_instance, hu, orientation=None, image_type=kind, capture=True))
+    return "secondary capture of a slice", draft.extras[-1:]
 
 
 def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -120,13 +103,13 @@ def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
 def _unreadable(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     """The lowest slice, which is never positive, ends within its header; the other slices are the scan."""
     draft.extras.append(replace(draft.images.pop(0), cut="header"))
-    return "file ends within its header", [draft.extras[-1]]
+    return "file ends within its header", draft.extras[-1:]
 
 
 def _truncated(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     """The highest slice, which is never positive, ends within its pixels; the other slices are the scan."""
     draft.extras.append(replace(draft.images.pop(), cut="pixels"))
-    return "file ends within its pixels; its header is whole", [draft.extras[-1]]
+    return "file ends within its pixels; its header is whole", draft.extras[-1:]
 
 
 def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -156,6 +139,13 @@ def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, l
     return "the lower third is missing", []
 
 
+_wrong_intercept = _setting("12-bit two's complement that is said to be unsigned", encoding=WRONG_INTERCEPT)
+_bits = _setting("signed, but the sign is not extended from BitsStored to BitsAllocated", encoding=UNEXTENDED)
+_multi_frame = _setting("all slices in one Legacy Converted Enhanced CT file", multi_frame=True)
+_double_rows = _setting("its last row is in the label table twice", double_rows=True)
+_rows_without_image = _setting("one row of the label table has no image", rows_without_image=True)
+_indeterminate = _setting("called indeterminate", indeterminate=True)
+
 ODDITIES: Mapping[str, Oddity] = {
     "tilt": Oddity("gantry tilt", EVERYWHERE, _tilt),
     "gaps": Oddity("slices left out", EVERYWHERE, _gaps),
@@ -166,35 +156,15 @@ ODDITIES: Mapping[str, Oddity] = {
     "one_slice": Oddity("one slice only", EVERYWHERE, _one_slice),
     "unreadable": Oddity("a file that ends within its header", EVERYWHERE, _unreadable),
     "truncated": Oddity("a file that ends within its pixels", EVERYWHERE, _truncated),
-    "wrong_intercept": Oddity(
-        "12-bit data wrapped as in RSNA 2019",
-        EVERYWHERE,
-        _setting("12-bit two's complement that is said to be unsigned", encoding=WRONG_INTERCEPT),
-    ),
-    "bits": Oddity(
-        "signs not extended, as in RSNA 2023",
-        EVERYWHERE,
-        _setting("signed, but the sign is not extended from BitsStored to BitsAllocated", encoding=UNEXTENDED),
-    ),
-    "multi_frame": Oddity(
-        "all slices in one file",
-        ("folder",),
-        _setting("all slices in one Legacy Converted Enhanced CT file", multi_frame=True),
-    ),
+    "wrong_intercept": Oddity("12-bit data wrapped as in RSNA 2019", EVERYWHERE, _wrong_intercept),
+    "bits": Oddity("signs not extended, as in RSNA 2023", EVERYWHERE, _bits),
+    "multi_frame": Oddity("all slices in one file", ("folder",), _multi_frame),
     "no_position": Oddity("InstanceNumber only, no position", EVERYWHERE, _no_position),
     "reversed": Oddity("InstanceNumber against the position", EVERYWHERE, _reversed),
     "shuffled": Oddity("InstanceNumber in no order", EVERYWHERE, _shuffled),
-    "double_rows": Oddity(
-        "a label twice", KAGGLE, _setting("its last row is in the label table twice", double_rows=True)
-    ),
-    "rows_without_image": Oddity(
-        "a label without image",
-        KAGGLE,
-        _setting("one row of the label table has no image", rows_without_image=True),
-    ),
-    "indeterminate": Oddity(
-        "an exam called indeterminate", ("rsna-pe",), _setting("called indeterminate", indeterminate=True)
-    ),
+    "double_rows": Oddity("a label twice", KAGGLE, _double_rows),
+    "rows_without_image": Oddity("a label without image", KAGGLE, _rows_without_image),
+    "indeterminate": Oddity("an exam called indeterminate", ("rsna-pe",), _indeterminate),
     "incomplete_organ": Oddity("a series without a part of the organ", ("rsna-at",), _incomplete_organ),
 }
 """Oddities by name."""
@@ -204,7 +174,6 @@ NEEDS_ROW = ("double_rows", "rows_without_image")
 
 
 def check_oddities(names: Sequence[str], layout: str) -> None:
-    """Refuses names that are unknown or that this layout cannot have."""
     for name in names:
         if name not in ODDITIES:
             known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)

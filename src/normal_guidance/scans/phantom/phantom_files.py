@@ -53,9 +53,6 @@ COMPRESSIONS = {
 MAKER = "PHANTOM"
 """Manufacturer; the patient's name begins with it, too."""
 
-CUTS = {"header": 0.5, "pixels": 0.6}
-"""The end of a truncated file, as a share of that part."""
-
 
 def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
     """Writes all files of a scan; `names` are their paths below `root`, by uid."""
@@ -69,8 +66,8 @@ def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
         if image.cut is not None:
             content = path.read_bytes()
             pixels = content.rindex(b"\xe0\x7f\x10\x00")
-            begin, end = (0, pixels) if image.cut == "header" else (pixels, len(content))
-            path.write_bytes(content[: int(begin + CUTS[image.cut] * (end - begin))])
+            begin, end, share = (0, pixels, 0.5) if image.cut == "header" else (pixels, len(content), 0.6)
+            path.write_bytes(content[: int(begin + share * (end - begin))])
 
 
 def _write(path: Path, dataset: Dataset, compression: str) -> None:
@@ -79,14 +76,10 @@ def _write(path: Path, dataset: Dataset, compression: str) -> None:
         plugin = "pydicom" if compression == "rle" else ""
         dataset.compress(COMPRESSIONS[compression], encoding_plugin=plugin, generate_instance_uid=False)
     dataset.save_as(path, enforce_file_format=True)
-    if compression in ("jpeg-lossless", "jpeg-ls"):
-        _compress_file(path, compression)
-
-
-def _compress_file(path: Path, compression: str) -> None:
-    """Compresses with gdcm as JPEG lossless or JPEG-LS, which pydicom cannot write."""
+    if compression not in ("jpeg-lossless", "jpeg-ls"):
+        return
     try:
-        import gdcm
+        import gdcm  # pydicom cannot write these two
     except ImportError as error:
         raise UserError(f"{compression} is written with gdcm; {install_command('dicom')}") from error
     reader = gdcm.ImageReader()
@@ -138,38 +131,35 @@ def _single(draft: Draft, image: Image) -> Dataset:
 def _common(draft: Draft, sop_class: UID, uid: str) -> Dataset:
     """Patient, study, series, frame of reference and equipment: the same in all files of a scan."""
     part = draft.plan.anatomy.upper()
-    values: dict[str, Any] = {
-        "SpecificCharacterSet": "ISO_IR 192",
-        "SOPClassUID": sop_class,
-        "SOPInstanceUID": uid,
-        "StudyDate": draft.date,
-        "ContentDate": draft.date,
-        "StudyTime": "120000",
-        "ContentTime": "120000",
-        "AccessionNumber": "",
-        "Modality": "CT",
-        "Manufacturer": MAKER,
-        "ReferringPhysicianName": "",
-        "StudyDescription": f"PHANTOM {part}",
-        "SeriesDescription": f"PHANTOM {part} axial",
-        "PatientName": f"PHANTOM^{part}",
-        "PatientID": draft.patient_id,
-        "PatientBirthDate": "",
-        "PatientSex": "",
-        "PatientIdentityRemoved": "YES",
-        "DeidentificationMethod": "PHANTOM: no patient",
-        "BodyPartExamined": part,
-        "PatientPosition": "HFS",
-        "StudyInstanceUID": draft.study_uid,
-        "SeriesInstanceUID": draft.series_uid,
-        "StudyID": "1",
-        "SeriesNumber": 2,
-        "FrameOfReferenceUID": draft.frame_uid,
-        "PositionReferenceIndicator": "",
-        "QualityControlImage": "YES",
-        "BurnedInAnnotation": "NO",
-    }
-    dataset = _item(**values)
+    empty = ("AccessionNumber", "ReferringPhysicianName", "PatientBirthDate", "PatientSex")
+    dataset = _item(
+        SpecificCharacterSet="ISO_IR 192",
+        SOPClassUID=sop_class,
+        SOPInstanceUID=uid,
+        StudyDate=draft.date,
+        ContentDate=draft.date,
+        StudyTime="120000",
+        ContentTime="120000",
+        Modality="CT",
+        Manufacturer=MAKER,
+        StudyDescription=f"PHANTOM {part}",
+        SeriesDescription=f"PHANTOM {part} axial",
+        PatientName=f"PHANTOM^{part}",
+        PatientID=draft.patient_id,
+        PatientIdentityRemoved="YES",
+        DeidentificationMethod="PHANTOM: no patient",
+        BodyPartExamined=part,
+        PatientPosition="HFS",
+        StudyInstanceUID=draft.study_uid,
+        SeriesInstanceUID=draft.series_uid,
+        StudyID="1",
+        SeriesNumber=2,
+        FrameOfReferenceUID=draft.frame_uid,
+        PositionReferenceIndicator="",
+        QualityControlImage="YES",
+        BurnedInAnnotation="NO",
+        **dict.fromkeys(empty, ""),
+    )
     dataset.file_meta = FileMetaDataset()
     dataset.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
     dataset.file_meta.MediaStorageSOPClassUID = sop_class
@@ -201,13 +191,8 @@ def _multi_frame(draft: Draft) -> Dataset:
     dataset.AcquisitionContextSequence = DicomSequence()
     dataset.NumberOfFrames = len(draft.images)
     dataset.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"))]
-    dataset.DimensionIndexSequence = [
-        _item(
-            DimensionOrganizationUID=draft.new_uid("dimension"),
-            DimensionIndexPointer=0x00200032,
-            FunctionalGroupPointer=0x00209113,
-        )
-    ]
+    pointers = {"DimensionIndexPointer": 0x00200032, "FunctionalGroupPointer": 0x00209113}
+    dataset.DimensionIndexSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"), **pointers)]
     frame_type = _item(
         FrameType=list(dataset.ImageType),
         PixelPresentation="MONOCHROME",
@@ -249,8 +234,7 @@ def _number(value: float) -> str:
     return f"{value:.6f}".rstrip("0").rstrip(".") or "0"
 
 
-# The paths of a scan's files and the label tables: Kaggle's three layouts, and folders with one table.
-# The tables have all columns of Kaggle's tables, in their order.  A layout does not use pixels.
+# The label tables have all columns of Kaggle's tables, in their order.
 
 
 Row = Sequence[Any]
@@ -351,8 +335,8 @@ def _pe_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     rows: list[Row] = []
     for draft in drafts:
         study, exam = _pe_key(draft.plan, "study key"), _pe_exam(draft)
-        of_scan = [(study, draft.scan_id, image.key, image.label, *exam.values()) for image in _labelled(draft)]
-        rows += _doubled(draft, of_scan)
+        images = _labelled(draft)
+        rows += _doubled(draft, [(study, draft.scan_id, image.key, image.label, *exam.values()) for image in images])
     columns = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "pe_present_on_image", *exam)
     return {"train.csv": _csv(columns, rows)}
 
@@ -464,37 +448,27 @@ def write_phantom(
     oddities: Sequence[str] = (),
     compression: str = "none",
 ) -> dict[str, Any]:
-    """Draws a dataset of phantoms and writes it as DICOM; returns the content of phantom.json.
-
-    The same arguments give the same files, byte for byte.
-
-    Args:
-        layout: one of `LAYOUTS`.
-        out: a folder that is empty or does not exist; one that the same arguments filled before is left as it is.
-        contrast: contrast of the lesions: 0 makes them invisible, more than 1 makes them plainer.
-        positive: share of positive scans; the default is that of the real dataset.
-        slices: median number of slices; chest and abdomen have 64 by default, real scans four to five times as many.
-        anatomy: head (default), chest or abdomen; only for the layout folder, because the others have their own.
-        oddities: names of `ODDITIES`.
-        compression: one of `COMPRESSIONS`, or mixed.
-    """
-    chosen = _check(layout, size, contrast, anatomy, oddities, compression)
+    """Draws a dataset of phantoms and writes it as DICOM, the same bytes for the same arguments; returns the truth."""
+    # `contrast` is the lesions': 0 makes them invisible.  `slices` is a median, `positive` a share.
+    # Only the layout folder takes an anatomy.  A folder that the same arguments filled before is left as it is.
+    choose_one_of("layout", layout, LAYOUTS)
+    chosen = LAYOUTS[layout]
+    if anatomy is not None and chosen.anatomy not in (None, anatomy):
+        raise UserError(f"anatomy {anatomy!r}: scans of {layout} are of the {chosen.anatomy}; use folder")
+    if not MIN_SIZE <= size <= MAX_SIZE:
+        raise UserError(f"size is {size}; give rows and columns of a slice, from {MIN_SIZE} to {MAX_SIZE}")
+    if not 0 <= contrast <= 5:
+        raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
+    choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
+    check_oddities(oddities, layout)
     part = chosen.anatomy or anatomy or "head"
+    numbers = {"scans": scans, "seed": seed, "size": size, "contrast": contrast, "positive": positive, "slices": slices}
     about = {
         "about": "PHANTOM: drawn by a program, no patients",
         "version": __version__,
         "layout": layout,
         "anatomy": part,
-        "options": {
-            "scans": scans,
-            "seed": seed,
-            "size": size,
-            "contrast": contrast,
-            "positive": positive,
-            "slices": slices,
-            "oddities": list(oddities),
-            "compression": compression,
-        },
+        "options": {**numbers, "oddities": list(oddities), "compression": compression},
     }
     if (Path(out) / TRUTH).is_file():
         truth = read_json(Path(out) / TRUTH, "delete the folder, and draw it again")
@@ -528,21 +502,6 @@ def write_phantom(
         truth = {**about, "scans": truths}
         write_json(folder / TRUTH, truth)
     return truth
-
-
-def _check(
-    layout: str, size: int, contrast: float, anatomy: str | None, oddities: Sequence[str], compression: str
-) -> FolderLayout:
-    choose_one_of("layout", layout, LAYOUTS)
-    if anatomy is not None and LAYOUTS[layout].anatomy not in (None, anatomy):
-        raise UserError(f"anatomy {anatomy!r}: scans of {layout} are of the {LAYOUTS[layout].anatomy}; use folder")
-    if not MIN_SIZE <= size <= MAX_SIZE:
-        raise UserError(f"size is {size}; give rows and columns of a slice, from {MIN_SIZE} to {MAX_SIZE}")
-    if not 0 <= contrast <= 5:
-        raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
-    choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
-    check_oddities(oddities, layout)
-    return LAYOUTS[layout]
 
 
 def _truth(draft: Draft, names: Mapping[str, str]) -> dict[str, Any]:

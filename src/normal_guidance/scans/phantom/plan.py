@@ -1,13 +1,8 @@
 """The plan of a phantom dataset: patients, scans, lengths, and the places of lesions; no pixels yet.
 
-Every quantity has its own stream of random numbers, so that none reveals another: a scan's length, its patient's size,
-its noise and its names do not depend on its label.
-
-Numbers and lengths of the blocks follow the paper's block tables.  Their chest and abdomen rows (except those of the
-number of blocks) are exchanged here: as printed, they contradict the scans' lengths.  Lengths are drawn as fractions of
-the scan, so that they fit scans that are shorter than real ones.  Places follow the density of positive slices: a
-normal distribution about the middle, almost flat for the abdomen, cut at the organ's ends.  With it the centered
-Gaussian, a method that ignores the image, has about the localization AUROC that the paper reports for it.
+Every quantity has its own stream of random numbers, so that none reveals another.  Blocks follow the paper's tables.
+Their chest and abdomen rows (except the number of blocks) are exchanged: as printed, they contradict scans' lengths.
+With these places the centered Gaussian has about the localization AUROC that the paper reports for it.
 """
 
 from __future__ import annotations
@@ -18,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, choose_one_of
 
 GAP = 3
 """Most negative slices inside one block; two blocks lie farther apart."""
@@ -28,9 +23,6 @@ QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 
 MIN_SLICES = 12
 """Fewest slices of a scan; with fewer, its ends could not lie outside the organ."""
-
-TRIES = 100
-"""Draws of the blocks' places before the gaps between them are drawn instead."""
 
 
 @dataclass(frozen=True)
@@ -155,15 +147,18 @@ def stream(seed: int, name: str, *numbers: int) -> np.random.Generator:
 def plan(
     anatomy: str, scans: int, seed: int, *, positive: float | None = None, slices: int | None = None
 ) -> list[ScanPlan]:
-    """Draws the scans of a dataset, in the order of their patients.
-
-    `positive` is the share of positive scans, met to the nearest whole number, and `slices` their median number.
-    """
-    if anatomy not in ANATOMIES:
-        raise UserError(f"anatomy {anatomy!r} is unknown; choose one of {', '.join(ANATOMIES)}")
+    """Draws the scans of a dataset, patient by patient; `positive` is a share, `slices` the median of the lengths."""
+    choose_one_of("anatomy", anatomy, ANATOMIES)
     kind = ANATOMIES[anatomy]
     share, median = kind.positive if positive is None else positive, slices or kind.slices
-    _check(scans, seed, share, median)
+    if scans < 1:
+        raise UserError(f"scans is {scans}; it must be at least 1")
+    if not 0 <= seed < 2**63:
+        raise UserError(f"seed is {seed}; give a number from 0 to 2**63 - 1")
+    if not 0 <= share <= 1:
+        raise UserError(f"positive is {share}; give a share, from 0 to 1")
+    if median < MIN_SLICES:
+        raise UserError(f"slices is {median}; a scan has at least {MIN_SLICES}")
     order = stream(seed, "labels").permutation(scans)
     is_positive = order < round(share * scans)
     # Real scans of a body part differ in length by about a factor of two.
@@ -173,20 +168,15 @@ def plan(
     for number, patient in enumerate(_patients(kind, scans, seed)):
         size = int(lengths[number])
         blocks = _draw_blocks(kind, size, stream(seed, "blocks", number)) if is_positive[number] else ()
-        injuries = _draw_injuries(stream(seed, "injuries", patient)) if anatomy == "abdomen" else {}
+        injuries: dict[str, str] = {}
+        if anatomy == "abdomen":
+            random = stream(seed, "injuries", patient)
+            for organ, frequency in ORGANS.items():
+                injured, low = random.random() < frequency, random.random() < 0.5  # both are drawn for every organ
+                if injured:
+                    injuries[organ] = "low" if low else "high"
         planned.append(ScanPlan(number, patient, anatomy, size, blocks, seed, injuries))
     return planned
-
-
-def _check(scans: int, seed: int, positive: float, slices: int) -> None:
-    if scans < 1:
-        raise UserError(f"scans is {scans}; it must be at least 1")
-    if not 0 <= seed < 2**63:
-        raise UserError(f"seed is {seed}; give a number from 0 to 2**63 - 1")
-    if not 0 <= positive <= 1:
-        raise UserError(f"positive is {positive}; give a share, from 0 to 1")
-    if slices < MIN_SLICES:
-        raise UserError(f"slices is {slices}; a scan has at least {MIN_SLICES}")
 
 
 def _patients(kind: Anatomy, scans: int, seed: int) -> list[int]:
@@ -205,31 +195,25 @@ def _draw_blocks(kind: Anatomy, slices: int, random: np.random.Generator) -> tup
     count = 1 + int(random.choice(len(frequencies), p=frequencies))
     fractions = np.interp(random.random(count), QUANTILES, kind.fractions)
     first, last = int(np.ceil(kind.organ[0] * slices)), int(np.floor(kind.organ[1] * slices))
-    lengths = _fit(np.maximum(np.rint(fractions * slices).astype(int), 1).tolist(), last - first)
-    starts = _draw_starts(lengths, first, last, slices, kind.centre, random)
-    kinds = random.choice(list(kind.kinds), len(lengths), p=list(kind.kinds.values())).tolist()
-    drawn = zip(starts, lengths, kinds, strict=True)
-    return tuple(
-        sorted((LesionBlock(start, start + size, name) for start, size, name in drawn), key=lambda block: block.start)
-    )
-
-
-def _fit(lengths: list[int], room: int) -> list[int]:
-    """Shortens the longest block until all fit with gaps between them; short scans may have fewer blocks."""
-    while sum(lengths) + (GAP + 1) * (len(lengths) - 1) > room:
+    lengths: list[int] = np.maximum(np.rint(fractions * slices).astype(int), 1).tolist()
+    # The longest block is shortened until all fit with gaps between them; short scans may have fewer blocks.
+    while sum(lengths) + (GAP + 1) * (len(lengths) - 1) > last - first:
         longest = lengths.index(max(lengths))
         if lengths[longest] > 1:
             lengths[longest] -= 1
         else:
             lengths.pop()
-    return lengths
+    starts = _draw_starts(lengths, first, last, slices, kind.centre, random)
+    kinds = random.choice(list(kind.kinds), len(lengths), p=list(kind.kinds.values())).tolist()
+    blocks = [LesionBlock(start, start + n, name) for start, n, name in zip(starts, lengths, kinds, strict=True)]
+    return tuple(sorted(blocks, key=lambda block: block.start))
 
 
 def _draw_starts(
     lengths: Sequence[int], first: int, last: int, slices: int, centre: tuple[float, float], random: np.random.Generator
 ) -> list[int]:
     sizes = np.array(lengths)
-    for _ in range(TRIES):
+    for _ in range(100):
         starts = np.rint(random.normal(*centre, len(sizes)) * slices - sizes / 2).astype(int)
         # A block that would leave the organ is drawn again if it is short and moved in if it is long.
         starts = np.where(sizes > (last - first) / 2, starts.clip(first, last - sizes), starts)
@@ -245,9 +229,3 @@ def _draw_starts(
     starts = np.empty(len(sizes), int)
     starts[order] = first + before + np.sort(random.integers(0, free + 1, len(sizes)))
     return [int(start) for start in starts]
-
-
-def _draw_injuries(random: np.random.Generator) -> dict[str, str]:
-    """The injured organs; every organ draws its numbers, so that one injury does not change another."""
-    drawn = {organ: (random.random() < share, random.random() < 0.5) for organ, share in ORGANS.items()}
-    return {organ: "low" if low else "high" for organ, (injured, low) in drawn.items() if injured}
