@@ -43,7 +43,7 @@ from normal_guidance.core.methods import (
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_committee import fit_committee, make_plan
-from normal_guidance.scans.features.store import FeatureStore, fingerprint_of, open_store
+from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
 from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
@@ -78,6 +78,7 @@ from normal_guidance.sweep.run import (
     environment,
     environments_of,
     find_folders,
+    fingerprints_of,
     identity_of,
     is_begun,
     load_run,
@@ -106,16 +107,13 @@ class StudyResult:
     seed: int
     folder: Path
     dataset: str | None
-    fingerprints: Mapping[str, str]
-    """Fingerprint of the scans of each part."""
+    fingerprints: Mapping[str, str]  # of the scans of each part
     run: Run | None
     forms: Mapping[str, Scores]
     """Scores of a method without a sweep; the tables show the first."""
     departures: Mapping[str, Any]
-    environments: tuple[Mapping[str, Any], ...]
-    """One for every start of the run."""
-    precision: str | None
-    """Precision of the run's training; None for a method without a sweep."""
+    environments: tuple[Mapping[str, Any], ...]  # one for every start of the run
+    precision: str | None  # None for a method without a sweep
 
     @property
     def winners(self) -> tuple[Selected, ...]:
@@ -199,27 +197,16 @@ class Oracle(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """The scans of each seed, and the best possible scores on them, if they are known.
+    """The scans of each seed, and the best possible scores on them, if they are known."""
 
-    Args:
-        name: the name in the published tables, or any other.
-        draw: returns the scans of a seed and part ("train", "val", "test").
-        seeds: the seeds of the partitions.
-        oracle: returns the best possible scores of scans; None where they are unknown: two supervised references,
-            trained with slice labels, then replace it.
-        has_slice_labels: whether test scans have them; without them there is neither localization nor a ceiling.
-        has_supervision: whether training and validation scans have them too, for the supervised references.
-        fingerprints: fingerprint of the scans of each seed and part, where it is known before the scans are drawn:
-            complete runs on other scans are then refused.
-    """
-
-    name: str
-    draw: Callable[[int, str], Data]
+    name: str  # in the published tables, or any other
+    draw: Callable[[int, str], Data]  # the scans of a seed and part
     seeds: tuple[int, ...]
-    oracle: Callable[[Bags], Oracle] | None = None
-    has_slice_labels: bool = True
-    has_supervision: bool = True
+    oracle: Callable[[Bags], Oracle] | None = None  # None: two references, trained with slice labels, replace it
+    has_slice_labels: bool = True  # of test scans; without them there is neither localization nor a ceiling
+    has_supervision: bool = True  # slice labels of training and validation scans, for the supervised references
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """By seed and part, where they are known before the scans are drawn: complete runs on others are then refused."""
 
     def parts(self, seed: int) -> tuple[Data, Data, Data]:
         """Return training, validation and test scans of a seed."""
@@ -227,7 +214,6 @@ class StudyData:
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
-    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data."""
     return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
 
 
@@ -235,7 +221,6 @@ SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), 
 
 
 def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
-    """Return the scores of Bayes' rule for slices and scans at the positions of nodules."""
     positions = read_positions(table)
     return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
 
@@ -254,22 +239,15 @@ DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 
 @dataclass(frozen=True)
 class Study:
-    """Methods and seeds of a dataset to train in a folder.
-
-    Args:
-        methods: names in `METHODS`; the ceiling is added for every seed.
-        seeds: seeds of the partitions, which are also those of initial weights and order.
-        protocol: how to train; each run replaces its method and seed.
-        receptive_field: R of the slice reference. Default: the mean length of the training scans' positive blocks.
-    """
+    """Methods and seeds of a dataset to train in a folder."""
 
     dataset: StudyData
     folder: Path
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    protocol: Config = field(default_factory=lambda: Config("ng"))
+    methods: tuple[str, ...]  # the ceiling is added for every seed
+    seeds: tuple[int, ...]  # of the partitions, initial weights and order
+    protocol: Config = field(default_factory=lambda: Config("ng"))  # each run replaces its method and seed
     execution: Execution = field(default_factory=Execution)
-    receptive_field: int | None = None
+    receptive_field: int | None = None  # of the slice reference; None: mean length of training positive blocks
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -290,7 +268,6 @@ class TrainingJob:
     """One run: what to train, and where; all that another process needs."""
 
     method: str
-    """A name in `METHODS`, or one of `REFERENCES`."""
     folder: Path
     protocol: Config
     make_grid: MakeGrid
@@ -302,10 +279,8 @@ class TrainingJob:
         return self.protocol.seed
 
     def is_done(self, study: Study) -> bool:
-        """Return whether the folder holds this run, complete; refuse another run, complete or begun.
-
-        A complete run may have been computed on any device, so that its tables can be made on any machine.
-        """
+        """Return whether the folder holds this run, complete; refuse another run, complete or begun."""
+        # A complete run may have been computed on any device, so that its tables can be made on any machine.
         done = _load_checked(study, self.method, self.seed, self.folder)
         protocol = self._known_protocol(done)
         if protocol is not None:
@@ -333,19 +308,11 @@ class TrainingJob:
         self, parts: tuple[Data, Data, Data], execution: Execution, options: Mapping[str, Any], watch: Watch | None
     ) -> Run:
         """Train the run, or resume it."""
+        told: dict[str, Any] = {"options": options, "watch": watch}
         if self.method in REFERENCES:
-            return run_reference(
-                self.method,
-                self.folder,
-                *parts,
-                self.protocol,
-                execution,
-                receptive_field=self.receptive_field,
-                make_grid=self.make_grid,
-                options=options,
-                watch=watch,
-            )
-        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, options=options, watch=watch)
+            told |= {"receptive_field": self.receptive_field, "make_grid": self.make_grid}
+            return run_reference(self.method, self.folder, *parts, self.protocol, execution, **told)
+        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **told)
 
 
 def _load_checked(study: Study, method: str, seed: int, folder: Path) -> StudyResult | None:
@@ -387,12 +354,7 @@ def jobs_of(
 
 @dataclass(frozen=True)
 class Listener:
-    """Functions that follow the progress of a study.
-
-    Args:
-        watching: yields, for the title of a run, a function that receives the run's progress.
-        finished: receives the title and result of every run that has just been trained.
-    """
+    """Functions that follow the progress of a study: each run's, by its title, and every run just trained."""
 
     watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
     finished: Callable[[str, Run], object] = lambda title, run: None
@@ -433,6 +395,7 @@ def train_jobs(
     unswept: Sequence[str] = (),
 ) -> None:
     """Do the jobs that are not done yet, and score the methods that have no sweep."""
+    listener = listener or Listener()
     # Check all folders and build all models before the first run takes hours.
     lacking = [job for job in jobs if not job.is_done(study)]
     unscored = [
@@ -451,18 +414,13 @@ def train_jobs(
     for seed in study.seeds:
         for method in (method for of_seed, method in unscored if of_seed == seed):
             _score_unswept(here, method, seed)
-        if train is None:
-            train_here(here, [job for job in lacking if job.seed == seed], listener or Listener())
+        for job in lacking:
+            if train is None and job.seed == seed:
+                with listener.watching(job.title) as watch:
+                    run = job.run(here.dataset.parts(seed), study.execution, options_of(study), watch)
+                listener.finished(job.title, run)
     if train is not None:
-        train(study, lacking, listener or Listener())
-
-
-def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Do jobs one after the other, in this process."""
-    for job in jobs:
-        with listener.watching(job.title) as watch:
-            run = job.run(study.dataset.parts(job.seed), study.execution, options_of(study), watch)
-        listener.finished(job.title, run)
+        train(study, lacking, listener)
 
 
 class _OneSeed:
@@ -488,39 +446,31 @@ def options_of(study: Study) -> dict[str, Any]:
 def _score_unswept(study: Study, method: str, seed: int) -> None:
     folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
     make_folder(folder)
-    predictions = dict(_unswept(study, method, seed, test))
-    scores = {}
-    for form in FORMS[method]:
-        logit = predictions[form].logit
-        scores[form] = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
-    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
-    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
-    content = {
-        "options": options_of(study),
-        "data": {"test": {"scans": len(test), "fingerprint": fingerprint_of_part("test", test)}},
-        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
-        "scores": {form: scores_as_json(of_form) for form, of_form in scores.items()},
-    }
-    write_json(folder / SCORES, content)
-
-
-def fingerprint_of_part(part: str, scans: Data) -> str:
-    """The fingerprint of the scans of one part, as reports hold it."""
-    return scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans})
-
-
-def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple[str, Prediction]]:
-    """Yield the predictions of each form of the method."""
     if method == COMMITTEE:
-        yield COMMITTEE, _by_committee(study, seed, test)
+        predictions = {COMMITTEE: _by_committee(study, seed, test)}
     elif method == CEILING:
         assert study.dataset.oracle is not None
         assert isinstance(test, Bags)
         best = study.dataset.oracle(test)
-        yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
+        predictions = {CEILING: Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])}
     else:
-        for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
-            yield form, predict_bags(CenteredGaussian(published=published), test)
+        forms = {PUBLISHED_FORM: True, LOG_DENSITY: False}
+        predictions = {form: predict_bags(CenteredGaussian(published=printed), test) for form, printed in forms.items()}
+    scores = {}
+    for form in FORMS[method]:
+        logit = predictions[form].logit
+        of_form = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
+        scores[form] = scores_as_json(of_form)
+    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
+    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
+    identity = fingerprints_of("test", test)
+    content = {
+        "options": options_of(study),
+        "data": {"test": {name: identity[name] for name in ("scans", "fingerprint")}},
+        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
+        "scores": scores,
+    }
+    write_json(folder / SCORES, content)
 
 
 def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
@@ -556,12 +506,9 @@ def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[Swee
 
 
 def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Train the jobs on a Ray cluster, as many at a time as it has room for, and return when all are done.
-
-    A run needs a GPU, or as many CPUs as this process has threads.  Every machine must see the stores and the study's
-    folder under the same path.  If a machine dies, Ray starts its runs again elsewhere, and they continue from what
-    their folders hold.
-    """
+    """Train the jobs on a Ray cluster, as many at a time as it has room for, and return when all are done."""
+    # Every machine must see the stores and the study's folder under the same path.  If one dies, Ray starts its runs
+    # again elsewhere, and they continue from what their folders hold.
     if not jobs:
         return
     with connected(address) as cluster:
@@ -598,8 +545,7 @@ class StudyPredictions:
     seed: int
     scans: Data
     predictions: dict[str, Prediction]
-    left_out: int = 0
-    """Scans without a score from the scan reference; with any, it is not compared at scan level."""
+    left_out: int = 0  # scans without a score from the scan reference; with any, it is not compared at scan level
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
         """Make what the statistics compare."""
@@ -611,15 +557,13 @@ class StudyPredictions:
 
     def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> dict[str, Summary]:
         """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
-        labels, prediction = self._slice_labels(), self.predictions[method]
-        return localization_measures(
-            prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
-        ).summary()
+        scores, labels, lengths = self._ranked(method)
+        attention = self.predictions[method].attention
+        return localization_measures(attention, labels, lengths, scores=scores, positions=positions).summary()
 
     def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
-        ranked = self.predictions[method].slice_scores, self._slice_labels(), self.scans.lengths
-        patients = self.scans.patient_ids
+        ranked, patients = self._ranked(method), self.scans.patient_ids
         skill = measure_skill(*ranked, density=density, patient_ids=patients)
         specific = patient_specific(*ranked, patient_ids=patients)
         return {
@@ -627,10 +571,10 @@ class StudyPredictions:
             "patient_specific": Summary(specific.difference, "mean", specific.scans),
         }
 
-    def _slice_labels(self) -> Int[Tensor, "slices"]:
+    def _ranked(self, method: str) -> tuple[Float[Tensor, "slices"], Int[Tensor, "slices"], Int[Tensor, "scans"]]:
         if self.scans.slice_labels is None:
             raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
-        return self.scans.slice_labels
+        return self.predictions[method].slice_scores, self.scans.slice_labels, self.scans.lengths
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
@@ -706,23 +650,19 @@ class StoredParts:
 
 
 def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> StudyData:
-    """Return a dataset of one store and several splits of it, or of one store for each split.
+    """Return a dataset of one store and several splits of it (tables, or folders of such), or of a store per split.
 
-    Args:
-        stores: one for all splits, or one for each: features normalised with a split's training scans belong to that
-            split only.
-        splits: tables (scan_id, part), or folders of such; without any, the parts that each store records are a split.
-        name: the paper's name ("head-ct", "chest-ct", "abdomen-ct"), for its numbers beside ours, or any other.
-            Default: the name of the first store's folder.
-
-    A split's seed is the number at the end of its file's name (split-1001.csv); unless all names end in different
-    numbers, splits are numbered from 1.
+    Without splits, the parts that each store records are one; without a name, it is that of the first store's folder.
     """
-    tables: list[Path | None] = [*_tables(splits)]
+    tables: list[Path | None] = []
+    for path in splits:
+        inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path} holds no split ({', '.join(SPLIT_SUFFIXES)}); make some with nguide split")
+        tables += inside
     if not stores:
         raise UserError("no store is given; give the folder of one")
-    if not tables:
-        tables = [None] * len(stores)
+    tables = tables or [None] * len(stores)
     if len(stores) not in (1, len(tables)):
         raise UserError(
             f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one for each"
@@ -734,6 +674,7 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         # A split that counts twice would make intervals too narrow.
         if path.resolve() in (other.resolve() for other in paths[:number]):
             raise UserError(f"{path} is given twice; give each split once")
+    # A split's seed is the number at the end of its file's name (split-1001.csv), if all end in different ones.
     ends = [re.search(r"(\d+)$", path.stem) for path in paths]
     seeds = [int(end.group()) for end in ends if end]
     if len(set(seeds)) < len(paths):
@@ -744,7 +685,8 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         store = given.store(seed)
         check_parts(store, path, PARTS)
         parts |= {(seed, part): store.part(part) for part in PARTS}
-    labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
+    labels = {key: scans.slice_labels for key, scans in parts.items()}
+    labelled = {key for key, of_part in labels.items() if of_part is not None and (of_part == 1).any()}
     chosen = name or folders[0].resolve().name
     if chosen in DATASETS:
         raise UserError(
@@ -764,17 +706,6 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
     )
 
 
-def _tables(splits: Sequence[Path]) -> list[Path]:
-    """Return the given files, and the files of given folders in the order of their names."""
-    tables = []
-    for path in splits:
-        inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"{path} holds no split ({', '.join(SPLIT_SUFFIXES)}); make some with nguide split")
-        tables += inside
-    return tables
-
-
 def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
     """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
     names = set(store.scans["part"].tolist())
@@ -785,7 +716,3 @@ def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set
                 "(train, val, test)"
             )
     return names
-
-
-def _has_positive_slices(scans: FeatureStore) -> bool:
-    return scans.slice_labels is not None and bool((scans.slice_labels == 1).any())
