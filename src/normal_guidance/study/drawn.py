@@ -402,7 +402,7 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_S
 
     It treats a negative scan as if it were positive.  With a shift of 0 it is the best score that ignores the image.
     """
-    # A scan's AUROC is the mean over its pairs of a positive and a negative slice, so each pair of a pattern counts w_B.
+    # A scan's AUROC is the mean over its pairs of a positive and a negative slice: each pair of a pattern counts w_B.
     scores = torch.zeros(len(bags.features), dtype=torch.float64)
     for _, rows, masks, log_ratio in _beside_patterns(bags, positions, shift):
         positive = masks.sum(1)
