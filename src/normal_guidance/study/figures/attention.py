@@ -35,10 +35,7 @@ ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
 """Methods that share a row of panels, as in the paper."""
 
 PANELS = (*ROWS, *(tuple(name for name, about in BEYOND.items() if about.guided == guided) for guided in (False, True)))
-"""The rows of panels: the paper's, then methods that the paper does not have, without guidance and with it.
-
-Any other methods share one more row.
-"""
+"""The paper's rows, then methods that it does not have, without guidance and with it; others share one more row."""
 
 SCANS = 4
 """Scans per dataset that the paper shows."""
@@ -96,18 +93,16 @@ class AttendedScan:
         return len(self.curve(next(iter(self.attention))))
 
     def curve(self, method: str) -> Float[Tensor, "slices"]:
-        """The attention of a method as a tensor."""
         return with_axes(self.attention[method], f"scan {self.title!r}: attention by {method}", "slices")
 
     def truth(self) -> Int[Tensor, "slices"] | None:
-        """The slice labels as a tensor."""
         if self.slice_labels is None:
             return None
         return with_axes(self.slice_labels, f"scan {self.title!r}: slice labels", "slices").long()
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
-    """Chooses candidates to show at random, in their order; all of them if there are no more than `count`."""
+    """Choose at most `count` candidates at random, in their order."""
     chosen = np.random.default_rng(seed).permutation(len(candidates))[:count]
     return [candidates[number] for number in sorted(chosen)]
 
@@ -195,10 +190,7 @@ def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], referenc
 
 
 def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) -> None:
-    """Images side by side, each with its slice's number, framed in red if positive, and a mark on the panel below.
-
-    Every strip has room for `most` images, so that they are of one size in all of them.
-    """
+    """Draw images side by side, numbered, framed in red if positive, with a mark on the panel; `most` have room."""
     thumbnails, truth = scan.thumbnails or (), scan.truth()
     darkest = min((float(image.min()) for _, image in thumbnails), default=0.0)
     brightest = max((float(image.max()) for _, image in thumbnails), default=0.0)
@@ -227,7 +219,7 @@ def legend_columns(names: Sequence[str], width: float) -> int:
 
 
 def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:
-    """A legend of all panels, above them; the slice labels are explained in one row only."""
+    """Draw a legend of all panels above them; the slice labels are explained in one row only."""
     entries: dict[str, Artist] = {}
     for panel in panels:
         handles, names = panel.get_legend_handles_labels()
