@@ -41,7 +41,7 @@ ARROWS: dict[str, Any] = {
 
 
 def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Float[Tensor, "slices"]:
-    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for the scores z of $a = \mathrm{softmax}(z)$."""
+    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for scores z of $a = \mathrm{softmax}(z)$."""
     scores = attention.log().detach().requires_grad_()
     loss = NormalGuidance(divergence=divergence)(scores[None], from_logits=True)
     (gradient,) = torch.autograd.grad(loss, scores)

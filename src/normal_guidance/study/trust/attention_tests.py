@@ -413,7 +413,7 @@ class TrustResult:
 
     name: str
     title: str
-    measured: str  # in words
+    measured: str  # what the number measures, in words
     verdict: Verdict
     number: Estimate
     control: str  # what the number is a difference from, in words; by chance, the difference is 0
