@@ -24,23 +24,15 @@ from normal_guidance.core.prediction import FEATURES
 from normal_guidance.scans.index.labels import NoduleScan, read_lidc_table
 from normal_guidance.scans.index.manifest import PARTS
 
-BLOCK = 12
-"""R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT."""
-
-SHIFT = 0.5
-"""Δ, the mean of the first feature in that block."""
-
-MIN_SLICES, MAX_SLICES = 20, 60
-"""S, the number of slices, is uniform between these, both included, as in head CT."""
-
-PREVALENCE = 0.5
-"""Probability that a scan is positive."""
+BLOCK = 12  # R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT
+SHIFT = 0.5  # Δ, the mean of the first feature in that block
+MIN_SLICES, MAX_SLICES = 20, 60  # S, the number of slices, is uniform between these, both included, as in head CT
+PREVALENCE = 0.5  # probability that a scan is positive
 
 SEEDS = {1001: (1001, 1002, 1003), 2001: (2001, 2002, 2003), 3001: (3001, 3002, 3003)}
 """The paper's three repetitions: the seeds of their training, validation and test sets."""
 
-SIZES = (10_000, 2_500, 1_000)
-"""Scans of a training, a validation and a test set."""
+SIZES = (10_000, 2_500, 1_000)  # scans of a training, a validation and a test set
 
 SEPARATION = GAP + 1
 """Fewest negative slices between two blocks of a scan: with fewer, `core.blocks` counts them as one block."""
@@ -264,14 +256,12 @@ def _check_block(block: int, shift: float, blocks: int, signals: int, features: 
 LIDC_SHIFT = 1.25
 """Δ in slices with a nodule: the ceilings are a scan AUROC of .88 (.66 at .5) and a localization AUROC of .97."""
 
-LIDC_SEEDS = tuple(SEEDS)
-"""Repetitions, each with its own split of the patients."""
+LIDC_SEEDS = tuple(SEEDS)  # repetitions, each with its own split of the patients
 
 LIDC_SIZES = {"train": 2_000, "val": 500, "test": 1_000}
 """Scans of each part: 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features."""
 
-SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
-"""The parts' shares of the patients with nodules."""
+SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}  # the parts' shares of the patients with nodules
 
 
 @dataclass(frozen=True)

@@ -109,8 +109,7 @@ class StudyResult:
     dataset: str | None
     fingerprints: Mapping[str, str]  # of the scans of each part
     run: Run | None
-    forms: Mapping[str, Scores]
-    """Scores of a method without a sweep; the tables show the first."""
+    forms: Mapping[str, Scores]  # of a method without a sweep; the tables show the first
     departures: Mapping[str, Any]
     environments: tuple[Mapping[str, Any], ...]  # one for every start of the run
     precision: str | None  # None for a method without a sweep
@@ -144,8 +143,6 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     content = read_json(path) if run is None else run.report
     try:
         known = read_as(StudyFile, content, exact=False)
-        if run is None:  # a run's were checked when it was loaded
-            environments_of(content)
         return StudyResult(
             method=method,
             seed=seed,
@@ -159,9 +156,8 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
             precision=content["execution"]["precision"] if run else None,
         )
     except (ContentError, KeyError) as error:
-        raise UserError(
-            f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
-        ) from error
+        text = f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
+        raise UserError(text) from error
 
 
 @dataclass(frozen=True)
@@ -179,8 +175,7 @@ def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
     scores = {}
     for seed in sorted({seed for _, seed in runs}):
         slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
-        row = reference_row(slices, scans) if slices and scans else None
-        if row is not None:
+        if slices and scans and (row := reference_row(slices, scans)) is not None:
             scores[seed] = row
     return scores
 
@@ -217,9 +212,6 @@ def bayes_oracle(scans: Bags) -> Oracle:
     return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
 
 
-SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
-
-
 def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
     positions = read_positions(table)
     return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
@@ -233,7 +225,10 @@ def lidc_data(table: Path | None = None) -> StudyData:
 
 LIDC_POSITIONS = lidc_data()
 
-DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
+DATASETS = {
+    "semi-synthetic": StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle),
+    LIDC_POSITIONS.name: LIDC_POSITIONS,
+}
 """The datasets of `nguide reproduce`, which draws them itself."""
 
 
@@ -304,15 +299,14 @@ class TrainingJob:
             width = about.get("receptive_field")
         return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
 
-    def run(
-        self, parts: tuple[Data, Data, Data], execution: Execution, options: Mapping[str, Any], watch: Watch | None
-    ) -> Run:
+    def run(self, dataset: StudyData, execution: Execution, watch: Watch | None = None) -> Run:
         """Train the run, or resume it."""
-        told: dict[str, Any] = {"options": options, "watch": watch}
+        parts = dataset.parts(self.seed)
+        more: dict[str, Any] = {"options": {"dataset": dataset.name}, "watch": watch}
         if self.method in REFERENCES:
-            told |= {"receptive_field": self.receptive_field, "make_grid": self.make_grid}
-            return run_reference(self.method, self.folder, *parts, self.protocol, execution, **told)
-        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **told)
+            more |= {"receptive_field": self.receptive_field, "make_grid": self.make_grid}
+            return run_reference(self.method, self.folder, *parts, self.protocol, execution, **more)
+        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **more)
 
 
 def _load_checked(study: Study, method: str, seed: int, folder: Path) -> StudyResult | None:
@@ -417,7 +411,7 @@ def train_jobs(
         for job in lacking:
             if train is None and job.seed == seed:
                 with listener.watching(job.title) as watch:
-                    run = job.run(here.dataset.parts(seed), study.execution, options_of(study), watch)
+                    run = job.run(here.dataset, study.execution, watch)
                 listener.finished(job.title, run)
     if train is not None:
         train(study, lacking, listener)
@@ -436,11 +430,6 @@ class _OneSeed:
         if part not in self.drawn:
             self.drawn[part] = self.draw(seed, part)
         return self.drawn[part]
-
-
-def options_of(study: Study) -> dict[str, Any]:
-    """Return the options that every report of the study records."""
-    return {"dataset": study.dataset.name}
 
 
 def _score_unswept(study: Study, method: str, seed: int) -> None:
@@ -465,7 +454,7 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
     write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
     identity = fingerprints_of("test", test)
     content = {
-        "options": options_of(study),
+        "options": {"dataset": study.dataset.name},
         "data": {"test": {name: identity[name] for name in ("scans", "fingerprint")}},
         "environments": [environment(study.execution if method == COMMITTEE else Execution())],
         "scores": scores,
@@ -477,10 +466,7 @@ def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
     parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
     bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
-    features, lengths, labels = (
-        torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")
-    )
-    both = Bags(features, lengths, labels)
+    both = Bags(*(torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")))
     patients = [patient for part in bags for patient in part.patient_ids]
     plan = make_plan(both.labels.tolist(), patients, seed=seed)
     return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
@@ -522,7 +508,7 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
             num_cpus=needs.get("CPU", 1.0), num_gpus=needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=1
         )(_train_remotely)
         here = [replace(job, folder=job.folder.resolve()) for job in jobs]
-        running = {remote.remote(study.dataset, job, execution, options_of(study), threads): job for job in here}
+        running = {remote.remote(study.dataset, job, execution, threads): job for job in here}
         while running:
             (done, *_), _ = ray.wait(list(running))
             job = running.pop(done)
@@ -530,12 +516,10 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
             listener.finished(job.title, load_run(job.folder))
 
 
-def _train_remotely(
-    dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
-) -> None:
+def _train_remotely(dataset: StudyData, job: TrainingJob, execution: Execution, threads: int) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(threads)  # as many as on the calling machine, for the same bits
-    job.run(dataset.parts(job.seed), execution, options, None)
+    job.run(dataset, execution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -636,8 +620,7 @@ SPLIT_SUFFIXES = (".csv", ".parquet")
 class StoredParts:
     """Opens the scans of a seed and part on demand, also in another process or on another machine."""
 
-    sources: Mapping[int, tuple[Path, Path | None]]
-    """The store of each seed, and its table of parts; None for the parts that the store records."""
+    sources: Mapping[int, tuple[Path, Path | None]]  # store and table of parts; None for those that the store records
 
     def __call__(self, seed: int, part: str) -> FeatureStore:
         return self.store(seed).part(part)

@@ -131,8 +131,7 @@ def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:
 # values and chosen hyperparameters of single seeds from the authors' notebooks, for the semi-synthetic data only.
 # Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
 
-PUBLISHED_SEEDS = (1001, 2001, 3001)
-"""The three partitions behind every published mean."""
+PUBLISHED_SEEDS = (1001, 2001, 3001)  # the three partitions behind every published mean
 
 
 class PublishedChoice(NamedTuple):

@@ -81,8 +81,7 @@ INITIALISATIONS = "initialisations"
 ORIGINS = {"chosen": "validation's", "published": "the authors'"}
 """Whose choice is trained again: validation's in this study, or the authors' where it differs."""
 
-STEP = 10_000
-"""Seeds of initial weights lie so far apart; the first is the study's own."""
+STEP = 10_000  # seeds of initial weights lie so far apart; the first is the study's own
 
 
 def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
@@ -169,8 +168,7 @@ def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[
 
 SHOWN: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 
-INNER = (2.5, 50.0, 97.5)
-"""Percentiles of the means that the table shows."""
+INNER = (2.5, 50.0, 97.5)  # percentiles of the means that the table shows
 
 CAPTION = (
     "Means over the partitions that are named. First: the initialisation of the study itself. By validation: that of "

@@ -74,14 +74,9 @@ from normal_guidance.study.study_tables import (
 )
 from normal_guidance.sweep.run import HISTORY_TABLE, NOT_OURS, Data, read_history
 
-COUNT = 5
-"""Pictures per scan, evenly spread along it."""
-
-SIDE = 128
-"""Approximate side of a picture in pixels."""
-
-COLLAPSED = 1e-6
-"""Attention up to this counts as 0."""
+COUNT = 5  # pictures per scan, evenly spread along it
+SIDE = 128  # approximate side of a picture in pixels
+COLLAPSED = 1e-6  # attention up to this counts as 0
 
 SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 """Metrics that get figures and sentences; the tables have all four."""

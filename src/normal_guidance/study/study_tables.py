@@ -72,8 +72,7 @@ TITLES: dict[Metric, str] = {
     "scan_auprc": "Scan AUPRC",
 }
 
-ROUNDING = 0.0005
-"""Published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off."""
+ROUNDING = 0.0005  # published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off
 
 PER_SEED = "ours_per_seed"
 
@@ -595,8 +594,7 @@ COLUMNS = {
     "attention_on_positives": "Attention on positives",
 }
 
-BEYOND = {"skill": "Skill", "patient_specific": "Patient-specific"}
-"""Measures that a guess by position cannot reach."""
+BEYOND = {"skill": "Skill", "patient_specific": "Patient-specific"}  # measures that a guess by position cannot reach
 
 ABOUT_BEYOND = (
     "Skill: the share of the way from the best guess by position to perfect localization, by localization AUROC; 0 is "

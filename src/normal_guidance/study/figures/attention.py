@@ -31,17 +31,13 @@ from normal_guidance.show.figure_style import (
     styled,
 )
 
-ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
-"""Methods that share a row of panels, as in the paper."""
+ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))  # methods that share a row of panels, as in the paper
 
 PANELS = (*ROWS, *(tuple(name for name, about in BEYOND.items() if about.guided == guided) for guided in (False, True)))
 """The paper's rows, then methods that it does not have, without guidance and with it; others share one more row."""
 
-SCANS = 4
-"""Scans per dataset that the paper shows."""
-
-CURVES_HEIGHT = 1.9
-"""Inches: a row of panels with one line of legend."""
+SCANS = 4  # scans per dataset that the paper shows
+CURVES_HEIGHT = 1.9  # inches: a row of panels with one line of legend
 
 LEGEND_LINE, LEGEND_LETTER, LEGEND_HEIGHT = 0.7, 0.068, 0.2
 """Inches that the legend needs: for the line and margins of a column, per letter of a name, and per row."""

@@ -19,8 +19,7 @@ from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import interval, signed
 
-SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
-"""Their names in legends."""
+SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"  # their names in legends
 
 PUBLISHED_STYLE: dict[str, Any] = {"color": "0.35", "marker": "D", "ms": 4.5, "mfc": "white", "lw": 1.1}
 

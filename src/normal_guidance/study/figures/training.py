@@ -29,8 +29,7 @@ TITLES = {"loss": "training loss", "train_auroc": "training AUROC", "val_auroc":
 VALUE, NONE, WINNER = "value", "no selectable epoch", "winner"
 """Meanings of the grid's rectangles, as their `gid`, which SVG keeps."""
 
-LOG_EPOCHS = 50
-"""With more epochs the axis is logarithmic, so that fast and slow learning rates are both readable."""
+LOG_EPOCHS = 50  # with more epochs the axis is logarithmic, so that fast and slow learning rates are both readable
 
 
 def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:

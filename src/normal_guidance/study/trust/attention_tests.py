@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
@@ -45,8 +44,7 @@ Model = Callable[[Tensor, Tensor], Any]
 Attention of several heads, (heads, slices), is averaged.
 """
 
-BATCH = 64
-"""Scans that go through the model together."""
+BATCH = 64  # scans that go through the model together
 
 
 class ScanPredictions(NamedTuple):
@@ -67,10 +65,6 @@ class SliceSelection(NamedTuple):
     slices: Int64[Tensor, "chosen"]
     lengths: Int64[Tensor, "scans"]
 
-    @classmethod
-    def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> SliceSelection:
-        return cls(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
-
 
 def predict_scans(
     model: Model, scans: ScanSet, shown: SliceSelection | None = None, *, batch_size: int = BATCH
@@ -82,30 +76,21 @@ def predict_scans(
     # The first slice of every scan, and the number of all slices.
     starts, shown_starts = ([0, *each.cumsum(0).tolist()] for each in (lengths, shown.lengths))
     parts = []
-    with _evaluating(model), torch.no_grad():
-        for batch in in_batches(lengths, batch_size):
-            first, behind = int(batch[0]), int(batch[-1]) + 1
-            local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
-            rows = scans.rows(batch)
-            rows, sizes = rows[local.to(rows.device)], shown.lengths[batch]
-            if isinstance(model, nn.Module):
-                rows = rows.to(next(model.parameters(), rows))
-            parts.append(_checked(model(rows, sizes.to(rows.device)), sizes, len(rows)))
-    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Switch dropout and the like off inside the block: they would be taken for an effect of the change."""
-    if not isinstance(model, nn.Module):
-        yield
-        return
-    training = model.training
-    model.eval()
+    module = model if isinstance(model, nn.Module) else nn.Module()
+    training = module.training
+    module.eval()  # dropout and the like would be taken for an effect of the change
     try:
-        yield
+        with torch.no_grad():
+            for batch in in_batches(lengths, batch_size):
+                first, behind = int(batch[0]), int(batch[-1]) + 1
+                local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
+                rows = scans.rows(batch)
+                rows, sizes = rows[local.to(rows.device)], shown.lengths[batch]
+                rows = rows.to(next(module.parameters(), rows))
+                parts.append(_checked(model(rows, sizes.to(rows.device)), sizes, len(rows)))
     finally:
-        model.train(training)
+        module.train(training)
+    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
 def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPredictions:
@@ -141,13 +126,11 @@ def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPre
     return ScanPredictions(logit, scores, attention / total[bag_of_rows(lengths)])
 
 
-DRAWS = 500
-"""Resampled sets of scans; the standard error from 500 of them is itself off by about 3 %."""
+DRAWS = 500  # resampled sets of scans; the standard error from 500 of them is itself off by about 3 %
 
 SEED = 0
 
-LEAST_PATIENTS = 5
-"""Patients with positive scans, and with negative ones, that an interval needs to mean anything."""
+LEAST_PATIENTS = 5  # patients with positive scans, and with negative ones, that an interval needs to mean anything
 
 
 @dataclass(frozen=True)
@@ -162,15 +145,14 @@ class Estimate:
         return f"{digits(self.value)} {interval(self.low, self.high)}"
 
     def as_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
+        return asdict(self)
 
     @property
     def known(self) -> bool:
         return all(map(math.isfinite, (self.value, self.low, self.high)))
 
 
-NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
-"""Stands for a number that could not be measured."""
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)  # stands for a number that could not be measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,14 +239,9 @@ class Bootstrap:
 # alone, beside as many others; a moved order keeps attention's shape.  Attention that is tied to the logit wins by the
 # logit by construction, even on noise; by scan AUROC, noise does not.
 
-SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
-"""Shares of a scan's slices, or of its attention, to remove or to keep."""
-
-REPEATS = 3
-"""Random orders, over which scores are averaged."""
-
-SCORE_ROUNDING = 1e-6
-"""A share of attention counts as reached if no more than this is missing."""
+SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)  # shares of a scan's slices, or of its attention, to remove or to keep
+REPEATS = 3  # random orders, over which scores are averaged
+SCORE_ROUNDING = 1e-6  # a share of attention counts as reached if no more than this is missing
 
 By = Literal["slices", "attention"]
 Kind = Literal["deletion", "insertion"]
@@ -393,7 +370,8 @@ def _slices_to_show(
     counts = torch.minimum(counts, lengths - 1 if removing else lengths)
     first = torch.zeros(len(order), dtype=torch.bool)
     first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
-    return SliceSelection.where(~first if removing else first, lengths)
+    keep = ~first if removing else first
+    return SliceSelection(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
 Verdict = Literal["passes", "fails", "cannot be told"]
@@ -401,8 +379,7 @@ PASSES: Verdict = "passes"
 FAILS: Verdict = "fails"
 UNDECIDED: Verdict = "cannot be told"
 
-TRACE = 0.03
-"""Scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not."""
+TRACE = 0.03  # scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not
 
 Numbers = dict[str, Estimate | float]
 
@@ -539,14 +516,9 @@ def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
 # A model that looks at neighbours finds none of them among shuffled slices.  So the verdict is about scans that are
 # only shifted cyclically: the scan begins at another slice, and its end is followed by its beginning.
 
-SHUFFLES = 3
-"""Random orders of every scan."""
-
-POSITION_FREE = 1e-3
-"""Mean share of attention that may move by rounding; above it, the order of slices counts."""
-
-MOSTLY = 0.5
-"""From this rank correlation on, the greater part of attention agrees."""
+SHUFFLES = 3  # random orders of every scan
+POSITION_FREE = 1e-3  # mean share of attention that may move by rounding; above it, the order of slices counts
+MOSTLY = 0.5  # from this rank correlation on, the greater part of attention agrees
 
 
 def judge_shuffling(
@@ -605,17 +577,13 @@ def judge_shuffling(
 # Reference: Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
 
 
-UNTRAINED = 19
-"""Untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %."""
-
-COMPARED = 3
-"""Untrained models whose attention is compared: each costs as much as a curve."""
+UNTRAINED = 19  # untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %
+COMPARED = 3  # untrained models whose attention is compared: each costs as much as a curve
 
 LEARNT = 0.05
 """Scan AUROC: a model whose whole interval lies below the best untrained model plus this has learnt nothing."""
 
-Untrained = Callable[[int], Model]
-"""Makes the same model with untrained weights, from a seed."""
+Untrained = Callable[[int], Model]  # makes the same model with untrained weights, from a seed
 
 CONTROL = "untrained models' attention"
 
@@ -697,8 +665,7 @@ def judge_randomizing(
 # Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
 
 
-AWAY = 0.05
-"""Localization AUROC this far below .5 points away; in thousands of scans, less would be significant, too."""
+AWAY = 0.05  # localization AUROC this far below .5 points away; in thousands of scans, less would be significant, too
 
 SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive scans"}
 

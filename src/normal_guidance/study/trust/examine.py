@@ -40,8 +40,7 @@ from normal_guidance.study.trust.attention_tests import (
 from normal_guidance.sweep.run import about_winner, fingerprints_of, load_run, load_winner
 from normal_guidance.sweep.stack import initial_model
 
-FIRST_SEED = 2**31
-"""Seeds of untrained weights start here: no model was trained from these."""
+FIRST_SEED = 2**31  # seeds of untrained weights start here: no model was trained from these
 
 BY: tuple[By, ...] = ("slices", "attention")
 
@@ -127,8 +126,7 @@ def examine(
     )
 
 
-TESTED = ("val", "test")
-"""Parts on which no weights of a run were fitted."""
+TESTED = ("val", "test")  # parts on which no weights of a run were fitted
 
 
 Saved = tuple[nn.Module, int, Bags | FeatureStore, Untrained | None, str | None]
