@@ -346,24 +346,23 @@ def jobs_of(
     ]
 
 
+Train = Callable[[Study, Sequence[TrainingJob], "Listener"], None]
+"""Does jobs, on a cluster for instance (`train_on_cluster`)."""
+
+
 @dataclass(frozen=True)
 class Listener:
     """Functions that follow the progress of a study: each run's, by its title, and every run just trained."""
 
     watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
     finished: Callable[[str, Run], object] = lambda title, run: None
+    train: Train | None = None  # None: one job after the other, here
 
 
-Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
-"""Does jobs: one after the other here, or on a cluster (`train_on_cluster`)."""
-
-
-def train_study(
-    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
-) -> None:
+def train_study(study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None) -> None:
     """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
     unswept = [method for method in wanted_of(study) if method in FORMS]
-    train_jobs(study, study_jobs(study, make_grid), listener, train, unswept)
+    train_jobs(study, study_jobs(study, make_grid), listener, unswept)
 
 
 def study_jobs(study: Study, make_grid: MakeGrid = grid) -> list[TrainingJob]:
@@ -382,11 +381,7 @@ def wanted_of(study: Study) -> list[str]:
 
 
 def train_jobs(
-    study: Study,
-    jobs: Sequence[TrainingJob],
-    listener: Listener | None = None,
-    train: Train | None = None,
-    unswept: Sequence[str] = (),
+    study: Study, jobs: Sequence[TrainingJob], listener: Listener | None = None, unswept: Sequence[str] = ()
 ) -> None:
     """Do the jobs that are not done yet, and score the methods that have no sweep."""
     listener = listener or Listener()
@@ -409,12 +404,12 @@ def train_jobs(
         for method in (method for of_seed, method in unscored if of_seed == seed):
             _score_unswept(here, method, seed)
         for job in lacking:
-            if train is None and job.seed == seed:
+            if listener.train is None and job.seed == seed:
                 with listener.watching(job.title) as watch:
                     run = job.run(here.dataset, study.execution, watch)
                 listener.finished(job.title, run)
-    if train is not None:
-        train(study, lacking, listener)
+    if listener.train is not None:
+        listener.train(study, lacking, listener)
 
 
 class _OneSeed:

@@ -32,7 +32,6 @@ from normal_guidance.study.experiment import (
     SENSITIVITY,
     Listener,
     Study,
-    Train,
     TrainingJob,
     find_results,
     jobs_of,
@@ -45,27 +44,21 @@ from normal_guidance.study.study_tables import TITLES, StudyTables, collect, col
 from normal_guidance.sweep.config import Config, grid, sensitivity_grid
 
 
-def reproduce(
-    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
-) -> StudyTables:
+def reproduce(study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None) -> StudyTables:
     """Train the runs that the study lacks and write the paper's tables of all complete runs in its folder."""
-    train_study(study, make_grid=make_grid, listener=listener, train=train)
+    train_study(study, make_grid=make_grid, listener=listener)
     results = collect(study.folder, study.dataset.name)
     results.write(study.folder, "tables")
     return results
 
 
 def reproduce_sensitivity(
-    study: Study,
-    *,
-    make_grid: MakeGrid = sensitivity_grid,
-    listener: Listener | None = None,
-    train: Train | None = None,
+    study: Study, *, make_grid: MakeGrid = sensitivity_grid, listener: Listener | None = None
 ) -> dict[str, StudyTables]:
     """Train and write the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
         refuse_unguided(method)
-    train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
+    train_jobs(study, sensitivity_jobs(study, make_grid), listener)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
     for method, tables in results.items():
         tables.write(study.folder / SENSITIVITY, method)
@@ -89,13 +82,11 @@ def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
     return tuple(replace(config, seed=config.seed + STEP * number) for number in range(count))
 
 
-def train_initialisations(
-    study: Study, count: int, listener: Listener | None = None, train: Train | None = None
-) -> None:
+def train_initialisations(study: Study, count: int, listener: Listener | None = None) -> None:
     """Train each method and partition of a complete study from `count` initial weights, for each of `ORIGINS`."""
     methods = [method for method in study.methods if method not in FORMS]
     jobs = [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
-    train_jobs(study, jobs, listener, train)
+    train_jobs(study, jobs, listener)
 
 
 def _jobs_of_run(study: Study, method: str, seed: int, count: int) -> Iterator[TrainingJob]:
