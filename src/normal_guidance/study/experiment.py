@@ -461,7 +461,10 @@ def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
     parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
     bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
-    both = Bags(*(torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")))
+    features, lengths, labels = (
+        torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")
+    )
+    both = Bags(features, lengths, labels)
     patients = [patient for part in bags for patient in part.patient_ids]
     plan = make_plan(both.labels.tolist(), patients, seed=seed)
     return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
