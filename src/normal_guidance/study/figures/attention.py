@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
@@ -149,7 +149,14 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
                 top.set_title(shortened(scan.title))
             label_slices(panel, "slice" if part is parts[-1] else "")
         axes[-1][0].set_ylabel("attention / its peak")
-        _draw_legend(part, list(axes[-1]), width, with_truth=is_first)
+        entries: dict[str, Artist] = {}
+        for panel in axes[-1]:
+            handles, names = panel.get_legend_handles_labels()
+            entries |= dict(zip(names, handles, strict=True))
+        if not is_first:  # the slice labels are explained in one row only
+            entries.pop(TRUTH, None)
+        names = list(entries)
+        part.legend(list(entries.values()), names, loc="outside upper center", ncols=legend_columns(names, width))
     return figure
 
 
@@ -212,15 +219,3 @@ def legend_columns(names: Sequence[str], width: float) -> int:
         if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:
             return columns
     return 1
-
-
-def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:
-    """Draw a legend of all panels above them; the slice labels are explained in one row only."""
-    entries: dict[str, Artist] = {}
-    for panel in panels:
-        handles, names = panel.get_legend_handles_labels()
-        entries |= dict(zip(names, handles, strict=True))
-    if not with_truth:
-        entries.pop(TRUTH, None)
-    columns = legend_columns(list(entries), width)
-    part.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)

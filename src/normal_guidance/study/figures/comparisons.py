@@ -131,12 +131,9 @@ def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
         panel.set(xlabel="λ, the weight of guidance", ylabel=metric)
     for unused in panels[len(metrics) :]:
         unused.remove()
-    style: dict[str, Any] = {"marker": "o", "ms": 4, "lw": 1.6}
-    handles = [
-        Line2D([], [], color=DIVERGENCE_COLORS[kind], label=f"{DIVERGENCE_TITLES[kind]}, ours", **style)
-        for kind in DIVERGENCES
-        if any(row.divergence == kind for row in rows)
-    ]
+    drawn = [kind for kind in DIVERGENCES if any(row.divergence == kind for row in rows)]
+    colors = [(DIVERGENCE_COLORS[kind], f"{DIVERGENCE_TITLES[kind]}, ours") for kind in drawn]
+    handles = [Line2D([], [], color=color, label=label, marker="o", ms=4, lw=1.6) for color, label in colors]
     if any(row.published for row in rows):
         handles.append(Line2D([], [], label=PUBLISHED, **PUBLISHED_STYLE))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if columns > 1 else 2)
