@@ -204,7 +204,6 @@ class StudyData:
     """By seed and part, where they are known before the scans are drawn: complete runs on others are then refused."""
 
     def parts(self, seed: int) -> tuple[Data, Data, Data]:
-        """Return training, validation and test scans of a seed."""
         return self.draw(seed, "train"), self.draw(seed, "val"), self.draw(seed, "test")
 
 
@@ -530,7 +529,6 @@ class StudyPredictions:
     left_out: int = 0  # scans without a score from the scan reference; with any, it is not compared at scan level
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
-        """Make what the statistics compare."""
         return split_results(
             self.scans,
             {method: self.predictions[method].slice_scores for method in methods},
@@ -624,7 +622,6 @@ class StoredParts:
         return self.store(seed).part(part)
 
     def store(self, seed: int) -> FeatureStore:
-        """Return all scans of a split, with its parts."""
         folder, split = self.sources[seed]
         store = open_store(folder)
         return store if split is None else store.with_parts(split)

@@ -6,7 +6,6 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -30,12 +29,7 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
-from normal_guidance.statistics.split_results import (
-    MethodResults,
-    Patients,
-    SplitResults,
-    patients_of,
-)
+from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
@@ -187,6 +181,8 @@ class Bootstrap:
                 f"{LEAST_PATIENTS} of each; give more scans"
             )
         self.freedom = min(counts) - 1
+        self._patients = patients_of([self._results({"none": None})])
+        (self._weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
 
     def aurocs(self, scores: Mapping[str, Float64[Tensor, "scans"]]) -> dict[str, Varied]:
         split = self._results({name: of_scans.numpy() for name, of_scans in scores.items()})
@@ -219,15 +215,6 @@ class Bootstrap:
         value = 0.0 if abs(varied.value) < ROUNDING else varied.value
         reach = student_quantile(level, self.freedom) * float(defined.std(ddof=1))
         return Estimate(value, value - reach, value + reach)
-
-    @cached_property
-    def _patients(self) -> Patients:
-        return patients_of([self._results({"none": None})])
-
-    @cached_property
-    def _weights(self) -> Float64[np.ndarray, "draws patients"]:
-        (weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
-        return weights
 
     def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
         nowhere = np.full(len(self.labels), np.nan)
