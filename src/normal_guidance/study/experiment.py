@@ -224,10 +224,8 @@ def lidc_data(table: Path | None = None) -> StudyData:
 
 LIDC_POSITIONS = lidc_data()
 
-DATASETS = {
-    "semi-synthetic": StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle),
-    LIDC_POSITIONS.name: LIDC_POSITIONS,
-}
+SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
+DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
 
 
