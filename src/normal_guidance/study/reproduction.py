@@ -202,12 +202,17 @@ def published_mean(metric: Metric, method: str, dataset: str, seeds: Sequence[in
     return float(np.mean(known)) if len(known) == len(seeds) else None
 
 
-def write_initialisations(folder: Path, dataset: str) -> str:
-    """Write the tables and the figure of all complete runs beside the study's, and return the page."""
+def initialisation_tables(folder: Path, dataset: str) -> list[InitialisationTable]:
+    """The tables of all complete runs; an error where there are none."""
     rows = {metric: tuple(collect_initialisations(folder, dataset, metric)) for metric in SHOWN}
     if not any(rows.values()):
         raise UserError(f"{folder / INITIALISATIONS} has no complete run; train them with --initialisations")
-    tables = [InitialisationTable(metric, dataset, of_metric) for metric, of_metric in rows.items() if of_metric]
+    return [InitialisationTable(metric, dataset, of_metric) for metric, of_metric in rows.items() if of_metric]
+
+
+def write_initialisations(folder: Path, dataset: str) -> str:
+    """Write the tables and the figure beside the study's, and return the page."""
+    tables = initialisation_tables(folder, dataset)
     grids = [table.grid().markdown(2) for table in tables]
     page = "\n".join(["# What other initial weights would have shown", "", *grids])
     write_atomically(folder / f"{INITIALISATIONS}.md", page.encode())
