@@ -343,7 +343,7 @@ def test_somebody_else_may_train_what_is_missing(copied):
     def train(study, jobs, listener):
         asked.extend((job.method, job.seed, job.folder) for job in jobs)
 
-    train_study(copied, make_grid=small_grid, train=train)
+    train_study(copied, make_grid=small_grid, listener=Listener(train=train))
     assert asked == [("abmil", 2001, copied.folder / "abmil" / "2001")]
 
 

@@ -41,16 +41,16 @@ def test_a_cluster_gives_the_same_bytes(cluster, tmp_path, monkeypatch, set_thre
     monkeypatch.chdir(tmp_path)  # its processes start in another folder
     there = replace(here, folder=(tmp_path / "there").relative_to(tmp_path))
     finished = []
-    listener = Listener(finished=lambda title, run: finished.append((title, len(run.winners))))
     train = partial(train_on_cluster, cluster.address)
-    train_study(there, make_grid=small_grid, listener=listener, train=train)
+    listener = Listener(finished=lambda title, run: finished.append((title, len(run.winners))), train=train)
+    train_study(there, make_grid=small_grid, listener=listener)
     for run in ("ng/1001", "slice_reference/1001", "scan_reference/1001"):
         for file in ("best.safetensors", "best.json", "history.parquet", "predictions.parquet", "config.json"):
             assert (tmp_path / "there" / run / file).read_bytes() == (here.folder / run / file).read_bytes(), run
     titles = ["ng, seed 1001", "scan reference, seed 1001", "slice reference, seed 1001"]
     assert sorted(finished) == [(title, 1) for title in titles]
     # Started again there is nothing to do, and nobody is asked for a cluster.
-    train_study(there, make_grid=small_grid, train=partial(train_on_cluster, "nowhere:1"))
+    train_study(there, make_grid=small_grid, listener=Listener(train=partial(train_on_cluster, "nowhere:1")))
 
 
 @pytest.mark.slow

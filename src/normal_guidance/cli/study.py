@@ -164,10 +164,10 @@ def run_study(
     from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
     from normal_guidance.study.study_page import write_report
 
-    listener = make_listener(console)
-    results = reproduce(plan.study, make_grid=plan.make_grid, listener=listener, train=train)
+    listener = make_listener(console, train)
+    results = reproduce(plan.study, make_grid=plan.make_grid, listener=listener)
     if plan.varied.methods:
-        reproduce_sensitivity(plan.varied, make_grid=plan.make_varied_grid, listener=listener, train=train)
+        reproduce_sensitivity(plan.varied, make_grid=plan.make_varied_grid, listener=listener)
     page = write_report(plan.study, manifest=manifest)
     if as_json:
         print_json(json.loads(results.json()))
@@ -294,7 +294,7 @@ def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
     return tuple(named_methods(text or "all", keep=lambda method: method.guided or not sensitivity))
 
 
-def make_listener(console: Console) -> Listener:
+def make_listener(console: Console, train: Train | None = None) -> Listener:
     """Return a listener that shows the progress of a study's runs, and what they selected."""
     from normal_guidance.cli.progress import say, watch_run
     from normal_guidance.cli.train import outcome_lines
@@ -306,7 +306,7 @@ def make_listener(console: Console) -> Listener:
         for line in lines:
             say(console, f"{title}: {line}")
 
-    return Listener(lambda title: watch_run(console, title), finished)
+    return Listener(lambda title: watch_run(console, title), finished, train)
 
 
 def show_page(console: Console, page: str) -> None:

@@ -2,14 +2,6 @@
 
 All features are noise; in a positive scan, one feature of one block of adjacent slices has a shifted mean.  The process
 is known, so Bayes' rule gives the best possible scores for scans and for slices in closed form.
-
-`VARIANTS` are harder versions: several blocks, blocks that are shorter or longer than in training, several features
-that share the signal, fewer scans, more noise.
-
-In the paper's data a block may begin anywhere.  `draw_at_positions` puts blocks where radiologists outlined nodules in
-LIDC-IDRI: findings prefer some parts of the body, come one or several to a scan, and have many lengths.
-
-A training set of 10,000 scans holds about 400,000 slices x 768 features: 1.2 GB, drawn once and shifted in place.
 """
 
 from __future__ import annotations
@@ -32,23 +24,15 @@ from normal_guidance.core.prediction import FEATURES
 from normal_guidance.scans.index.labels import NoduleScan, read_lidc_table
 from normal_guidance.scans.index.manifest import PARTS
 
-BLOCK = 12
-"""R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT."""
-
-SHIFT = 0.5
-"""Δ, the mean of the first feature in that block."""
-
-MIN_SLICES, MAX_SLICES = 20, 60
-"""S, the number of slices, is uniform between these, both included, as in head CT."""
-
-PREVALENCE = 0.5
-"""Probability that a scan is positive."""
+BLOCK = 12  # R, the number of adjacent slices of a positive scan whose first feature is shifted, as in head CT
+SHIFT = 0.5  # Δ, the mean of the first feature in that block
+MIN_SLICES, MAX_SLICES = 20, 60  # S, the number of slices, is uniform between these, both included, as in head CT
+PREVALENCE = 0.5  # probability that a scan is positive
 
 SEEDS = {1001: (1001, 1002, 1003), 2001: (2001, 2002, 2003), 3001: (3001, 3002, 3003)}
 """The paper's three repetitions: the seeds of their training, validation and test sets."""
 
-SIZES = (10_000, 2_500, 1_000)
-"""Scans of a training, a validation and a test set."""
+SIZES = (10_000, 2_500, 1_000)  # scans of a training, a validation and a test set
 
 SEPARATION = GAP + 1
 """Fewest negative slices between two blocks of a scan: with fewer, `core.blocks` counts them as one block."""
@@ -75,20 +59,16 @@ def shifted_mean(
     blocks: int = 1,
     signals: int = 1,
 ) -> Bags:
-    r"""Draws `n` scans of noise; in a positive one, feature 0 of `block` adjacent slices has the mean `shift`.
+    r"""Draw `n` scans of noise; in a positive one, feature 0 of `block` adjacent slices has the mean `shift`.
 
     $$ y_i \sim \mathrm{Bern}(\pi), \quad S_i \sim \mathrm{Unif}\{20, \dots, 60\}, \quad
        u_i \sim \mathrm{Unif}\{1, \dots, S_i - R + 1\}, \quad
        h_{ijk} \sim \mathcal{N}(\Delta\, y_i\, [u_i \le j < u_i + R]\, [k = 1],\, 1) $$
 
-    The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every scan
-    draws a start; negative ones do not use it.
-
-    A positive scan has `blocks` blocks, at least `SEPARATION` slices apart; all arrangements are equally probable.  In
-    them, each of the first `signals` features has the mean `shift`.
-
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
     """
+    # The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every
+    # scan draws a start; negative ones do not use it.  All arrangements of several blocks are equally probable.
     for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
         if value < 1:
             raise UserError(f"{name} is {value}; it must be at least 1")
@@ -97,8 +77,8 @@ def shifted_mean(
     if not 0 <= seed < 2**64:
         raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
     _check_block(block, shift, blocks, signals, features)
-    if _least_slices(block, blocks) > min_slices:
-        needed = "" if blocks == 1 else f" ({blocks} of them need {_least_slices(block, blocks)})"
+    if (least := _least_slices(block, blocks)) > min_slices:
+        needed = "" if blocks == 1 else f" ({blocks} of them need {least})"
         raise UserError(
             f"block is {block}, but a scan may have {min_slices} slices{needed}; raise min_slices or shorten block"
         )
@@ -138,21 +118,14 @@ def _least_slices(block: int, blocks: int) -> int:
 
 @dataclass(frozen=True)
 class Variant:
-    """Differences from the paper's data, as options of `shifted_mean`.
-
-    Args:
-        options: options of all three sets.
-        test: options of the test set alone; they override `options`.
-        sizes: scans of the three sets; None: `SIZES`.
-    """
+    """Differences from the paper's data, as options of `shifted_mean`."""
 
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    test: Mapping[str, Any] = field(default_factory=dict)
-    sizes: tuple[int, int, int] | None = None
+    test: Mapping[str, Any] = field(default_factory=dict)  # of the test set alone
+    sizes: tuple[int, int, int] | None = None  # None: `SIZES`
 
     def drawn(self, part: str) -> dict[str, Any]:
-        """The options of one set."""
         return {**self.options, **(self.test if part == "test" else {})}
 
 
@@ -171,16 +144,12 @@ eight features together as much evidence as its one feature, so that the ceiling
 
 
 def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
-    """Draws the training, validation and test set of one of the paper's repetitions: 1.7 GB (6.7 GB with `more_noise`).
-
-    `variant` is a name in `VARIANTS`; `semi_synthetic_part` draws one set alone.  Reference: the paper's section on
-    data sets.
-    """
+    """Draw all three sets of one of the paper's repetitions: 1.7 GB (6.7 GB with the variant `more_noise`)."""
     return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
 
 
 def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
-    """Draws one set of `semi_synthetic`: 'train', 'val' or 'test'."""
+    """Draw one set of `semi_synthetic`: 'train', 'val' or 'test'."""
     if seed not in SEEDS:
         raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
     choose_one_of("part", part, PARTS)
@@ -197,9 +166,7 @@ def bayes_scan_scores(
     $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
        = \log \frac{1}{S_i - R + 1} \sum_{u=1}^{S_i-R+1} \prod_{j=u}^{u+R-1} e^{\Delta h_{ij1} - \Delta^2/2} $$
 
-    For several blocks the sum runs over all their arrangements; for several features the product does, too.
-
-    Reference: Harvey et al., 2026, Eq. (10); the paper's ceiling for semi-synthetic scans.
+    Reference: Harvey et al., 2026, Eq. (10).  Of several blocks, the sum runs over all arrangements.
     """
     # Each arrangement is counted once for each of its blocks.
     return _log_joint(bags, block, shift, blocks, signals).logsumexp(1) - math.log(blocks)
@@ -213,9 +180,7 @@ def bayes_slice_scores(
     $$ \log p(y_{ij}{=}1 \mid h_i, S_i, y_i{=}1) = \log \sum_{u \in \mathcal{U}_{ij}} p(u \mid h_i, S_i, y_i{=}1),
        \quad \mathcal{U}_{ij} = \{\max(1, j-R+1), \dots, \min(S_i-R+1, j)\} $$
 
-    It treats a negative scan as if it were positive.
-
-    Reference: the paper's Eq. "marginal" and its appendix on the Bayes estimator for localization.
+    Reference: the paper's Eq. "marginal".  It treats a negative scan as if it were positive.
     """
     log_joint = _log_joint(bags, block, shift, blocks, signals)
     evidence = log_joint.logsumexp(1, keepdim=True) - math.log(blocks)
@@ -274,53 +239,37 @@ def _log_before(
 
 
 def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
-    if block < 1:
-        raise UserError(f"block is {block}; it must be at least 1 slice")
-    if blocks < 1:
-        raise UserError(f"blocks is {blocks}; a positive scan has at least 1")
-    if not math.isfinite(shift):
-        raise UserError(f"shift is {shift}; it must be finite")
-    if not 1 <= signals <= features:
-        raise UserError(f"signals is {signals}; choose from 1 to all {features} features")
+    for is_wrong, text in (
+        (block < 1, f"block is {block}; it must be at least 1 slice"),
+        (blocks < 1, f"blocks is {blocks}; a positive scan has at least 1"),
+        (not math.isfinite(shift), f"shift is {shift}; it must be finite"),
+        (not 1 <= signals <= features, f"signals is {signals}; choose from 1 to all {features} features"),
+    ):
+        if is_wrong:
+            raise UserError(text)
 
 
-# A scan at real positions takes two things from the label table, independently: the number of slices of a random
-# patient, and the pattern of a random patient with nodules, scaled to that number.  A fair coin says whether the scan
-# is positive; a negative one does not use its pattern.  Scans without nodules would be other patients than those with
-# them; the coin makes positive and negative scans alike in all but the signal.
-# Each pattern belongs to one of the three parts, but the oracle's prior is uniform over the patterns of all.  The split
-# is drawn at random, so this is the exact law of a scan for whoever does not know the split.  A trained model hardly
-# reaches it: the same rule with the patterns of the training part alone localizes at .93 (LOG.md).
+# A scan at real positions has the length of a random patient and, scaled to it, the pattern of a random patient with
+# nodules in LIDC-IDRI; a fair coin says whether it is positive, so that classes differ in nothing but the signal.  The
+# oracle's prior is uniform over the patterns of all parts: with those of training alone it localizes at .93 (LOG.md).
 
 LIDC_SHIFT = 1.25
-"""Δ, the mean of the first feature in slices with a nodule.
+"""Δ in slices with a nodule: the ceilings are a scan AUROC of .88 (.66 at .5) and a localization AUROC of .97."""
 
-A positive scan has 8 slices with nodules among 209 (medians), in up to 9 blocks, where the paper has one block of 12
-among 40.  The ceilings are a scan AUROC of .88 and a localization AUROC of .97; at .5 scans would have .66.  Position
-alone, the image ignored, localizes at .71.
-"""
-
-LIDC_SEEDS = tuple(SEEDS)
-"""Repetitions, each with its own split of the patients."""
+LIDC_SEEDS = tuple(SEEDS)  # repetitions, each with its own split of the patients
 
 LIDC_SIZES = {"train": 2_000, "val": 500, "test": 1_000}
 """Scans of each part: 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features."""
 
-SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}
-"""The parts' shares of the patients with nodules."""
+SHARES = {"train": 0.6, "val": 0.2, "test": 0.2}  # the parts' shares of the patients with nodules
 
 
 @dataclass(frozen=True)
 class Positions:
-    """Slice numbers of all patients, and the patterns of those with nodules; one scan for each patient.
-
-    Args:
-        slices: the number of slices of each patient's scan, with nodules or without.
-        scans: the scans with nodules, whose blocks are the patterns.
-    """
+    """Slice numbers of all patients, and the patterns of those with nodules; one scan for each patient."""
 
     slices: Int64[Tensor, "patients"]
-    scans: tuple[NoduleScan, ...]
+    scans: tuple[NoduleScan, ...]  # those with nodules, whose blocks are the patterns
 
     @classmethod
     def of(cls, scans: Sequence[NoduleScan]) -> Positions:
@@ -341,11 +290,9 @@ class Positions:
         return tuple(scan.patient_id for scan in self.scans)
 
     def masks(self, size: int) -> Bool[Tensor, "patterns size"]:
-        """Every pattern, scaled to scans of `size` slices; a block keeps at least one slice.
-
-        A block's ends are rounded to whole slices, so that all blocks together keep their share of the scan.
-        """
+        """Every pattern, scaled to scans of `size` slices; a block keeps at least one slice."""
         owner, slices, ends = self._blocks
+        # Rounded ends: all blocks together keep their share of the scan.
         first, behind = ((2 * ends * size + slices) // (2 * slices)).unbind(1)
         first = first.clamp_max(size - 1)
         edges = torch.zeros(len(self.scans), size + 1, dtype=torch.int64)
@@ -361,9 +308,7 @@ class Positions:
         return owner, slices, torch.tensor([block for scan in self.scans for block in scan.blocks])
 
 
-@lru_cache(maxsize=1)
-def _positions_of(scans: tuple[NoduleScan, ...]) -> Positions:
-    return Positions.of(scans)
+_positions_of = lru_cache(maxsize=1)(Positions.of)
 
 
 def read_positions(table: str | Path | None = None) -> Positions:
@@ -405,10 +350,7 @@ def draw_at_positions(
        B_i \sim \mathrm{Unif}(\text{patterns}), \quad
        h_{ijk} \sim \mathcal{N}(\Delta\, y_i\, [j \in B_i(S_i)]\, [k = 1],\, 1) $$
 
-    `patterns` are the numbers of those to draw from, by default all.  A scan's patient is the one whose pattern it has,
-    whether it uses it or not, so that intervals resample patterns.
-
-    Reference: Harvey et al., 2026 (Shifted Mean MIL), with other positions.
+    `patterns` are the numbers of those to draw from, by default all.
     """
     if n < 1 or features < 1:
         raise UserError(f"{n} scans of {features} features; draw at least 1 of each")
@@ -422,6 +364,7 @@ def draw_at_positions(
     for size, scans, rows in _by_length(lengths):
         slice_labels[rows] = positions.masks(size)[chosen[scans]] * labels[scans, None]
     h[:, 0] += shift * slice_labels
+    # A scan's patient is the one whose pattern it has, whether it uses it or not, so that intervals resample patterns.
     patients = tuple(positions.patients[pattern] for pattern in chosen.tolist())
     names = tuple(f"lidc-{seed}-{i:06d}" for i in range(n))
     return Bags(h, lengths, labels, slice_labels, scan_ids=names, patient_ids=patients)
@@ -433,7 +376,7 @@ def lidc_scan_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_SH
     $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
        = \log \frac{1}{N} \sum_{B} \prod_{j \in B(S_i)} e^{\Delta h_{ij1} - \Delta^2/2} $$
 
-    The sum runs over the N patterns.  Reference: Harvey et al., 2026, Eq. (10), with other positions.
+    The sum runs over the N patterns.
     """
     scores = torch.zeros(len(bags), dtype=torch.float64)
     for scans, _, _, log_ratio in _beside_patterns(bags, positions, shift):
@@ -447,11 +390,9 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_S
     $$ \log \frac{\sum_B w_B\, p(B \mid h_i, S_i, y_i{=}1)\, [j \in B(S_i)]}{\sum_B w_B\, p(B \mid h_i, S_i, y_i{=}1)},
        \quad w_B = \frac{1}{|B(S_i)|\, (S_i - |B(S_i)|)} $$
 
-    A scan's AUROC is the mean over its pairs of a positive and a negative slice, so each pair of a pattern counts w_B.
-    Where all patterns have as many slices, as in the paper, w_B cancels and the score is the slice's log-probability.
-
     It treats a negative scan as if it were positive.  With a shift of 0 it is the best score that ignores the image.
     """
+    # A scan's AUROC is the mean over its pairs of a positive and a negative slice: each pair of a pattern counts w_B.
     scores = torch.zeros(len(bags.features), dtype=torch.float64)
     for _, rows, masks, log_ratio in _beside_patterns(bags, positions, shift):
         positive = masks.sum(1)
@@ -462,16 +403,7 @@ def lidc_slice_scores(bags: Bags, positions: Positions, *, shift: float = LIDC_S
     return scores
 
 
-def _beside_patterns(
-    bags: Bags, positions: Positions, shift: float
-) -> Iterator[
-    tuple[
-        Int64[Tensor, "scans"],
-        Int64[Tensor, "scans size"],
-        Float64[Tensor, "patterns size"],
-        Float64[Tensor, "scans patterns"],
-    ]
-]:
+def _beside_patterns(bags: Bags, positions: Positions, shift: float) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
     """For each length: its scans, their rows, all patterns, and log p(h_i | B, y_i=1) - log p(h_i | y_i=0)."""
     evidence = shift * bags.features[:, 0].double() - shift**2 / 2  # log N(h; Δ, 1) - log N(h; 0, 1)
     for size, scans, rows in _by_length(bags.lengths):

@@ -43,7 +43,7 @@ from normal_guidance.core.methods import (
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_committee import fit_committee, make_plan
-from normal_guidance.scans.features.store import FeatureStore, fingerprint_of, open_store
+from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
 from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
@@ -78,6 +78,7 @@ from normal_guidance.sweep.run import (
     environment,
     environments_of,
     find_folders,
+    fingerprints_of,
     identity_of,
     is_begun,
     load_run,
@@ -106,16 +107,12 @@ class StudyResult:
     seed: int
     folder: Path
     dataset: str | None
-    fingerprints: Mapping[str, str]
-    """Fingerprint of the scans of each part."""
+    fingerprints: Mapping[str, str]  # of the scans of each part
     run: Run | None
-    forms: Mapping[str, Scores]
-    """Scores of a method without a sweep; the tables show the first."""
+    forms: Mapping[str, Scores]  # of a method without a sweep; the tables show the first
     departures: Mapping[str, Any]
-    environments: tuple[Mapping[str, Any], ...]
-    """One for every start of the run."""
-    precision: str | None
-    """Precision of the run's training; None for a method without a sweep."""
+    environments: tuple[Mapping[str, Any], ...]  # one for every start of the run
+    precision: str | None  # None for a method without a sweep
 
     @property
     def winners(self) -> tuple[Selected, ...]:
@@ -146,8 +143,6 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
     content = read_json(path) if run is None else run.report
     try:
         known = read_as(StudyFile, content, exact=False)
-        if run is None:  # a run's were checked when it was loaded
-            environments_of(content)
         return StudyResult(
             method=method,
             seed=seed,
@@ -161,9 +156,8 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
             precision=content["execution"]["precision"] if run else None,
         )
     except (ContentError, KeyError) as error:
-        raise UserError(
-            f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
-        ) from error
+        text = f"{path} is damaged or not written by nguide ({error}); delete it, or give another folder"
+        raise UserError(text) from error
 
 
 @dataclass(frozen=True)
@@ -181,8 +175,7 @@ def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
     scores = {}
     for seed in sorted({seed for _, seed in runs}):
         slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
-        row = reference_row(slices, scans) if slices and scans else None
-        if row is not None:
+        if slices and scans and (row := reference_row(slices, scans)) is not None:
             scores[seed] = row
     return scores
 
@@ -199,43 +192,26 @@ class Oracle(NamedTuple):
 
 @dataclass(frozen=True)
 class StudyData:
-    """The scans of each seed, and the best possible scores on them, if they are known.
+    """The scans of each seed, and the best possible scores on them, if they are known."""
 
-    Args:
-        name: the name in the published tables, or any other.
-        draw: returns the scans of a seed and part ("train", "val", "test").
-        seeds: the seeds of the partitions.
-        oracle: returns the best possible scores of scans; None where they are unknown: two supervised references,
-            trained with slice labels, then replace it.
-        has_slice_labels: whether test scans have them; without them there is neither localization nor a ceiling.
-        has_supervision: whether training and validation scans have them too, for the supervised references.
-        fingerprints: fingerprint of the scans of each seed and part, where it is known before the scans are drawn:
-            complete runs on other scans are then refused.
-    """
-
-    name: str
-    draw: Callable[[int, str], Data]
+    name: str  # in the published tables, or any other
+    draw: Callable[[int, str], Data]  # the scans of a seed and part
     seeds: tuple[int, ...]
-    oracle: Callable[[Bags], Oracle] | None = None
-    has_slice_labels: bool = True
-    has_supervision: bool = True
+    oracle: Callable[[Bags], Oracle] | None = None  # None: two references, trained with slice labels, replace it
+    has_slice_labels: bool = True  # of test scans; without them there is neither localization nor a ceiling
+    has_supervision: bool = True  # slice labels of training and validation scans, for the supervised references
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
+    """By seed and part, where they are known before the scans are drawn: complete runs on others are then refused."""
 
     def parts(self, seed: int) -> tuple[Data, Data, Data]:
-        """Return training, validation and test scans of a seed."""
         return self.draw(seed, "train"), self.draw(seed, "val"), self.draw(seed, "test")
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
-    """Return the scores of Bayes' rule for slices and scans of the semi-synthetic data."""
     return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
 
 
-SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
-
-
 def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
-    """Return the scores of Bayes' rule for slices and scans at the positions of nodules."""
     positions = read_positions(table)
     return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
 
@@ -248,28 +224,22 @@ def lidc_data(table: Path | None = None) -> StudyData:
 
 LIDC_POSITIONS = lidc_data()
 
+SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
 DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Methods and seeds of a dataset to train in a folder.
-
-    Args:
-        methods: names in `METHODS`; the ceiling is added for every seed.
-        seeds: seeds of the partitions, which are also those of initial weights and order.
-        protocol: how to train; each run replaces its method and seed.
-        receptive_field: R of the slice reference. Default: the mean length of the training scans' positive blocks.
-    """
+    """Methods and seeds of a dataset to train in a folder."""
 
     dataset: StudyData
     folder: Path
-    methods: tuple[str, ...]
-    seeds: tuple[int, ...]
-    protocol: Config = field(default_factory=lambda: Config("ng"))
+    methods: tuple[str, ...]  # the ceiling is added for every seed
+    seeds: tuple[int, ...]  # of the partitions, initial weights and order
+    protocol: Config = field(default_factory=lambda: Config("ng"))  # each run replaces its method and seed
     execution: Execution = field(default_factory=Execution)
-    receptive_field: int | None = None
+    receptive_field: int | None = None  # of the slice reference; None: mean length of training positive blocks
 
     def __post_init__(self) -> None:
         for method in self.methods:
@@ -290,7 +260,6 @@ class TrainingJob:
     """One run: what to train, and where; all that another process needs."""
 
     method: str
-    """A name in `METHODS`, or one of `REFERENCES`."""
     folder: Path
     protocol: Config
     make_grid: MakeGrid
@@ -302,10 +271,8 @@ class TrainingJob:
         return self.protocol.seed
 
     def is_done(self, study: Study) -> bool:
-        """Return whether the folder holds this run, complete; refuse another run, complete or begun.
-
-        A complete run may have been computed on any device, so that its tables can be made on any machine.
-        """
+        """Return whether the folder holds this run, complete; refuse another run, complete or begun."""
+        # A complete run may have been computed on any device, so that its tables can be made on any machine.
         done = _load_checked(study, self.method, self.seed, self.folder)
         protocol = self._known_protocol(done)
         if protocol is not None:
@@ -329,23 +296,14 @@ class TrainingJob:
             width = about.get("receptive_field")
         return None if width is None else replace(self.protocol, method=self.method, receptive_field=width)
 
-    def run(
-        self, parts: tuple[Data, Data, Data], execution: Execution, options: Mapping[str, Any], watch: Watch | None
-    ) -> Run:
+    def run(self, dataset: StudyData, execution: Execution, watch: Watch | None = None) -> Run:
         """Train the run, or resume it."""
+        parts = dataset.parts(self.seed)
+        more: dict[str, Any] = {"options": {"dataset": dataset.name}, "watch": watch}
         if self.method in REFERENCES:
-            return run_reference(
-                self.method,
-                self.folder,
-                *parts,
-                self.protocol,
-                execution,
-                receptive_field=self.receptive_field,
-                make_grid=self.make_grid,
-                options=options,
-                watch=watch,
-            )
-        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, options=options, watch=watch)
+            more |= {"receptive_field": self.receptive_field, "make_grid": self.make_grid}
+            return run_reference(self.method, self.folder, *parts, self.protocol, execution, **more)
+        return run_sweep(self.folder, self.make_grid(self.protocol), *parts, execution, **more)
 
 
 def _load_checked(study: Study, method: str, seed: int, folder: Path) -> StudyResult | None:
@@ -385,29 +343,23 @@ def jobs_of(
     ]
 
 
+Train = Callable[[Study, Sequence[TrainingJob], "Listener"], None]
+"""Does jobs, on a cluster for instance (`train_on_cluster`)."""
+
+
 @dataclass(frozen=True)
 class Listener:
-    """Functions that follow the progress of a study.
-
-    Args:
-        watching: yields, for the title of a run, a function that receives the run's progress.
-        finished: receives the title and result of every run that has just been trained.
-    """
+    """Functions that follow the progress of a study: each run's, by its title, and every run just trained."""
 
     watching: Callable[[str], AbstractContextManager[Watch | None]] = lambda title: nullcontext()
     finished: Callable[[str, Run], object] = lambda title, run: None
+    train: Train | None = None  # None: one job after the other, here
 
 
-Train = Callable[[Study, Sequence[TrainingJob], Listener], None]
-"""Does jobs: one after the other here, or on a cluster (`train_on_cluster`)."""
-
-
-def train_study(
-    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
-) -> None:
+def train_study(study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None) -> None:
     """Train and score what the study's folder lacks: its methods, and the oracle or both supervised references."""
     unswept = [method for method in wanted_of(study) if method in FORMS]
-    train_jobs(study, study_jobs(study, make_grid), listener, train, unswept)
+    train_jobs(study, study_jobs(study, make_grid), listener, unswept)
 
 
 def study_jobs(study: Study, make_grid: MakeGrid = grid) -> list[TrainingJob]:
@@ -426,13 +378,10 @@ def wanted_of(study: Study) -> list[str]:
 
 
 def train_jobs(
-    study: Study,
-    jobs: Sequence[TrainingJob],
-    listener: Listener | None = None,
-    train: Train | None = None,
-    unswept: Sequence[str] = (),
+    study: Study, jobs: Sequence[TrainingJob], listener: Listener | None = None, unswept: Sequence[str] = ()
 ) -> None:
     """Do the jobs that are not done yet, and score the methods that have no sweep."""
+    listener = listener or Listener()
     # Check all folders and build all models before the first run takes hours.
     lacking = [job for job in jobs if not job.is_done(study)]
     unscored = [
@@ -451,18 +400,13 @@ def train_jobs(
     for seed in study.seeds:
         for method in (method for of_seed, method in unscored if of_seed == seed):
             _score_unswept(here, method, seed)
-        if train is None:
-            train_here(here, [job for job in lacking if job.seed == seed], listener or Listener())
-    if train is not None:
-        train(study, lacking, listener or Listener())
-
-
-def train_here(study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Do jobs one after the other, in this process."""
-    for job in jobs:
-        with listener.watching(job.title) as watch:
-            run = job.run(study.dataset.parts(job.seed), study.execution, options_of(study), watch)
-        listener.finished(job.title, run)
+        for job in lacking:
+            if listener.train is None and job.seed == seed:
+                with listener.watching(job.title) as watch:
+                    run = job.run(here.dataset, study.execution, watch)
+                listener.finished(job.title, run)
+    if listener.train is not None:
+        listener.train(study, lacking, listener)
 
 
 class _OneSeed:
@@ -480,47 +424,34 @@ class _OneSeed:
         return self.drawn[part]
 
 
-def options_of(study: Study) -> dict[str, Any]:
-    """Return the options that every report of the study records."""
-    return {"dataset": study.dataset.name}
-
-
 def _score_unswept(study: Study, method: str, seed: int) -> None:
     folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
     make_folder(folder)
-    predictions = dict(_unswept(study, method, seed, test))
-    scores = {}
-    for form in FORMS[method]:
-        logit = predictions[form].logit
-        scores[form] = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
-    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
-    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
-    content = {
-        "options": options_of(study),
-        "data": {"test": {"scans": len(test), "fingerprint": fingerprint_of_part("test", test)}},
-        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
-        "scores": {form: scores_as_json(of_form) for form, of_form in scores.items()},
-    }
-    write_json(folder / SCORES, content)
-
-
-def fingerprint_of_part(part: str, scans: Data) -> str:
-    """The fingerprint of the scans of one part, as reports hold it."""
-    return scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans})
-
-
-def _unswept(study: Study, method: str, seed: int, test: Data) -> Iterator[tuple[str, Prediction]]:
-    """Yield the predictions of each form of the method."""
     if method == COMMITTEE:
-        yield COMMITTEE, _by_committee(study, seed, test)
+        predictions = {COMMITTEE: _by_committee(study, seed, test)}
     elif method == CEILING:
         assert study.dataset.oracle is not None
         assert isinstance(test, Bags)
         best = study.dataset.oracle(test)
-        yield CEILING, Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])
+        predictions = {CEILING: Prediction(best.scan_scores, best.slice_scores.exp(), best.slice_scores[None])}
     else:
-        for form, published in {PUBLISHED_FORM: True, LOG_DENSITY: False}.items():
-            yield form, predict_bags(CenteredGaussian(published=published), test)
+        forms = {PUBLISHED_FORM: True, LOG_DENSITY: False}
+        predictions = {form: predict_bags(CenteredGaussian(published=printed), test) for form, printed in forms.items()}
+    scores = {}
+    for form in FORMS[method]:
+        logit = predictions[form].logit
+        of_form = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
+        scores[form] = scores_as_json(of_form)
+    chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
+    write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
+    identity = fingerprints_of("test", test)
+    content = {
+        "options": {"dataset": study.dataset.name},
+        "data": {"test": {name: identity[name] for name in ("scans", "fingerprint")}},
+        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
+        "scores": scores,
+    }
+    write_json(folder / SCORES, content)
 
 
 def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
@@ -556,12 +487,9 @@ def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[Swee
 
 
 def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], listener: Listener) -> None:
-    """Train the jobs on a Ray cluster, as many at a time as it has room for, and return when all are done.
-
-    A run needs a GPU, or as many CPUs as this process has threads.  Every machine must see the stores and the study's
-    folder under the same path.  If a machine dies, Ray starts its runs again elsewhere, and they continue from what
-    their folders hold.
-    """
+    """Train the jobs on a Ray cluster, as many at a time as it has room for, and return when all are done."""
+    # Every machine must see the stores and the study's folder under the same path.  If one dies, Ray starts its runs
+    # again elsewhere, and they continue from what their folders hold.
     if not jobs:
         return
     with connected(address) as cluster:
@@ -575,7 +503,7 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
             num_cpus=needs.get("CPU", 1.0), num_gpus=needs.get("GPU", 0.0), max_retries=RETRIES, max_calls=1
         )(_train_remotely)
         here = [replace(job, folder=job.folder.resolve()) for job in jobs]
-        running = {remote.remote(study.dataset, job, execution, options_of(study), threads): job for job in here}
+        running = {remote.remote(study.dataset, job, execution, threads): job for job in here}
         while running:
             (done, *_), _ = ray.wait(list(running))
             job = running.pop(done)
@@ -583,12 +511,10 @@ def train_on_cluster(address: str, study: Study, jobs: Sequence[TrainingJob], li
             listener.finished(job.title, load_run(job.folder))
 
 
-def _train_remotely(
-    dataset: StudyData, job: TrainingJob, execution: Execution, options: Mapping[str, Any], threads: int
-) -> None:
+def _train_remotely(dataset: StudyData, job: TrainingJob, execution: Execution, threads: int) -> None:
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     torch.set_num_threads(threads)  # as many as on the calling machine, for the same bits
-    job.run(dataset.parts(job.seed), execution, options, None)
+    job.run(dataset, execution)
 
 
 @dataclass(frozen=True, eq=False)
@@ -598,11 +524,9 @@ class StudyPredictions:
     seed: int
     scans: Data
     predictions: dict[str, Prediction]
-    left_out: int = 0
-    """Scans without a score from the scan reference; with any, it is not compared at scan level."""
+    left_out: int = 0  # scans without a score from the scan reference; with any, it is not compared at scan level
 
     def outcomes(self, methods: Sequence[str]) -> SplitResults:
-        """Make what the statistics compare."""
         return split_results(
             self.scans,
             {method: self.predictions[method].slice_scores for method in methods},
@@ -611,15 +535,13 @@ class StudyPredictions:
 
     def measures(self, method: str, positions: Float[Tensor, "slices"] | None = None) -> dict[str, Summary]:
         """Hits, errors and overlaps of one method; `positions` are those of the slices in mm."""
-        labels, prediction = self._slice_labels(), self.predictions[method]
-        return localization_measures(
-            prediction.attention, labels, self.scans.lengths, scores=prediction.slice_scores, positions=positions
-        ).summary()
+        scores, labels, lengths = self._ranked(method)
+        attention = self.predictions[method].attention
+        return localization_measures(attention, labels, lengths, scores=scores, positions=positions).summary()
 
     def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
-        ranked = self.predictions[method].slice_scores, self._slice_labels(), self.scans.lengths
-        patients = self.scans.patient_ids
+        ranked, patients = self._ranked(method), self.scans.patient_ids
         skill = measure_skill(*ranked, density=density, patient_ids=patients)
         specific = patient_specific(*ranked, patient_ids=patients)
         return {
@@ -627,10 +549,10 @@ class StudyPredictions:
             "patient_specific": Summary(specific.difference, "mean", specific.scans),
         }
 
-    def _slice_labels(self) -> Int[Tensor, "slices"]:
+    def _ranked(self, method: str) -> tuple[Float[Tensor, "slices"], Int[Tensor, "slices"], Int[Tensor, "scans"]]:
         if self.scans.slice_labels is None:
             raise UserError(f"the test scans of seed {self.seed} have no slice labels; nothing can be localized")
-        return self.scans.slice_labels
+        return self.predictions[method].slice_scores, self.scans.slice_labels, self.scans.lengths
 
 
 def read_study_predictions(folder: Path, dataset: StudyData) -> list[StudyPredictions]:
@@ -692,37 +614,31 @@ SPLIT_SUFFIXES = (".csv", ".parquet")
 class StoredParts:
     """Opens the scans of a seed and part on demand, also in another process or on another machine."""
 
-    sources: Mapping[int, tuple[Path, Path | None]]
-    """The store of each seed, and its table of parts; None for the parts that the store records."""
+    sources: Mapping[int, tuple[Path, Path | None]]  # store and table of parts; None for those that the store records
 
     def __call__(self, seed: int, part: str) -> FeatureStore:
         return self.store(seed).part(part)
 
     def store(self, seed: int) -> FeatureStore:
-        """Return all scans of a split, with its parts."""
         folder, split = self.sources[seed]
         store = open_store(folder)
         return store if split is None else store.with_parts(split)
 
 
 def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: str | None = None) -> StudyData:
-    """Return a dataset of one store and several splits of it, or of one store for each split.
+    """Return a dataset of one store and several splits of it (tables, or folders of such), or of a store per split.
 
-    Args:
-        stores: one for all splits, or one for each: features normalised with a split's training scans belong to that
-            split only.
-        splits: tables (scan_id, part), or folders of such; without any, the parts that each store records are a split.
-        name: the paper's name ("head-ct", "chest-ct", "abdomen-ct"), for its numbers beside ours, or any other.
-            Default: the name of the first store's folder.
-
-    A split's seed is the number at the end of its file's name (split-1001.csv); unless all names end in different
-    numbers, splits are numbered from 1.
+    Without splits, the parts that each store records are one; without a name, it is that of the first store's folder.
     """
-    tables: list[Path | None] = [*_tables(splits)]
+    tables: list[Path | None] = []
+    for path in splits:
+        inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
+        if not inside:
+            raise UserError(f"{path} holds no split ({', '.join(SPLIT_SUFFIXES)}); make some with nguide split")
+        tables += inside
     if not stores:
         raise UserError("no store is given; give the folder of one")
-    if not tables:
-        tables = [None] * len(stores)
+    tables = tables or [None] * len(stores)
     if len(stores) not in (1, len(tables)):
         raise UserError(
             f"{len(stores)} stores and {len(tables)} splits; give one store for all splits, or one for each"
@@ -734,6 +650,7 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         # A split that counts twice would make intervals too narrow.
         if path.resolve() in (other.resolve() for other in paths[:number]):
             raise UserError(f"{path} is given twice; give each split once")
+    # A split's seed is the number at the end of its file's name (split-1001.csv), if all end in different ones.
     ends = [re.search(r"(\d+)$", path.stem) for path in paths]
     seeds = [int(end.group()) for end in ends if end]
     if len(set(seeds)) < len(paths):
@@ -744,7 +661,8 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
         store = given.store(seed)
         check_parts(store, path, PARTS)
         parts |= {(seed, part): store.part(part) for part in PARTS}
-    labelled = {key for key, scans in parts.items() if _has_positive_slices(scans)}
+    labels = {key: scans.slice_labels for key, scans in parts.items()}
+    labelled = {key for key, of_part in labels.items() if of_part is not None and (of_part == 1).any()}
     chosen = name or folders[0].resolve().name
     if chosen in DATASETS:
         raise UserError(
@@ -764,17 +682,6 @@ def stored_dataset(stores: Sequence[Path], splits: Sequence[Path] = (), name: st
     )
 
 
-def _tables(splits: Sequence[Path]) -> list[Path]:
-    """Return the given files, and the files of given folders in the order of their names."""
-    tables = []
-    for path in splits:
-        inside = sorted(file for file in path.glob("*") if file.suffix in SPLIT_SUFFIXES) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"{path} holds no split ({', '.join(SPLIT_SUFFIXES)}); make some with nguide split")
-        tables += inside
-    return tables
-
-
 def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set[str]:
     """Return the names of a store's parts; refuse a store without one of those needed, which `source` should name."""
     names = set(store.scans["part"].tolist())
@@ -785,7 +692,3 @@ def check_parts(store: FeatureStore, source: Path, needed: Sequence[str]) -> set
                 "(train, val, test)"
             )
     return names
-
-
-def _has_positive_slices(scans: FeatureStore) -> bool:
-    return scans.slice_labels is not None and bool((scans.slice_labels == 1).any())

@@ -2,12 +2,8 @@
 
 They are the tables' last row for CT data, where the best possible result is unknown: the slice reference (a convolution
 along the slices, then a linear layer) for localization, the scan reference (logistic regression on the mean of the
-positive slices) for scans.  Both are trained over the paper's grid by the engine that trains the methods.  The paper
-calls them ceilings, but its own methods beat them in two cells: trained by gradient descent, they are not bounds.
-
-The scan reference uses the positive slices even of the test scans.  A positive scan without a slice labelled positive
-(its labels are unknown, or all negative) has nothing to pool: the scan reference leaves it out, in every part, and
-counts it.  The slice reference leaves out slices of unknown label.
+positive slices, even of the test scans) for scans.  The paper calls them ceilings, but its own methods beat them in two
+cells: trained by gradient descent, they are not bounds.
 """
 
 from __future__ import annotations
@@ -39,13 +35,8 @@ MakeGrid = Callable[[Config], Sequence[Config]]
 
 
 def reference_row(slices: Run, scans: Run) -> Scores | None:
-    """The tables' last row: localization of the slice reference, scan scores of the scan reference.
-
-    None where one of them selected no epoch.
-    """
-    if not (slices.winners and scans.winners):
-        return None
-    on_slices, on_scans = (run.winners[0].test for run in (slices, scans))
+    """Join localization of the slice reference and scan scores of the scan reference; None where one has no winner."""
+    on_slices, on_scans = (run.winners[0].test if run.winners else None for run in (slices, scans))
     if on_slices is None or on_scans is None:
         return None
     return replace(on_slices, scan_auroc=on_scans.scan_auroc, scan_auprc=on_scans.scan_auprc)
@@ -65,19 +56,10 @@ def run_reference(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Train a supervised reference in a run folder.
+    """Train a supervised reference in a run folder; the scan reference is mean pooling of `oracle_pooled` scans.
 
-    The slice reference: AUROC in its history is that of all slices of a part together, and selects the winner.  In its
-    predictions `attention` is each slice's probability, `log_attention` its logit, and scans have no logit (NaN).
-    The scan reference is mean pooling of `oracle_pooled` scans, so its configurations say `mean` and its scans have one
-    row each.
-
-    Args:
-        reference: one of `REFERENCES`.
-        protocol: how to train, and the seed; its method does not matter.
-        receptive_field: R of the slice reference; the mean length of the training scans' positive blocks if left out.
-        make_grid: the configurations to train, made from one; the paper's 32.
-        options: copied to the report, which adds what is particular to the reference.
+    In the slice reference's history AUROC is of all slices together.  In its predictions `attention` is each slice's
+    probability, `log_attention` its logit, and scans have no logit (NaN).
     """
     about: dict[str, Any]
     if reference == SLICE_REFERENCE:
@@ -102,15 +84,9 @@ def slice_reference_config(protocol: Config, train: Data, receptive_field: int |
 
 
 def oracle_pooled(scans: Data, seed: int) -> Bags:
-    """Each scan as one row: the mean of its positive slices.
-
-    A negative scan borrows the slice labels of a random positive scan, resampled to its length: if all its slices were
-    pooled, their position in the body would separate the classes.  Borrowed labels without a positive slice are drawn
-    again.  Positive scans without a positive slice are left out, as are negative scans (of one or two slices) for which
-    no positive scan's labels keep a positive slice.
-
-    Only one scan's features are in memory at a time.
-    """
+    """Each scan as one row, the mean of its positive slices; scans without any are left out."""
+    # A negative scan borrows the slice labels of a random positive scan, resampled to its length: if all its slices
+    # were pooled, their position in the body would separate the classes.
     dtype = torch.promote_types(scans.dtype, torch.float32)  # half precision would round the mean
     masks = [labels == 1 for labels in slice_labels_of(scans).cpu().split(scans.lengths.tolist())]
     donors = [mask for mask in masks if mask.any()]
@@ -137,10 +113,8 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
 def _borrowed(
     donors: Sequence[Bool[Tensor, "_"]], length: int, generator: torch.Generator
 ) -> Bool[Tensor, "slices"] | None:
-    """Labels of a random donor, resampled to this length, with a positive slice; None if no donor has such labels.
-
-    Taking the first donor that fits, in random order, chooses uniformly among those that fit.
-    """
+    """Labels of a random donor, resampled to this length, with a positive slice; None if no donor has such labels."""
+    # The first donor that fits, in random order, is uniform among those that fit.
     for number in torch.randperm(len(donors), generator=generator).tolist():
         labels = donors[number][resampled(len(donors[number]), length)]
         if labels.any():
@@ -157,8 +131,7 @@ def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:
 # values and chosen hyperparameters of single seeds from the authors' notebooks, for the semi-synthetic data only.
 # Reference: Harvey, Loevlie, Hughes, "Normal Guidance is what Attention Needs", 2026.
 
-PUBLISHED_SEEDS = (1001, 2001, 3001)
-"""The three partitions behind every published mean."""
+PUBLISHED_SEEDS = (1001, 2001, 3001)  # the three partitions behind every published mean
 
 
 class PublishedChoice(NamedTuple):
@@ -176,11 +149,9 @@ def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
 
 
 def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
-    """Which sd the paper prints in a cell: `PUBLISHED_SD`, with one exception, which follows from the numbers.
-
-    The scan AUROC of the Bayes oracle, .80088 .81505 .81303, has population sd .006, as printed, and sample sd .008.
-    Which sd the ceilings of the CT data have is unknown.
-    """
+    """Which sd the paper prints in a cell: `PUBLISHED_SD`, with one exception."""
+    # The scan AUROC of the Bayes oracle, .80088 .81505 .81303, has population sd .006, as printed, and sample sd .008.
+    # Which sd the ceilings of the CT data have is unknown.
     if (method, dataset) == (CEILING, "semi-synthetic"):
         return "population"
     return PUBLISHED_SD[metric.partition("_")[0]]
@@ -198,10 +169,8 @@ def published_choice(method: str, dataset: str, seed: int) -> PublishedChoice | 
 
 
 def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight: float) -> MeanSd | None:
-    """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed.
-
-    The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
-    """
+    """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed."""
+    # The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
     printed, name = _paper()["sensitivity"], _name_in_paper(metric)
     if dataset != printed["dataset"]:
         return None

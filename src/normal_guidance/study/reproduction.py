@@ -5,9 +5,8 @@ DIR/sensitivity/<method>.md ...    the same for each divergence and lambda
 DIR/initialisations/<origin>/<method>/<seed>    chosen configurations, trained again from other initial weights
 DIR/initialisations.md .json .png  what a study might have shown with these
 
-A study trains every configuration once for each partition, so a method's number is one draw of its initial weights.
-The chosen configuration of every partition can be trained from more of them, all at once, and so is the published one
-where it differs.  Data, order of the scans and protocol stay the same.
+A study trains every configuration once for each partition, so a method's number is one draw of its initial weights:
+the chosen configuration, and the published one where it differs, can be trained from more of them.
 """
 
 from __future__ import annotations
@@ -33,7 +32,6 @@ from normal_guidance.study.experiment import (
     SENSITIVITY,
     Listener,
     Study,
-    Train,
     TrainingJob,
     find_results,
     jobs_of,
@@ -46,27 +44,21 @@ from normal_guidance.study.study_tables import TITLES, StudyTables, collect, col
 from normal_guidance.sweep.config import Config, grid, sensitivity_grid
 
 
-def reproduce(
-    study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None, train: Train | None = None
-) -> StudyTables:
-    """Trains the runs that the study lacks and writes the paper's tables of all complete runs in its folder."""
-    train_study(study, make_grid=make_grid, listener=listener, train=train)
+def reproduce(study: Study, *, make_grid: MakeGrid = grid, listener: Listener | None = None) -> StudyTables:
+    """Train the runs that the study lacks and write the paper's tables of all complete runs in its folder."""
+    train_study(study, make_grid=make_grid, listener=listener)
     results = collect(study.folder, study.dataset.name)
     results.write(study.folder, "tables")
     return results
 
 
 def reproduce_sensitivity(
-    study: Study,
-    *,
-    make_grid: MakeGrid = sensitivity_grid,
-    listener: Listener | None = None,
-    train: Train | None = None,
+    study: Study, *, make_grid: MakeGrid = sensitivity_grid, listener: Listener | None = None
 ) -> dict[str, StudyTables]:
-    """Trains and writes the sensitivity to divergence and lambda: one table for each guided method of the study."""
+    """Train and write the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
         refuse_unguided(method)
-    train_jobs(study, sensitivity_jobs(study, make_grid), listener, train)
+    train_jobs(study, sensitivity_jobs(study, make_grid), listener)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
     for method, tables in results.items():
         tables.write(study.folder / SENSITIVITY, method)
@@ -82,8 +74,7 @@ INITIALISATIONS = "initialisations"
 ORIGINS = {"chosen": "validation's", "published": "the authors'"}
 """Whose choice is trained again: validation's in this study, or the authors' where it differs."""
 
-STEP = 10_000
-"""Seeds of initial weights lie so far apart; the first is the study's own."""
+STEP = 10_000  # seeds of initial weights lie so far apart; the first is the study's own
 
 
 def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
@@ -91,13 +82,11 @@ def from_initialisations(config: Config, count: int) -> tuple[Config, ...]:
     return tuple(replace(config, seed=config.seed + STEP * number) for number in range(count))
 
 
-def train_initialisations(
-    study: Study, count: int, listener: Listener | None = None, train: Train | None = None
-) -> None:
+def train_initialisations(study: Study, count: int, listener: Listener | None = None) -> None:
     """Train each method and partition of a complete study from `count` initial weights, for each of `ORIGINS`."""
     methods = [method for method in study.methods if method not in FORMS]
     jobs = [job for seed in study.seeds for method in methods for job in _jobs_of_run(study, method, seed, count)]
-    train_jobs(study, jobs, listener, train)
+    train_jobs(study, jobs, listener)
 
 
 def _jobs_of_run(study: Study, method: str, seed: int, count: int) -> Iterator[TrainingJob]:
@@ -127,14 +116,12 @@ class Initialisations:
 
     method: str
     origin: str
-    scores: Mapping[int, Mapping[int, float]]
-    """Seed of the partition -> seed of the initial weights -> score, where an epoch was selected."""
-    best: Mapping[int, int] = field(default_factory=dict)
-    """Seed of the partition -> seed of the initial weights with the highest validation AUROC."""
+    scores: Mapping[int, Mapping[int, float]]  # partition -> seed of the weights -> score, where an epoch was selected
+    best: Mapping[int, int] = field(default_factory=dict)  # partition -> seed of the highest validation AUROC
 
     @property
     def means(self) -> np.ndarray:
-        """The mean over the partitions for each combination of initialisations: what a study might have shown."""
+        """The mean over the partitions for each combination of initialisations."""
         return np.array([np.mean(chosen) for chosen in product(*(values.values() for values in self.scores.values()))])
 
     @property
@@ -149,11 +136,7 @@ class Initialisations:
 
 
 def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[Initialisations]:
-    """The scores of all complete runs below a study's folder, by origin and method.
-
-    Where validation chose what the authors chose, its run counts for both.  A method's partition is left out where no
-    initialisation could be selected.
-    """
+    """The scores of all complete runs below a study's folder, by origin and method."""
     rows: dict[tuple[str, str], Initialisations] = {}
     for origin in ORIGINS:
         for result in find_results(folder / INITIALISATIONS / origin, dataset):
@@ -163,6 +146,7 @@ def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[
                 continue
             values = {winner.config.seed: getattr(winner.test, metric) for winner in tested}
             best = max(tested, key=lambda winner: winner.val_auroc).config
+            # Where validation chose what the authors chose, its run counts for both.
             theirs = published_choice(method, dataset, seed) == (best.l1, best.lr)
             for whose in ORIGINS if theirs and origin == "chosen" else (origin,):
                 row = rows.setdefault((whose, method), Initialisations(method, whose, {}, {}))
@@ -175,19 +159,11 @@ def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[
 
 SHOWN: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 
-INNER = (2.5, 50.0, 97.5)
-"""Percentiles of the means that the table shows."""
+INNER = (2.5, 50.0, 97.5)  # percentiles of the means that the table shows
 
-HEADER = (
-    "Method",
-    "Configurations (partitions)",
-    "First",
-    "Least",
-    "Most",
-    "Median [95 % of means]",
-    "By validation",
-    "Published",
-    "Means below it",
+CAPTION = (
+    "Means over the partitions that are named. First: the initialisation of the study itself. By validation: that of "
+    "the highest validation AUROC on each partition."
 )
 
 
@@ -201,26 +177,20 @@ class InitialisationTable:
 
     def grid(self) -> Grid:
         count = max(len(values) for row in self.rows for values in row.scores.values())
-        return Grid(
-            title=f"{TITLES[self.metric]}, {count} initialisations",
-            caption="Means over the partitions that are named. First: the initialisation of the study itself. By "
-            "validation: that of the highest validation AUROC on each partition.",
-            header=HEADER,
-            rows=[self._cells(row) for row in self.rows],
-        )
-
-    def _cells(self, row: Initialisations) -> list[str]:
-        means, theirs = row.means, published_mean(self.metric, row.method, self.dataset, tuple(row.scores))
-        low, middle, high = np.percentile(means, INNER)
-        return [
-            method_title(row.method),
-            f"{ORIGINS[row.origin]} ({', '.join(map(str, row.scores))})",
-            *(digits(float(value)) for value in (row.first, means.min(), means.max())),
-            f"{digits(float(middle))} [{digits(float(low))}, {digits(float(high))}]",
-            digits(row.chosen),
-            NOTHING if theirs is None else digits(theirs),
-            NOTHING if theirs is None else f"{float((means <= theirs).mean()):.0%}",
-        ]
+        header = ["Method", "Configurations (partitions)", "First", "Least", "Most", "Median [95 % of means]"]
+        header += ["By validation", "Published", "Means below it"]
+        rows = []
+        for row in self.rows:
+            means, theirs = row.means, published_mean(self.metric, row.method, self.dataset, tuple(row.scores))
+            low, middle, high = (digits(float(value)) for value in np.percentile(means, INNER))
+            cells = [method_title(row.method), f"{ORIGINS[row.origin]} ({', '.join(map(str, row.scores))})"]
+            cells += [digits(float(value)) for value in (row.first, means.min(), means.max())]
+            cells += [f"{middle} [{low}, {high}]", digits(row.chosen)]
+            cells += (
+                [NOTHING, NOTHING] if theirs is None else [digits(theirs), f"{float((means <= theirs).mean()):.0%}"]
+            )
+            rows.append(cells)
+        return Grid(f"{TITLES[self.metric]}, {count} initialisations", CAPTION, header, rows)
 
 
 def published_mean(metric: Metric, method: str, dataset: str, seeds: Sequence[int]) -> float | None:

@@ -1,6 +1,5 @@
 """The report of an experiment: tables, comparisons and figures of a trained study, and one page with all of them.
 
-DIR/<method>/<seed>/              runs (`normal_guidance.study.experiment`)
 DIR/tables.md .tex .csv .json     the paper's four tables, our numbers beside the published ones
 DIR/differences.md ...            which differences are real
 DIR/measures.md ...               hits, errors and overlaps
@@ -33,7 +32,7 @@ from normal_guidance.scans.features.windows import (
     range_of,
     window_from_json,
 )
-from normal_guidance.scans.index.indexing import Description, describe_scans
+from normal_guidance.scans.index.indexing import SOURCES, Description, describe_scans
 from normal_guidance.scans.index.manifest import PARTS, Manifest
 from normal_guidance.show import html
 from normal_guidance.show.html import Section
@@ -75,17 +74,9 @@ from normal_guidance.study.study_tables import (
 )
 from normal_guidance.sweep.run import HISTORY_TABLE, NOT_OURS, Data, read_history
 
-COUNT = 5
-"""Pictures per scan, evenly spread along it."""
-
-SIDE = 128
-"""Approximate side of a picture in pixels."""
-
-FIGURES = "figures"
-REPORT_PAGE = "report.html"
-
-COLLAPSED = 1e-6
-"""Attention up to this counts as 0."""
+COUNT = 5  # pictures per scan, evenly spread along it
+SIDE = 128  # approximate side of a picture in pixels
+COLLAPSED = 1e-6  # attention up to this counts as 0
 
 SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
 """Metrics that get figures and sentences; the tables have all four."""
@@ -126,22 +117,17 @@ class Experiment:
     study: Study
     complete: tuple[StudyResult, ...]
     results: StudyTables
-    predictions: tuple[StudyPredictions, ...]
-    """One entry per split."""
+    predictions: tuple[StudyPredictions, ...]  # one per split
     differences: Differences
-    measures: Measures | None
-    """None where there are no slice labels."""
-    sensitivity: Mapping[str, StudyTables]
-    """By guided method."""
-    parts: Mapping[str, Description]
-    """Descriptions of train, val and test of the first seed."""
+    measures: Measures | None  # None where there are no slice labels
+    sensitivity: Mapping[str, StudyTables]  # by guided method
+    parts: Mapping[str, Description]  # of the first seed
     notes: tuple[str, ...]
-    manifest: Manifest | None
-    """Of the scans that were encoded, to show their slices, and whom to cite."""
+    manifest: Manifest | None  # of the scans that were encoded, to show their slices, and whom to cite
 
 
 def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
-    """Writes tables, statistics, figures and the page of all complete runs in a study's folder.  Returns the page.
+    """Write tables, statistics, figures and the page of all complete runs; return the page.
 
     With the manifest that the scans were encoded from, errors are also given in millimetres, and figures show slices.
     """
@@ -152,18 +138,29 @@ def write_report(study: Study, *, manifest: Manifest | None = None) -> Path:
         experiment.measures.write(study.folder, "measures")
     for method, tables in experiment.sensitivity.items():
         tables.write(study.folder / SENSITIVITY, method)
-    path = study.folder / REPORT_PAGE
+    path = study.folder / "report.html"
     write_atomically(path, experiment_page(experiment).encode())
     return path
 
 
 def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
-    """Reads the complete runs of a study's folder and compares their methods."""
+    """Read the complete runs of a study's folder and compare their methods."""
     dataset, results = study.dataset, collect(study.folder, study.dataset.name)
     complete = tuple(find_results(study.folder, dataset.name))
     predictions = read_study_predictions(study.folder, dataset)
     if not predictions:
-        raise UserError(_why_nothing(study, complete, results))
+        known = {result.seed for result in complete}
+        if known.isdisjoint(dataset.seeds):
+            seeds = ", ".join(map(str, sorted(known)))
+            raise UserError(
+                f"{study.folder} holds runs of splits {seeds} only; give those splits, or run the experiment on these "
+                "first"
+            )
+        why = results.notes[0] if results.notes else "no method is complete"
+        raise UserError(
+            f"{study.folder} has nothing to report: {why}; train more epochs (--epochs) in another folder, or let "
+            "every epoch be selected (--no-train-above-val)"
+        )
     compared = [method for method in (*COMPARED, CEILING) if all(method in split.predictions for split in predictions)]
     shown, notes = _compare(predictions, compared, dataset)
     return Experiment(
@@ -185,24 +182,9 @@ def evaluate(study: Study, manifest: Manifest | None = None) -> Experiment:
 
 
 def check_manifest(manifest: Manifest, dataset: StudyData) -> None:
-    """Refuses, before anything is trained, a manifest that the test scans were not encoded from."""
+    """Refuse, before anything is trained, a manifest that the test scans were not encoded from."""
     for seed in dataset.seeds:
         _positions(manifest, dataset.draw(seed, "test"))
-
-
-def _why_nothing(study: Study, complete: Sequence[StudyResult], results: StudyTables) -> str:
-    """The error for a folder without predictions of these splits."""
-    known = {result.seed for result in complete}
-    if known.isdisjoint(study.dataset.seeds):
-        seeds = ", ".join(map(str, sorted(known)))
-        return (
-            f"{study.folder} holds runs of splits {seeds} only; give those splits, or run the experiment on these first"
-        )
-    why = results.notes[0] if results.notes else "no method is complete"
-    return (
-        f"{study.folder} has nothing to report: {why}; train more epochs (--epochs) in another folder, "
-        "or let every epoch be selected (--no-train-above-val)"
-    )
 
 
 def _notes_on_data(study: Study, results: StudyTables, predictions: Sequence[StudyPredictions]) -> Iterator[str]:
@@ -281,10 +263,8 @@ def _positions(manifest: Manifest, scans: Data) -> Float[Tensor, "slices"]:
 
 
 def experiment_page(experiment: Experiment) -> str:
-    """Draws the figures into the study's folder and returns the page as HTML."""
-    from normal_guidance.scans.index.indexing import SOURCES
-
-    folder, manifest = experiment.study.folder / FIGURES, experiment.manifest
+    """Draw the figures into the study's folder and return the page as HTML."""
+    folder, manifest = experiment.study.folder / "figures", experiment.manifest
     make_folder(folder)
     name = experiment.study.dataset.name
     splits = len(experiment.predictions)
@@ -335,8 +315,7 @@ def _findings(experiment: Experiment) -> Iterator[str]:
 
 def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
     parts, name = experiment.parts, experiment.study.dataset.name
-    for grid in description_tables(name, parts):
-        yield grid.html()
+    yield from (grid.html() for grid in description_tables(name, parts))
     if parts["train"].blocks is not None:
         path = draw_density({_literal(f"{name}, training scans"): parts["train"].density}, folder / "density.png")
         yield html.figure(
@@ -356,10 +335,8 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
         if drawable:
             path = draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
             yield html.figure(path, f"{TITLES[metric]} of every method.")
-    for grid in table.grids():
-        yield grid.html()
-    if experiment.measures is not None:
-        yield from (grid.html() for grid in experiment.measures.grids())
+    measured = [] if experiment.measures is None else experiment.measures.grids()
+    yield from (grid.html() for grid in (*table.grids(), *measured))
     if experiment.results.notes:
         yield html.bullets(experiment.results.notes)
 
@@ -378,8 +355,6 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
 
 
 def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
-    if not experiment.predictions:
-        return
     first, manifest = experiment.predictions[0], experiment.manifest
     methods = [method for row in PANELS for method in row if method in first.predictions]
     lengths = first.scans.lengths.tolist()

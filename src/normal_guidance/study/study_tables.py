@@ -1,7 +1,6 @@
 """The results of a study, read from its folder: the paper's tables, what validation chose, differences and measures.
 
-These are written as Markdown and LaTeX for reading, with three digits like the paper's, and as CSV and JSON for
-computing: every digit, one record per number, the same columns for every dataset, null where there is no number.
+Markdown and LaTeX have three digits, like the paper; CSV and JSON every digit, null where there is no number.
 """
 
 from __future__ import annotations
@@ -73,8 +72,9 @@ TITLES: dict[Metric, str] = {
     "scan_auprc": "Scan AUPRC",
 }
 
-ROUNDING = 0.0005
-"""Published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off."""
+ROUNDING = 0.0005  # published numbers are rounded to three digits: the true mean, and the true sd, may lie this far off
+
+PER_SEED = "ours_per_seed"
 
 RULE = "Inside 2 sd: |difference| ≤ 2 × published sd, .0005 of rounding allowed on the published mean and on that sd."
 
@@ -85,7 +85,6 @@ class Rendered:
     """Tables and the records behind them, written in four formats."""
 
     def grids(self) -> Sequence[Grid]:
-        """The tables for reading."""
         raise NotImplementedError
 
     def records(self) -> Records:
@@ -97,20 +96,16 @@ class Rendered:
         raise NotImplementedError
 
     def markdown(self) -> str:
-        """The tables for GitHub."""
         return "\n".join(grid.markdown() for grid in self.grids())
 
     def latex(self) -> str:
-        r"""The tables for `\input`, with booktabs and graphicx."""
         return "\n".join([LATEX_HEAD, *(grid.latex() for grid in self.grids())])
 
     def csv(self) -> str:
-        """One line per record."""
         records = [{name: value for name, value in record.items() if name != PER_SEED} for record in self.records()]
         return as_csv(records) if records else ""
 
     def json(self) -> str:
-        """The same records as CSV, and what a program needs beside them."""
         return as_json(self.content())
 
     def write(self, folder: Path, stem: str) -> list[Path]:
@@ -118,27 +113,21 @@ class Rendered:
         return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
 
 
-PER_SEED = "ours_per_seed"
-
-
 @dataclass(frozen=True)
 class Comparison:
     """One metric of one method: our value of every seed, and the published mean and sd (None where there is none)."""
 
     metric: Metric
-    values: tuple[float, ...]
-    """One per seed; empty where the method has no such score."""
+    values: tuple[float, ...]  # one per seed; empty where the method has no such score
     sd_kind: SdKind
     published: MeanSd | None
 
     @property
     def ours(self) -> MeanSd | None:
-        """Mean and sd over the seeds."""
         return over_seeds(self.values, self.sd_kind) if self.values else None
 
     @property
     def difference(self) -> float | None:
-        """Ours minus published."""
         return self.ours.mean - self.published.mean if self.ours and self.published else None
 
     @property
@@ -183,8 +172,7 @@ class TableRow:
     seeds: tuple[int, ...]
     scores: tuple[Scores, ...]
     cells: tuple[Comparison, ...]
-    setting: tuple[DivergenceName, float] | None = None
-    """Divergence and lambda in a table of sensitivity."""
+    setting: tuple[DivergenceName, float] | None = None  # divergence and lambda in a table of sensitivity
 
 
 @dataclass(frozen=True)
@@ -192,11 +180,9 @@ class PaperTables(Rendered):
     """The four result tables of one dataset, or how one guided method depends on divergence and lambda."""
 
     dataset: str
-    seeds: tuple[int, ...]
-    """The seeds of all rows together."""
+    seeds: tuple[int, ...]  # of all rows together
     rows: tuple[TableRow, ...]
-    varied: str | None = None
-    """The method of a sensitivity table."""
+    varied: str | None = None  # the method of a sensitivity table
 
     def records(self) -> Records:
         """One per metric and row; the best of each metric is marked where settings are compared."""
@@ -225,7 +211,6 @@ class PaperTables(Rendered):
         return {"rule": RULE, "tables": self.records(), "per_seed": self.per_seed()}
 
     def grids(self) -> list[Grid]:
-        """The four tables, then every seed; or the one table of settings."""
         if self.varied is not None:
             return [self._settings_grid(self.varied)]
         return [*(self._metric_grid(i, metric) for i, metric in enumerate(METRICS)), self._seeds_grid()]
@@ -294,12 +279,7 @@ class PaperTables(Rendered):
 
 
 def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> PaperTables:
-    """The paper's tables of `results`: method or "ceiling" -> seed -> `Scores`.
-
-    Methods come in the order of `METHODS`; those without results are not shown, and those with fewer seeds than others
-    say so. Published numbers stand beside ours where the paper has this dataset ("semi-synthetic", "head-ct",
-    "chest-ct", "abdomen-ct").
-    """
+    """Make the paper's tables of `results`: method or "ceiling" -> seed -> `Scores`."""
     _check_results(results)
     names = (*COMPARED, CEILING)
     for method in results:
@@ -314,11 +294,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
 def sensitivity_table(
     results: Mapping[tuple[str, float], Mapping[int, Scores]], dataset: str, method: str = "ng"
 ) -> PaperTables:
-    """The sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all.
-
-    Divergences come in the order of `DIVERGENCES`, lambda ascending. Published numbers stand beside ours for "ng" on
-    "head-ct", the only such table in the paper.
-    """
+    """Tabulate the sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all."""
     _check_results(results)
     refuse_unguided(method)
     order: list[str] = list(DIVERGENCES)
@@ -389,17 +365,13 @@ class StudyTables(Rendered):
 
     title: str
     dataset: str
-    method: str | None
-    """The method of a sensitivity table; None for the paper's four tables."""
-    table: PaperTables | None
-    """None where no method has scores."""
-    chosen: Records
-    """The configuration and epoch that validation chose in each run, beside the published choice."""
+    method: str | None  # of a sensitivity table; None for the paper's four tables
+    table: PaperTables | None  # None where no method has scores
+    chosen: Records  # the configuration and epoch of each run, beside the published choice
     notes: tuple[str, ...]
     about: Mapping[str, Any]
 
     def markdown(self) -> str:
-        """The whole page: software and machines, tables, choices, notes."""
         head = [f"# {self.title}", "", *(f"- {line}" for line in self.about_lines()), ""]
         tables = ["## Tables", "", self.table.markdown()] if self.table else []
         chosen = [self.chosen_grid().markdown(level=2)] if self.chosen else []
@@ -407,7 +379,6 @@ class StudyTables(Rendered):
         return "\n".join([*head, *tables, *chosen, *notes])
 
     def chosen_grid(self) -> Grid:
-        """The configuration that validation chose in every run, as a table."""
         header = ["Setting" if self.method else "Method", "Seed", "L1", "lr", "Epoch", "Validation AUROC", "Seconds"]
         beside = any(choice["published"] for choice in self.chosen)
         rows = []
@@ -423,7 +394,6 @@ class StudyTables(Rendered):
         return Grid("What validation chose", "", header, rows)
 
     def latex(self) -> str:
-        r"""The tables for `\input`; software, machines and notes stand above them as comments."""
         comments = [f"% {line}" for line in (self.title, *self.about_lines(), *self.notes)]
         return "\n".join([*comments, self.table.latex() if self.table else LATEX_HEAD])
 
@@ -431,7 +401,6 @@ class StudyTables(Rendered):
         return self.table.records() if self.table else []
 
     def content(self) -> dict[str, Any]:
-        """All numbers, choices and notes."""
         return {
             "dataset": self.dataset,
             "method": self.method,
@@ -444,7 +413,6 @@ class StudyTables(Rendered):
         }
 
     def about_lines(self) -> list[str]:
-        """Software, machine, dates, training time and protocol behind the numbers."""
         about = self.about
         return [
             f"Software: {'; '.join(about['software'])}",
@@ -456,10 +424,7 @@ class StudyTables(Rendered):
 
 
 def collect(folder: str | Path, dataset: str) -> StudyTables:
-    """The paper's tables of every complete run of `dataset` in a study's folder.
-
-    A method with fewer seeds than others says so in its row.
-    """
+    """Make the paper's tables of every complete run of `dataset` in a study's folder."""
     results = list(find_results(Path(folder), dataset))
     if not results:
         command = f"reproduce {dataset}" if dataset in DATASETS else f"experiment STORE --dataset {dataset}"
@@ -517,8 +482,6 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> StudyT
 
 @dataclass(frozen=True)
 class _RunConfigs:
-    """What is read here of a run's config.json."""
-
     configs: list[Config]
 
 
@@ -591,7 +554,7 @@ def _about(results: Sequence[StudyResult], axes: Sequence[str] = ()) -> dict[str
     starts = [start for result in results for start in result.environments]
     machines = [(start["device"], result.precision) for result in runs or results for start in result.environments]
     return {
-        "software": sorted({_software(start) for start in starts}),
+        "software": sorted({_software_line(start) for start in starts}),
         "machines": sorted({f"{device}, {precision}" if precision else str(device) for device, precision in machines}),
         "dates": sorted({str(start["date"]) for start in starts}),
         "runs": len(runs),
@@ -600,7 +563,7 @@ def _about(results: Sequence[StudyResult], axes: Sequence[str] = ()) -> dict[str
     }
 
 
-def _software(versions: Mapping[str, Any]) -> str:
+def _software_line(versions: Mapping[str, Any]) -> str:
     commit = versions["commit"]
     where = "installed"
     if commit:
@@ -631,8 +594,7 @@ COLUMNS = {
     "attention_on_positives": "Attention on positives",
 }
 
-BEYOND = {"skill": "Skill", "patient_specific": "Patient-specific"}
-"""Measures that a guess by position cannot reach."""
+BEYOND = {"skill": "Skill", "patient_specific": "Patient-specific"}  # measures that a guess by position cannot reach
 
 ABOUT_BEYOND = (
     "Skill: the share of the way from the best guess by position to perfect localization, by localization AUROC; 0 is "
@@ -656,7 +618,7 @@ class Measures(Rendered):
     summaries: Mapping[tuple[str, int], Mapping[str, Summary]]
 
     def grids(self) -> list[Grid]:
-        """The table for reading, without measures that no scan has (mm, where positions are unknown)."""
+        """One table, without measures that no scan has (mm, where positions are unknown)."""
         titles, methods = BEYOND | COLUMNS, Counter(method for method, _ in self.summaries)
         values: dict[tuple[str, str], list[float]] = defaultdict(list)
         for (method, _), of_run in self.summaries.items():
@@ -664,13 +626,10 @@ class Measures(Rendered):
                 values[method, name].append(summary.value)
         means = {key: math.fsum(of_seeds) / len(of_seeds) for key, of_seeds in values.items()}
         columns = [name for name in titles if any(math.isfinite(means.get((m, name), math.nan)) for m in methods)]
-        rows = [
-            [
-                method_title(method, self.dataset),
-                *(_measure_cell(name, means.get((method, name), math.nan)) for name in columns),
-            ]
-            for method in methods
-        ]
+        rows = []
+        for method in methods:
+            cells = [_measure_cell(name, means.get((method, name), math.nan)) for name in columns]
+            rows.append([method_title(method, self.dataset), *cells])
         about = ABOUT_BEYOND if {*columns} & {*BEYOND} else ""
         splits = max(methods.values(), default=0)
         caption = CAPTION.format(beyond=about, seeds=f"{splits} split{'s' * (splits > 1)}")
@@ -681,7 +640,6 @@ class Measures(Rendered):
         return self.grids()[0].markdown(level=1)
 
     def records(self) -> Records:
-        """One per method, seed and measure."""
         return [
             {"dataset": self.dataset, "method": method, "seed": seed, "measure": name, "value": summary.value,
              "kind": summary.kind, "scans": summary.scans}
@@ -720,31 +678,23 @@ class Differences(Rendered):
 
     @property
     def titles(self) -> Mapping[str, str]:
-        """Titles of all methods that are compared."""
         names = {name for row in self.rows for name in (row.method, row.against)}
         return {name: method_title(name, self.dataset) for name in names}
 
     def by_metric(self) -> dict[Metric, list[Difference]]:
-        """The differences in each metric that has any."""
         groups = {metric: [row for row in self.rows if row.metric == metric] for metric in METRICS}
         return {metric: group for metric, group in groups.items() if group}
 
     def sentences(self, metric: Metric) -> list[str]:
-        """The differences in one metric, one sentence each."""
         return [row.words(self.titles) for row in self.by_metric().get(metric, ())]
 
     def forest(self, metric: Metric) -> list[ForestRow]:
         """Rows for `plot_differences`, without differences that could not be tested."""
-        return [
-            ForestRow(
-                f"{self.titles[row.method]} − {self.titles[row.against]}", row.estimate, row.low, row.high, row.shown
-            )
-            for row in self.by_metric().get(metric, ())
-            if row.p == row.p
-        ]
+        tested = [row for row in self.by_metric().get(metric, ()) if row.p == row.p]
+        names = [f"{self.titles[row.method]} − {self.titles[row.against]}" for row in tested]
+        return [ForestRow(n, d.estimate, d.low, d.high, d.shown) for n, d in zip(names, tested, strict=True)]
 
     def grids(self) -> list[Grid]:
-        """One table per metric."""
         header = ["Method", "Against", "Difference", "Interval", "p (Holm)", "Shown", "Scans", "Patients"]
         return [
             Grid(f"Differences in {TITLES[metric]}, {self.dataset}", METHOD, header, [self._row(row) for row in group])
@@ -752,7 +702,6 @@ class Differences(Rendered):
         ]
 
     def markdown(self) -> str:
-        """The tables, each followed by its differences in words."""
         parts = [f"# {self.dataset.capitalize()}: which differences are real", ""]
         for metric, grid in zip(self.by_metric(), self.grids(), strict=True):
             parts += [grid.markdown(level=2), *(f"- {sentence}" for sentence in self.sentences(metric)), ""]
@@ -778,15 +727,12 @@ BLOCKS = f"A block may bridge up to {GAP} negative slices."
 
 def description_tables(name: str, parts: Mapping[str, Description]) -> list[Grid]:
     """The tables about a dataset, one row for each part (for instance 'all', or 'train', 'val' and 'test')."""
-    scans = Grid(
-        f"Scans of {name}",
-        "",
-        ["Part", "Scans", "Positive", "Patients", "Slices", "With slice labels", "Positive slices"],
-        [
-            [part, *(f"{n:,}" for n in (d.scans, d.positive, d.patients, d.slices, d.labelled, d.positive_slices))]
-            for part, d in parts.items()
-        ],
-    )
+    header = ["Part", "Scans", "Positive", "Patients", "Slices", "With slice labels", "Positive slices"]
+    numbers = [
+        [part, *(f"{n:,}" for n in (d.scans, d.positive, d.patients, d.slices, d.labelled, d.positive_slices))]
+        for part, d in parts.items()
+    ]
+    scans = Grid(f"Scans of {name}", "", header, numbers)
     lengths = _percentiles("Slices in a scan", "", {part: d.lengths for part, d in parts.items()}, "{:.0f}")
     known = {part: d.blocks for part, d in parts.items() if d.blocks is not None}
     if not known:
@@ -796,23 +742,15 @@ def description_tables(name: str, parts: Mapping[str, Description]) -> list[Grid
     for part, blocks in known.items():
         total, counts = sum(blocks.bags_by_blocks.values()), blocks.bags_by_blocks
         numbers.append([part, *(f"{counts[n]}/{total}" if n in counts else "-" for n in range(1, most + 1))])
-    return [
-        scans,
-        lengths,
-        Grid(
-            "Blocks in a positive scan",
-            f"How many of the scans with positive slices have so many blocks. {BLOCKS}",
-            ["Part", *(f"{n} block{'s' * (n > 1)}" for n in range(1, most + 1))],
-            numbers,
-        ),
-        *(
-            _percentiles(title, BLOCKS, {part: blocks.summary()[key] for part, blocks in known.items()}, form)
-            for title, key, form in (
-                ("Slices in a block", "length", "{:.0f}"),
-                ("Share of the scan in a block", "fraction", "{:.3f}"),
-            )
-        ),
-    ]
+    caption = f"How many of the scans with positive slices have so many blocks. {BLOCKS}"
+    header = ["Part", *(f"{n} block{'s' * (n > 1)}" for n in range(1, most + 1))]
+    tables = [scans, lengths, Grid("Blocks in a positive scan", caption, header, numbers)]
+    for title, key, form in (
+        ("Slices in a block", "length", "{:.0f}"),
+        ("Share of the scan in a block", "fraction", "{:.3f}"),
+    ):
+        tables.append(_percentiles(title, BLOCKS, {part: b.summary()[key] for part, b in known.items()}, form))
+    return tables
 
 
 def _percentiles(title: str, caption: str, rows: Mapping[str, Mapping[str, float]], form: str) -> Grid:

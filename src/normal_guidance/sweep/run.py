@@ -628,10 +628,10 @@ def _identity(
     check_together(configs)
     check_scans(configs[0], train, val)
     parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
-    return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
+    return identity_of(configs, execution, {part: fingerprints_of(part, scans) for part, scans in parts.items()})
 
 
-def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
+def fingerprints_of(part: str, scans: Data) -> dict[str, Any]:
     """Identify the scans and their order, which decides which scans share a batch."""
     return {
         "scans": len(scans),

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Float, Int, Num
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
@@ -31,20 +31,13 @@ from normal_guidance.show.figure_style import (
     styled,
 )
 
-ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))
-"""Methods that share a row of panels, as in the paper."""
+ROWS = (("abmil", "smap", "ng"), ("transmil", "smtp", "mhng"))  # methods that share a row of panels, as in the paper
 
 PANELS = (*ROWS, *(tuple(name for name, about in BEYOND.items() if about.guided == guided) for guided in (False, True)))
-"""The rows of panels: the paper's, then methods that the paper does not have, without guidance and with it.
+"""The paper's rows, then methods that it does not have, without guidance and with it; others share one more row."""
 
-Any other methods share one more row.
-"""
-
-SCANS = 4
-"""Scans per dataset that the paper shows."""
-
-CURVES_HEIGHT = 1.9
-"""Inches: a row of panels with one line of legend."""
+SCANS = 4  # scans per dataset that the paper shows
+CURVES_HEIGHT = 1.9  # inches: a row of panels with one line of legend
 
 LEGEND_LINE, LEGEND_LETTER, LEGEND_HEIGHT = 0.7, 0.068, 0.2
 """Inches that the legend needs: for the line and margins of a column, per letter of a name, and per row."""
@@ -96,18 +89,16 @@ class AttendedScan:
         return len(self.curve(next(iter(self.attention))))
 
     def curve(self, method: str) -> Float[Tensor, "slices"]:
-        """The attention of a method as a tensor."""
         return with_axes(self.attention[method], f"scan {self.title!r}: attention by {method}", "slices")
 
     def truth(self) -> Int[Tensor, "slices"] | None:
-        """The slice labels as a tensor."""
         if self.slice_labels is None:
             return None
         return with_axes(self.slice_labels, f"scan {self.title!r}: slice labels", "slices").long()
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
-    """Chooses candidates to show at random, in their order; all of them if there are no more than `count`."""
+    """Choose at most `count` candidates at random, in their order."""
     chosen = np.random.default_rng(seed).permutation(len(candidates))[:count]
     return [candidates[number] for number in sorted(chosen)]
 
@@ -158,7 +149,14 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
                 top.set_title(shortened(scan.title))
             label_slices(panel, "slice" if part is parts[-1] else "")
         axes[-1][0].set_ylabel("attention / its peak")
-        _draw_legend(part, list(axes[-1]), width, with_truth=is_first)
+        entries: dict[str, Artist] = {}
+        for panel in axes[-1]:
+            handles, names = panel.get_legend_handles_labels()
+            entries |= dict(zip(names, handles, strict=True))
+        if not is_first:  # the slice labels are explained in one row only
+            entries.pop(TRUTH, None)
+        names = list(entries)
+        part.legend(list(entries.values()), names, loc="outside upper center", ncols=legend_columns(names, width))
     return figure
 
 
@@ -195,10 +193,7 @@ def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], referenc
 
 
 def _draw_thumbnails(strip: Axes, panel: Axes, scan: AttendedScan, most: int) -> None:
-    """Images side by side, each with its slice's number, framed in red if positive, and a mark on the panel below.
-
-    Every strip has room for `most` images, so that they are of one size in all of them.
-    """
+    """Draw images side by side, numbered, framed in red if positive, with a mark on the panel; `most` have room."""
     thumbnails, truth = scan.thumbnails or (), scan.truth()
     darkest = min((float(image.min()) for _, image in thumbnails), default=0.0)
     brightest = max((float(image.max()) for _, image in thumbnails), default=0.0)
@@ -224,15 +219,3 @@ def legend_columns(names: Sequence[str], width: float) -> int:
         if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:
             return columns
     return 1
-
-
-def _draw_legend(part: SubFigure, panels: Sequence[Axes], width: float, *, with_truth: bool) -> None:
-    """A legend of all panels, above them; the slice labels are explained in one row only."""
-    entries: dict[str, Artist] = {}
-    for panel in panels:
-        handles, names = panel.get_legend_handles_labels()
-        entries |= dict(zip(names, handles, strict=True))
-    if not with_truth:
-        entries.pop(TRUTH, None)
-    columns = legend_columns(list(entries), width)
-    part.legend(list(entries.values()), list(entries), loc="outside upper center", ncols=columns)

@@ -19,8 +19,7 @@ from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import interval, signed
 
-SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"
-"""Their names in legends."""
+SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"  # their names in legends
 
 PUBLISHED_STYLE: dict[str, Any] = {"color": "0.35", "marker": "D", "ms": 4.5, "mfc": "white", "lw": 1.1}
 
@@ -70,32 +69,28 @@ def plot_methods(rows: Sequence[MethodValues], *, metric: str = "localization AU
             panel.plot([mean, mean], [above - 0.22, above + 0.22], color=color, lw=2, label=MEAN)
         if row.published is not None:
             panel.errorbar(row.published.mean, beneath, xerr=row.published.sd, label=PUBLISHED, **PUBLISHED_STYLE)
-    _name_rows(panel, [row.title or method_title(row.method) for row in rows])
-    panel.grid(axis="x", color="0.9", lw=0.7)
-    panel.set_axisbelow(True)
-    panel.set_xlabel(metric)
-    _draw_legend(figure, any(row.published for row in rows))
+    _finish_rows(panel, [row.title or method_title(row.method) for row in rows], metric, "0.9")
+    handles = [
+        Line2D([], [], ls="", marker="o", ms=6, color="0.4", mec="white", label=SEED),
+        Line2D([], [], ls="", marker="|", ms=11, mew=2, color="0.4", label=MEAN),
+    ]
+    if any(row.published for row in rows):
+        handles.append(Line2D([], [], label=PUBLISHED, **PUBLISHED_STYLE))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     return figure
 
 
-def _name_rows(panel: Axes, names: Sequence[str]) -> None:
-    """Writes the names on the left, the first row on top, and draws a thin line between rows."""
+def _finish_rows(panel: Axes, names: Sequence[str], label: str, shade: str) -> None:
+    """Write the names on the left, the first row on top, with thin lines between rows, a grid and the axis' label."""
+    panel.grid(axis="x", color=shade, lw=0.7)
+    panel.set_axisbelow(True)
+    panel.set_xlabel(label)
     panel.set_yticks(range(len(names)), names)
     panel.set_ylim(len(names) - 0.45, -0.55)
     panel.tick_params(axis="y", length=0, labelsize=9)
     panel.spines["left"].set_visible(False)
     panel.hlines([line + 0.5 for line in range(len(names) - 1)], 0, 1, color="0.92", lw=0.8,
                  transform=panel.get_yaxis_transform(), zorder=0)  # fmt: skip
-
-
-def _draw_legend(figure: Figure, is_published: bool) -> None:
-    handles = [
-        Line2D([], [], ls="", marker="o", ms=6, color="0.4", mec="white", label=SEED),
-        Line2D([], [], ls="", marker="|", ms=11, mew=2, color="0.4", label=MEAN),
-    ]
-    if is_published:
-        handles.append(Line2D([], [], label=PUBLISHED, **PUBLISHED_STYLE))
-    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
 
 
 @dataclass(frozen=True)
@@ -136,12 +131,9 @@ def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
         panel.set(xlabel="λ, the weight of guidance", ylabel=metric)
     for unused in panels[len(metrics) :]:
         unused.remove()
-    style: dict[str, Any] = {"marker": "o", "ms": 4, "lw": 1.6}
-    handles = [
-        Line2D([], [], color=DIVERGENCE_COLORS[kind], label=f"{DIVERGENCE_TITLES[kind]}, ours", **style)
-        for kind in DIVERGENCES
-        if any(row.divergence == kind for row in rows)
-    ]
+    drawn = [kind for kind in DIVERGENCES if any(row.divergence == kind for row in rows)]
+    colors = [(DIVERGENCE_COLORS[kind], f"{DIVERGENCE_TITLES[kind]}, ours") for kind in drawn]
+    handles = [Line2D([], [], color=color, label=label, marker="o", ms=4, lw=1.6) for color, label in colors]
     if any(row.published for row in rows):
         handles.append(Line2D([], [], label=PUBLISHED, **PUBLISHED_STYLE))
     figure.legend(handles=handles, loc="outside upper center", ncols=len(handles) if columns > 1 else 2)
@@ -215,10 +207,7 @@ def plot_differences(rows: Sequence[ForestRow], *, metric: str = "localization A
         panel.plot([row.low, row.high], [line, line], color=color, lw=1.6, solid_capstyle="butt", zorder=2)
         panel.plot(row.estimate, line, marker="o", ms=6, color=color, mfc=face, zorder=3)
         panel.text(1.02, line, str(row), transform=panel.get_yaxis_transform(), va="center", color=color)
-    _name_rows(panel, [row.label for row in rows])
-    panel.grid(axis="x", color="0.92", lw=0.7)
-    panel.set_axisbelow(True)
-    panel.set_xlabel(f"difference in {metric}")
+    _finish_rows(panel, [row.label for row in rows], f"difference in {metric}", "0.92")
     handles = [
         Line2D([], [], color="0.1", marker="o", ms=6, lw=1.6, label="significant"),
         Line2D([], [], color="0.45", marker="o", mfc="white", ms=6, lw=1.6, label="not significant"),

@@ -33,12 +33,15 @@ BEHAVIOUR: dict[DivergenceName, str] = {
 }
 """The paper's term for each divergence."""
 
+ARROWS: dict[str, Any] = {
+    **{"angles": "xy", "scale_units": "xy", "scale": 1},
+    **{"headwidth": 3.5, "headlength": 4, "headaxislength": 3.6, "width": 0.006, "minlength": 0},
+}
+"""In data units."""
+
 
 def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Float[Tensor, "slices"]:
-    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for the scores z of $a = \mathrm{softmax}(z)$.
-
-    The scores are what training moves, so this is the gradient step itself.  For forward KL it is r - a.
-    """
+    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for scores z of $a = \mathrm{softmax}(z)$."""
     scores = attention.log().detach().requires_grad_()
     loss = NormalGuidance(divergence=divergence)(scores[None], from_logits=True)
     (gradient,) = torch.autograd.grad(loss, scores)
@@ -79,7 +82,10 @@ def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> 
             fill_truth(panel, truth)
         arrows = pull(attention, divergence)
         stretch = farthest / arrows.abs().max()
-        _draw_arrows(panel, attention, reference, stretch * arrows, DIVERGENCE_COLORS[divergence])
+        slices, color = np.arange(1, len(attention) + 1), DIVERGENCE_COLORS[divergence]
+        panel.plot(slices, attention, color="0.25", lw=0.8, marker="o", ms=2.6, label="attention $a$")
+        panel.plot(slices, reference, color="0.25", lw=1.1, ls="--", label="its normal reference $r$")
+        panel.quiver(slices, attention, np.zeros(len(slices)), stretch * arrows, color=color, zorder=3, **ARROWS)
         panel.set_title(f"{DIVERGENCE_TITLES[divergence]} ({BEHAVIOUR[divergence]})\narrows stretched × {stretch:.3g}")
         panel.set_xlim(0.5, len(attention) + 0.5)
         label_slices(panel)
@@ -90,21 +96,6 @@ def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> 
     names.append(r"$-\partial D/\partial z$ for $a = \mathrm{softmax}(z)$")
     figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     return figure
-
-
-def _draw_arrows(
-    panel: Axes,
-    attention: Float[Tensor, "slices"],
-    reference: Float[Tensor, "slices"],
-    arrows: Float[Tensor, "slices"],
-    color: str,
-) -> None:
-    slices = np.arange(1, len(attention) + 1)
-    panel.plot(slices, attention, color="0.25", lw=0.8, marker="o", ms=2.6, label="attention $a$")
-    panel.plot(slices, reference, color="0.25", lw=1.1, ls="--", label="its normal reference $r$")
-    heads: dict[str, Any] = {"headwidth": 3.5, "headlength": 4, "headaxislength": 3.6, "width": 0.006, "minlength": 0}
-    in_data_units: dict[str, Any] = {"angles": "xy", "scale_units": "xy", "scale": 1}
-    panel.quiver(slices, attention, np.zeros(len(slices)), arrows, color=color, zorder=3, **in_data_units, **heads)
 
 
 def draw_heads(attention: Mapping[str, Array], path: Path, *, slice_labels: Array | None = None) -> Path:
@@ -155,7 +146,7 @@ def _truth(slice_labels: Array | None, slices: int) -> Int[Tensor, "slices"] | N
 def _draw_curves(
     panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels: Int[Tensor, "slices"] | None
 ) -> None:
-    """One curve per head, and their mean: the mixture that the heads form."""
+    """Draw one curve per head, and their mean: the mixture that the heads form."""
     slices = np.arange(1, curves.shape[1] + 1)
     if slice_labels is not None:
         fill_truth(panel, slice_labels)

@@ -1,7 +1,6 @@
 """Learning curves of a grid, and validation AUROC of its configurations.
 
-Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_table`); its column `selected` marks the
-epoch that was kept of each configuration, if any could be.
+Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_table`).
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ TITLES = {"loss": "training loss", "train_auroc": "training AUROC", "val_auroc":
 VALUE, NONE, WINNER = "value", "no selectable epoch", "winner"
 """Meanings of the grid's rectangles, as their `gid`, which SVG keeps."""
 
-LOG_EPOCHS = 50
-"""With more epochs the axis is logarithmic, so that fast and slow learning rates are both readable."""
+LOG_EPOCHS = 50  # with more epochs the axis is logarithmic, so that fast and slow learning rates are both readable
 
 
 def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
@@ -78,7 +76,7 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
 
 
 def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Series | None, color: str) -> None:
-    """A column of the history, one line per configuration; the winner is drawn last, on top."""
+    """Draw a column of the history, one line per configuration; the winner is drawn last, on top."""
     label = "other configurations" if winner is not None else "no configuration has a selectable epoch"
     for number, curve in history.groupby("config"):
         if winner is None or number != winner["config"]:
@@ -131,10 +129,15 @@ def plot_grid(history: pd.DataFrame) -> Figure:
     values = dict(zip(kept["config"], kept["val_auroc"], strict=True))
     for number, lr, l1 in configs[["config", "lr", "l1"]].itertuples(index=False):
         corner = (strengths.index(l1) - 0.5, rates.index(lr) - 0.5)
-        if number in values:
-            _draw_cell(panel, corner, values[number], scale)
-        else:
+        if number not in values:
             panel.add_patch(Rectangle(corner, 1, 1, facecolor="white", edgecolor="0.6", hatch="////", lw=0, gid=NONE))
+            continue
+        color = colormaps["cividis"](scale(values[number]))
+        panel.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0, gid=VALUE))
+        brightness = float(np.dot(color[:3], [0.299, 0.587, 0.114]))
+        ink = "black" if brightness > 0.5 else "white"
+        middle = (corner[0] + 0.5, corner[1] + 0.5)
+        panel.text(*middle, digits(values[number]), ha="center", va="center", color=ink)
     handles = []
     if len(kept):
         corner = (strengths.index(kept["l1"].iloc[0]) - 0.5, rates.index(kept["lr"].iloc[0]) - 0.5)
@@ -158,11 +161,3 @@ def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) 
     panel.set_yticks(range(len(rates)), [f"{rate:g}".replace("e-0", "e-") for rate in rates])
     panel.tick_params(length=0)
     panel.spines[["left", "bottom"]].set_visible(False)
-
-
-def _draw_cell(panel: Axes, corner: tuple[float, float], value: float, scale: Normalize) -> None:
-    color = colormaps["cividis"](scale(value))
-    brightness = float(np.dot(color[:3], [0.299, 0.587, 0.114]))
-    panel.add_patch(Rectangle(corner, 1, 1, facecolor=color, lw=0, gid=VALUE))
-    ink = "black" if brightness > 0.5 else "white"
-    panel.text(corner[0] + 0.5, corner[1] + 0.5, digits(value), ha="center", va="center", color=ink)

@@ -1,17 +1,11 @@
-"""The four tests of attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted.
-
-Each compares a model's predictions on whole scans with those on scans whose slices are reordered or partly removed, or
-with those of untrained models; intervals come from a bootstrap over patients.
-"""
+"""The four tests of attention: shuffle slices, randomise weights, delete and insert slices, alarm if inverted."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from itertools import combinations
 from typing import Any, Literal, NamedTuple
 
@@ -35,37 +29,24 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
-from normal_guidance.statistics.split_results import (
-    MethodResults,
-    Patients,
-    SplitResults,
-    patients_of,
-)
+from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 
 Model = Callable[[Tensor, Tensor], Any]
-"""Takes packed features (slices, features) and lengths (scans,), and returns logits (scans,) and attention (slices,).
+"""Packed features (slices, features) and lengths (scans,) -> `Prediction`, like objects, or (logit, attention).
 
-Every model of this package does.  It may return a `Prediction`, any object with `logit` and `attention`, or the pair;
-attention of several heads, (heads, slices), is averaged.
+Attention of several heads, (heads, slices), is averaged.
 """
 
-BATCH = 64
-"""Scans that go through the model together."""
+BATCH = 64  # scans that go through the model together
 
 
 class ScanPredictions(NamedTuple):
-    """A model's predictions for all scans.
+    """A model's predictions for all scans."""
 
-    Attributes:
-        logit: one number per scan; NaN from a model without a scan score.
-        scores: numbers that rank a scan's slices: log-attention where the model gives it, or else attention.
-        attention: shares, which add up to 1 in every scan.
-    """
-
-    logit: Float64[Tensor, "scans"]
-    scores: Float64[Tensor, "slices"]
-    attention: Float64[Tensor, "slices"]
+    logit: Float64[Tensor, "scans"]  # NaN from a model without a scan score
+    scores: Float64[Tensor, "slices"]  # rank a scan's slices: log-attention where the model gives it, or else attention
+    attention: Float64[Tensor, "slices"]  # adds up to 1 in every scan
 
     @property
     def scores_scans(self) -> bool:
@@ -78,48 +59,32 @@ class SliceSelection(NamedTuple):
     slices: Int64[Tensor, "chosen"]
     lengths: Int64[Tensor, "scans"]
 
-    @classmethod
-    def where(cls, keep: Bool[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> SliceSelection:
-        """The slices of a mask, in their own order."""
-        return cls(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
-
 
 def predict_scans(
     model: Model, scans: ScanSet, shown: SliceSelection | None = None, *, batch_size: int = BATCH
 ) -> ScanPredictions:
-    """The model's predictions for every scan, without gradients, on its device and in its dtype.
-
-    `shown` names the slices that the model sees of each scan and their order; without it, the model sees whole scans.
-    """
+    """Predict every scan, whole or only the slices `shown` in their order, on the model's device and in its dtype."""
     lengths = scans.lengths.cpu()
     if shown is None:
         shown = SliceSelection(torch.arange(int(lengths.sum())), lengths)
     # The first slice of every scan, and the number of all slices.
     starts, shown_starts = ([0, *each.cumsum(0).tolist()] for each in (lengths, shown.lengths))
     parts = []
-    with _evaluating(model), torch.no_grad():
-        for batch in in_batches(lengths, batch_size):
-            first, behind = int(batch[0]), int(batch[-1]) + 1
-            local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
-            rows = scans.rows(batch)
-            rows, sizes = rows[local.to(rows.device)], shown.lengths[batch]
-            if isinstance(model, nn.Module):
-                rows = rows.to(next(model.parameters(), rows))
-            parts.append(_checked(model(rows, sizes.to(rows.device)), sizes, len(rows)))
-    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
-
-
-@contextmanager
-def _evaluating(model: Model) -> Iterator[None]:
-    """Switches dropout and the like off inside the block: they would be taken for an effect of the change."""
-    training = isinstance(model, nn.Module) and model.training
-    if isinstance(model, nn.Module):
-        model.eval()
+    module = model if isinstance(model, nn.Module) else nn.Module()
+    training = module.training
+    module.eval()  # dropout and the like would be taken for an effect of the change
     try:
-        yield
+        with torch.no_grad():
+            for batch in in_batches(lengths, batch_size):
+                first, behind = int(batch[0]), int(batch[-1]) + 1
+                local = shown.slices[shown_starts[first] : shown_starts[behind]] - starts[first]
+                rows = scans.rows(batch)
+                rows, sizes = rows[local.to(rows.device)], shown.lengths[batch]
+                rows = rows.to(next(module.parameters(), rows))
+                parts.append(_checked(model(rows, sizes.to(rows.device)), sizes, len(rows)))
     finally:
-        if isinstance(model, nn.Module):
-            model.train(training)
+        module.train(training)
+    return ScanPredictions(*(torch.cat(fields) for fields in zip(*parts, strict=True)))
 
 
 def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPredictions:
@@ -155,13 +120,11 @@ def _checked(output: Any, lengths: Int[Tensor, "scans"], slices: int) -> ScanPre
     return ScanPredictions(logit, scores, attention / total[bag_of_rows(lengths)])
 
 
-DRAWS = 500
-"""Resampled sets of scans; the standard error from 500 of them is itself off by about 3 %."""
+DRAWS = 500  # resampled sets of scans; the standard error from 500 of them is itself off by about 3 %
 
 SEED = 0
 
-LEAST_PATIENTS = 5
-"""Patients with positive scans, and with negative ones, that an interval needs to mean anything."""
+LEAST_PATIENTS = 5  # patients with positive scans, and with negative ones, that an interval needs to mean anything
 
 
 @dataclass(frozen=True)
@@ -176,15 +139,14 @@ class Estimate:
         return f"{digits(self.value)} {interval(self.low, self.high)}"
 
     def as_json(self) -> dict[str, float]:
-        return {"value": self.value, "low": self.low, "high": self.high}
+        return asdict(self)
 
     @property
     def known(self) -> bool:
         return all(map(math.isfinite, (self.value, self.low, self.high)))
 
 
-NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)
-"""Stands for a number that could not be measured."""
+NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)  # stands for a number that could not be measured
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,7 +167,7 @@ class Varied:
 
 
 class Bootstrap:
-    """Resamples one set of scans, with the same draws for every number, so that differences are paired."""
+    """Resamples of one set of scans, the same for every number, so that differences are paired."""
 
     def __init__(self, scans: LabelledScans) -> None:
         self.labels = scans.labels.cpu().numpy()
@@ -219,9 +181,10 @@ class Bootstrap:
                 f"{LEAST_PATIENTS} of each; give more scans"
             )
         self.freedom = min(counts) - 1
+        self._patients = patients_of([self._results({"none": None})])
+        (self._weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
 
     def aurocs(self, scores: Mapping[str, Float64[Tensor, "scans"]]) -> dict[str, Varied]:
-        """Scan AUROC of every named score."""
         split = self._results({name: of_scans.numpy() for name, of_scans in scores.items()})
         values, drawn = measure([split])["scan_auroc"], resample([split], DRAWS, SEED)["scan_auroc"]
         return {name: Varied(values[name], drawn[name]) for name in scores}
@@ -253,37 +216,19 @@ class Bootstrap:
         reach = student_quantile(level, self.freedom) * float(defined.std(ddof=1))
         return Estimate(value, value - reach, value + reach)
 
-    @cached_property
-    def _patients(self) -> Patients:
-        return patients_of([self._results({"none": None})])
-
-    @cached_property
-    def _weights(self) -> Float64[np.ndarray, "draws patients"]:
-        (weights,) = multiplicities(self._patients.positive, DRAWS, SEED, DRAWS)
-        return weights
-
     def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
         nowhere = np.full(len(self.labels), np.nan)
         measured = {name: MethodResults(nowhere, nowhere, of_scans) for name, of_scans in scores.items()}
         return SplitResults(self.scan_ids, self.patient_ids, self.labels.astype(np.int64), measured)
 
 
-# Deletion and insertion: the scan's score without the most attended slices, or with nothing but these.
-# A removal means something only beside the removal of as many other slices: random ones; those in the middle, where
-# many findings lie; the least attended; those of the same attention moved along the scan, which keeps its shape
-# (removing a solid block does other harm than removing scattered slices); and those of untrained models' attention.
-# The logit of positive scans shows what the model's own number depends on; attention that is tied to the logit wins
-# there by construction, even on noise.  Scan AUROC shows whether the removed slices separate positive from negative
-# scans, which noise does not.  Reference: Petsiuk, Das, Saenko, "RISE", 2018.
+# Deletion and insertion (Petsiuk, Das, Saenko, "RISE", 2018): the score without the most attended slices, or with these
+# alone, beside as many others; a moved order keeps attention's shape.  Attention that is tied to the logit wins by the
+# logit by construction, even on noise; by scan AUROC, noise does not.
 
-SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)
-"""Shares of a scan's slices, or of its attention, to remove or to keep."""
-
-REPEATS = 3
-"""Random orders, over which scores are averaged."""
-
-SCORE_ROUNDING = 1e-6
-"""A share of attention counts as reached if no more than this is missing."""
+SHARES = (0.1, 0.2, 0.3, 0.5, 0.7)  # shares of a scan's slices, or of its attention, to remove or to keep
+REPEATS = 3  # random orders, over which scores are averaged
+SCORE_ROUNDING = 1e-6  # a share of attention counts as reached if no more than this is missing
 
 By = Literal["slices", "attention"]
 Kind = Literal["deletion", "insertion"]
@@ -301,7 +246,7 @@ def make_orders(
     untrained: Sequence[ScanPredictions],
     generator: torch.Generator,
 ) -> Orders:
-    """The order by attention, and the orders to compare it with."""
+    """Make the order by attention, and the orders to compare it with."""
 
     def order(scores: Tensor) -> Tensor:
         return highest_first(scores, lengths, generator)
@@ -332,16 +277,13 @@ def count_slices(
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """Scan scores by share, for each order: the logit of positive scans in standard deviations, and scan AUROC.
-
-    `whole_logit` and `whole_auroc` are those of whole scans, where deletion begins and insertion ends.
-    """
+    """Scan scores by share, for each order: the logit of positive scans in standard deviations, and scan AUROC."""
 
     kind: Kind
     shares: tuple[float, ...]
     logit: Mapping[str, Sequence[Varied]]
     auroc: Mapping[str, Sequence[Varied]]
-    whole_logit: Varied
+    whole_logit: Varied  # of whole scans, where deletion begins and insertion ends
     whole_auroc: Varied
 
     def gap(self, score: Score, against: str, order: str = "attended") -> Varied:
@@ -357,10 +299,8 @@ class Curves:
 
 
 def worth(curves: Mapping[Kind, Curves], against: str) -> Varied:
-    """What attended slices are worth beyond others, in scan AUROC: the mean of the gaps by deletion and insertion.
-
-    Deletion alone shows little in weak data: the rest of a negative scan has lost its highest noise, too.
-    """
+    """What attended slices are worth beyond others, in scan AUROC: the mean of the gaps by deletion and insertion."""
+    # Deletion alone shows little in weak data: the rest of a negative scan has lost its highest noise, too.
     return Varied.weighted({each.gap("auroc", against): 1 / len(curves) for each in curves.values()})
 
 
@@ -394,7 +334,6 @@ def draw_curves(
             watch(done / len(keys))
 
     def averaged(numbers: Mapping[str, Varied]) -> dict[str, list[Varied]]:
-        """Curves averaged over the orders of one name."""
         return {
             name: [
                 Varied.weighted({numbers[f"{name}/{repeat}/{i}"]: 1 / len(several) for repeat in range(len(several))})
@@ -418,17 +357,16 @@ def _slices_to_show(
     counts = torch.minimum(counts, lengths - 1 if removing else lengths)
     first = torch.zeros(len(order), dtype=torch.bool)
     first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
-    return SliceSelection.where(~first if removing else first, lengths)
+    keep = ~first if removing else first
+    return SliceSelection(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
 Verdict = Literal["passes", "fails", "cannot be told"]
-
 PASSES: Verdict = "passes"
 FAILS: Verdict = "fails"
 UNDECIDED: Verdict = "cannot be told"
 
-TRACE = 0.03
-"""Scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not."""
+TRACE = 0.03  # scan AUROC: where attention is worth less than this, by its whole interval, it fails, significant or not
 
 Numbers = dict[str, Estimate | float]
 
@@ -439,18 +377,15 @@ class TrustResult:
 
     name: str
     title: str
-    measured: str
-    """The quantity that the number measures, in words."""
+    measured: str  # what the number measures, in words
     verdict: Verdict
     number: Estimate
-    control: str
-    """What the number is a difference from, in words; by chance, the difference is 0."""
+    control: str  # what the number is a difference from, in words; by chance, the difference is 0
     meaning: str
     action: str
     more: Mapping[str, Estimate | float]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain numbers and texts; NaN where there is no number."""
         return {
             "name": self.name,
             "title": self.title,
@@ -465,29 +400,94 @@ class TrustResult:
         }
 
 
-@dataclass(frozen=True)
-class TrustTest:
-    """One of the four tests: its name, what it measures, and the meaning and next action of each verdict."""
+def _result(
+    name: str,
+    verdict: Verdict,
+    number: Estimate,
+    control: str,
+    more: Numbers,
+    meaning: str,
+    action: str | None = None,
+) -> TrustResult:
+    title, measured = TESTS[name]
+    return TrustResult(
+        name, title, measured, verdict, number, control, meaning, action or WORDS[name, verdict][1], more
+    )
 
-    name: str
-    title: str
-    measured: str
-    words: Mapping[Verdict, tuple[str, str]]
 
-    def result(
-        self,
-        verdict: Verdict,
-        number: Estimate,
-        control: str,
-        more: Numbers,
-        *,
-        meaning: str | None = None,
-        action: str | None = None,
-    ) -> TrustResult:
-        """The test's result; meaning and action are those of the verdict, unless others are given."""
-        usual = self.words[verdict]
-        words = meaning or usual[0], action or usual[1]
-        return TrustResult(self.name, self.title, self.measured, verdict, number, control, *words, more)
+TESTS = {
+    "shuffle": (
+        "Shuffle slices",
+        "how far attention goes with the slices, minus how far it stays at the positions (rank correlations)",
+    ),
+    "randomize": (
+        "Randomise weights",
+        "scan AUROC that attended slices are worth beyond those that untrained models attend to",
+    ),
+    "deletion": (
+        "Delete and insert",
+        "scan AUROC that attended slices, removed and kept alone, are worth beyond other slices",
+    ),
+    "inverted": (
+        "Inverted attention",
+        "scan AUROC that attended slices are worth beyond other slices; an alarm below 0",
+    ),
+}
+"""Title of each test, and what its number measures."""
+
+WORDS: dict[tuple[str, Verdict], tuple[str, str]] = {
+    ("shuffle", PASSES): (
+        "Attention goes with the slices when their order changes: it comes from the image more than from the position.",
+        "Nothing.",
+    ),
+    ("shuffle", FAILS): (
+        "Attention stays at its positions whatever slices lie there: it shows where findings usually are, and nothing "
+        "about this scan.",
+        "Do not show this attention as evidence. Compare with the centred Gaussian, which needs no model; train "
+        "without position, or with guidance of another shape.",
+    ),
+    ("shuffle", UNDECIDED): (
+        "The test showed neither that attention goes with the slices nor that it stays at the positions.",
+        "If attention is equal on all slices, it points nowhere. Otherwise test more scans.",
+    ),
+    ("randomize", PASSES): (
+        "Training decides where the model looks, and the slices it looks at separate positive from negative scans.",
+        "Nothing.",
+    ),
+    ("randomize", FAILS): (
+        "Attention is not worth more than that of an untrained model",
+        "Do not show this attention as evidence. If scan AUROC is high, only the classifier has learnt: train with "
+        "another lambda, learning rate or head. If it is at chance, train first.",
+    ),
+    ("randomize", UNDECIDED): (
+        "The test showed neither that attention differs from that of untrained models nor that it does not",
+        "Test more scans; or give a function that makes the model with untrained weights (`untrained=`).",
+    ),
+    ("deletion", PASSES): (
+        "The slices that attention points at are those that separate positive from negative scans.",
+        "Nothing.",
+    ),
+    ("deletion", FAILS): (
+        "Attended slices separate positive from negative scans no better than other slices do, so attention does not "
+        "explain the scan's score.",
+        "Do not show this attention as evidence. Try guidance or a head whose attention is its evidence.",
+    ),
+    ("deletion", UNDECIDED): (
+        "The test showed neither that attended slices matter more than others nor that they do not.",
+        "Test more scans.",
+    ),
+    ("inverted", PASSES): ("Attention does not point away from the evidence.", "Nothing."),
+    ("inverted", FAILS): (
+        "ALARM: attention points away from the evidence.",
+        "Do not show this attention: the least attended slices are nearer to the finding. Look for a wrong sign "
+        "between scores and attention. If there is none, train again with another seed or with guidance.",
+    ),
+    ("inverted", UNDECIDED): (
+        "The test showed neither that attention points away from the evidence nor that it does not.",
+        "Test more scans, or give slice labels of some.",
+    ),
+}
+"""The meaning of each test's verdict, and what to do."""
 
 
 def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
@@ -500,72 +500,35 @@ def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
 
 
 # Test 1: slices in another order.  Attention that comes from the image goes with the slices.
-# Shuffled slices show how much of attention is position alone, and what the order of slices is worth; but a model that
-# looks at neighbours finds none of them there.  So the verdict is about scans that are only shifted cyclically: the
-# scan begins at another slice, and its end is followed by its beginning.
+# A model that looks at neighbours finds none of them among shuffled slices.  So the verdict is about scans that are
+# only shifted cyclically: the scan begins at another slice, and its end is followed by its beginning.
 
-SHUFFLES = 3
-"""Random orders of every scan."""
-
-POSITION_FREE = 1e-3
-"""Mean share of attention that may move by rounding; above it, the order of slices counts."""
-
-MOSTLY = 0.5
-"""From this rank correlation on, the greater part of attention agrees."""
-
-SHUFFLE = TrustTest(
-    name="shuffle",
-    title="Shuffle slices",
-    measured="how far attention goes with the slices, minus how far it stays at the positions (rank correlations)",
-    words={
-        PASSES: (
-            "Attention goes with the slices when their order changes: it comes from the image more than from the "
-            "position.",
-            "Nothing.",
-        ),
-        FAILS: (
-            "Attention stays at its positions whatever slices lie there: it shows where findings usually are, and "
-            "nothing about this scan.",
-            "Do not show this attention as evidence. Compare with the centred Gaussian, which needs no model; train "
-            "without position, or with guidance of another shape.",
-        ),
-        UNDECIDED: (
-            "The test showed neither that attention goes with the slices nor that it stays at the positions.",
-            "If attention is equal on all slices, it points nowhere. Otherwise test more scans.",
-        ),
-    },
-)
-
-
-def _in_original_order(values: Float64[Tensor, "slices"], order: Int64[Tensor, "slices"]) -> Float64[Tensor, "slices"]:
-    """Values of reordered slices in the original order: order[p] is the slice at position p."""
-    return torch.empty_like(values).index_copy(0, order, values)
+SHUFFLES = 3  # random orders of every scan
+POSITION_FREE = 1e-3  # mean share of attention that may move by rounding; above it, the order of slices counts
+MOSTLY = 0.5  # from this rank correlation on, the greater part of attention agrees
 
 
 def judge_shuffling(
     model: Model, scans: ScanSet, whole: ScanPredictions, generator: torch.Generator, bootstrap: Bootstrap
 ) -> TrustResult:
-    """The verdict on whether attention goes with the slices or stays at the positions.
-
-    Compares attention to whole scans with that to cyclically shifted and to shuffled ones, by rank correlation:
-    - follows: slice by slice, shifted; 1 if position does not count
-    - moves: slice by slice, shuffled; 1 if neighbours do not count either
-    - stays: position by position, shuffled; 1 if only position counts, 0 by chance
-    - error: the share of attention that lies on other slices than before, shuffled: the equivariance error
-    """
+    """Judge whether attention goes with the slices or stays at the positions, by rank correlations with whole scans."""
     lengths = scans.lengths.cpu()
+    # follows: slice by slice, shifted; 1 if position does not count.  moves: the same, shuffled; 1 if neighbours do not
+    # count either.  stays: position by position, shuffled; 1 if only position counts, 0 by chance.  error: the share of
+    # attention that lies on other slices than before, shuffled: the equivariance error.
     values: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
     logits = []
     for _ in range(SHUFFLES):
         order = moved_round(lengths, generator)
+        back = order.argsort()  # order[p] is the slice at position p
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        values["follows"].append(rank_correlation(whole.scores, _in_original_order(changed.scores, order), lengths))
+        values["follows"].append(rank_correlation(whole.scores, changed.scores[back], lengths))
         order = highest_first(torch.rand(len(order), generator=generator), lengths, generator)
+        back = order.argsort()
         changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        values["moves"].append(rank_correlation(whole.scores, _in_original_order(changed.scores, order), lengths))
+        values["moves"].append(rank_correlation(whole.scores, changed.scores[back], lengths))
         values["stays"].append(rank_correlation(whole.scores, changed.scores, lengths))
-        apart = (_in_original_order(changed.attention, order) - whole.attention).abs() / 2
-        values["error"].append(sum_per_bag(apart, lengths))
+        values["error"].append(sum_per_bag((changed.attention[back] - whole.attention).abs() / 2, lengths))
         logits.append(changed.logit)
     means = {name: bootstrap.mean(torch.stack(each).nanmean(0)) for name, each in values.items()}
     numbers = {name: bootstrap.estimate(mean) for name, mean in means.items()}
@@ -594,51 +557,26 @@ def judge_shuffling(
         elif difference.low > 0:
             verdict = PASSES
     control = "attention that has nothing to do with the scan"
-    return SHUFFLE.result(verdict, difference, control, more, meaning=f"{SHUFFLE.words[verdict][0]}{note}")
+    return _result("shuffle", verdict, difference, control, more, f"{WORDS['shuffle', verdict][0]}{note}")
 
 
 # Test 2: untrained weights.  Attention that is as good with these does not come from training.
 # Reference: Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
 
 
-UNTRAINED = 19
-"""Untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %."""
-
-COMPARED = 3
-"""Untrained models whose attention is compared: each costs as much as a curve."""
+UNTRAINED = 19  # untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %
+COMPARED = 3  # untrained models whose attention is compared: each costs as much as a curve
 
 LEARNT = 0.05
 """Scan AUROC: a model whose whole interval lies below the best untrained model plus this has learnt nothing."""
 
-Untrained = Callable[[int], Model]
-"""Makes the same model with untrained weights, from a seed."""
+Untrained = Callable[[int], Model]  # makes the same model with untrained weights, from a seed
 
 CONTROL = "untrained models' attention"
 
-RANDOMIZE = TrustTest(
-    name="randomize",
-    title="Randomise weights",
-    measured="scan AUROC that attended slices are worth beyond those that untrained models attend to",
-    words={
-        PASSES: (
-            "Training decides where the model looks, and the slices it looks at separate positive from negative scans.",
-            "Nothing.",
-        ),
-        FAILS: (
-            "Attention is not worth more than that of an untrained model",
-            "Do not show this attention as evidence. If scan AUROC is high, only the classifier has learnt: train with "
-            "another lambda, learning rate or head. If it is at chance, train first.",
-        ),
-        UNDECIDED: (
-            "The test showed neither that attention differs from that of untrained models nor that it does not",
-            "Test more scans; or give a function that makes the model with untrained weights (`untrained=`).",
-        ),
-    },
-)
-
 
 def untrained_copies(model: nn.Module) -> Untrained:
-    """A function that copies a module with untrained weights: each layer is reset (`reset_parameters`) or shuffled."""
+    """Return a function that copies a module with each layer reset (`reset_parameters`) or shuffled."""
 
     def fresh(seed: int) -> nn.Module:
         made = copy.deepcopy(model)
@@ -664,20 +602,11 @@ def judge_randomizing(
     curves: Mapping[Kind, Curves] | None,
     bootstrap: Bootstrap,
 ) -> TrustResult:
-    """The verdict on attention against that of untrained models, which is the worst of three checks.
-
-    The checks: attention ranks slices differently, the model separates scans better, attended slices are worth more.
-    Without `others` the model is a plain function that came without `untrained`.
-    """
+    """Judge attention against that of untrained models: the worst verdict of three checks."""
     if not others:
-        return RANDOMIZE.result(
-            UNDECIDED,
-            NO_ESTIMATE,
-            CONTROL,
-            {},
-            meaning="The model is a plain function, so there is no untrained version of it to compare with.",
-            action="Give a function that makes the same model with untrained weights from a seed (`untrained=`).",
-        )
+        meaning = "The model is a plain function, so there is no untrained version of it to compare with."
+        action = "Give a function that makes the same model with untrained weights from a seed (`untrained=`)."
+        return _result("randomize", UNDECIDED, NO_ESTIMATE, CONTROL, {}, meaning, action)
     lengths, compared = scans.lengths.cpu(), others[:COMPARED]
     alike, chance = (
         bootstrap.estimate(
@@ -710,81 +639,32 @@ def judge_randomizing(
         more["localization AUROC of untrained models"] = sum(aurocs[1:]) / len(compared)
     verdicts = {*reasons.values(), *([] if curves is not None else [UNDECIDED])}
     verdict = next((worst for worst in (FAILS, UNDECIDED) if worst in verdicts), PASSES)
-    meaning, _ = RANDOMIZE.words[verdict]
+    meaning, _ = WORDS["randomize", verdict]
     if verdict != PASSES:
         why = [reason for reason, of_reason in reasons.items() if of_reason == verdict]
         text = "; ".join(why)
         if verdict == UNDECIDED:
             text = f"undecided: whether {'; whether '.join(why)}" if why else "the model has no scan score"
         meaning = f"{meaning} ({text})."
-    return RANDOMIZE.result(verdict, gap, CONTROL, more, meaning=meaning)
+    return _result("randomize", verdict, gap, CONTROL, more, meaning)
 
 
 # Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
 
 
-AWAY = 0.05
-"""Slice labels show attention that points away if localization AUROC lies this far below .5.
-
-Thousands of scans would make a smaller distance significant, too.
-"""
+AWAY = 0.05  # localization AUROC this far below .5 points away; in thousands of scans, less would be significant, too
 
 SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive scans"}
 
-DELETION = TrustTest(
-    name="deletion",
-    title="Delete and insert",
-    measured="scan AUROC that attended slices, removed and kept alone, are worth beyond other slices",
-    words={
-        PASSES: (
-            "The slices that attention points at are those that separate positive from negative scans.",
-            "Nothing.",
-        ),
-        FAILS: (
-            "Attended slices separate positive from negative scans no better than other slices do, so attention does "
-            "not explain the scan's score.",
-            "Do not show this attention as evidence. Try guidance or a head whose attention is its evidence.",
-        ),
-        UNDECIDED: (
-            "The test showed neither that attended slices matter more than others nor that they do not.",
-            "Test more scans.",
-        ),
-    },
-)
-
-INVERTED = TrustTest(
-    name="inverted",
-    title="Inverted attention",
-    measured="scan AUROC that attended slices are worth beyond other slices; an alarm below 0",
-    words={
-        PASSES: ("Attention does not point away from the evidence.", "Nothing."),
-        FAILS: (
-            "ALARM: attention points away from the evidence.",
-            "Do not show this attention: the least attended slices are nearer to the finding. Look for a wrong sign "
-            "between scores and attention. If there is none, train again with another seed or with guidance.",
-        ),
-        UNDECIDED: (
-            "The test showed neither that attention points away from the evidence nor that it does not.",
-            "Test more scans, or give slice labels of some.",
-        ),
-    },
-)
-
 
 def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -> TrustResult:
-    """The verdict by scan AUROC against the harder control; the logit of positive scans is reported only.
-
-    There are no curves for a method without a logit, such as the centred Gaussian.
-    """
-    if curves is None:
-        return DELETION.result(
-            UNDECIDED,
-            NO_ESTIMATE,
-            CONTROLS["random"],
-            {},
-            meaning="The model has no scan score, so removing slices cannot lower it.",
-            action="Test a model that scores scans.",
+    """Judge by scan AUROC against the harder control; the logit of positive scans is reported only."""
+    if curves is None:  # a method without a logit, such as the centred Gaussian
+        meaning, action = (
+            "The model has no scan score, so removing slices cannot lower it.",
+            "Test a model that scores scans.",
         )
+        return _result("deletion", UNDECIDED, NO_ESTIMATE, CONTROLS["random"], {}, meaning, action)
     control, number = _control(curves, bootstrap, harder=True)
     verdict = decide(number)
     more: Numbers = {
@@ -794,7 +674,7 @@ def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -
         for order in each.auroc
         if order != "attended"
     }
-    meaning, _ = DELETION.words[verdict]
+    meaning, _ = WORDS["deletion", verdict]
     if verdict == PASSES:
         if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
             meaning += (
@@ -802,17 +682,25 @@ def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -
             )
         if not bootstrap.estimate(worth(curves, "middle")).low > 0:
             meaning += " However, slices from the middle of the scan were not shown to be worth less."
-    return DELETION.result(verdict, number, CONTROLS[control], more, meaning=meaning)
+    return _result("deletion", verdict, number, CONTROLS[control], more, meaning)
 
 
 def judge_alarm(
     curves: Mapping[Kind, Curves] | None, whole: ScanPredictions, scans: LabelledScans, bootstrap: Bootstrap
 ) -> TrustResult:
-    """The verdict without slice labels; where there are slice labels, they confirm it, or decide an open one."""
+    """Judge without slice labels; where there are slice labels, they confirm the verdict, or decide an open one."""
     number, verdict, control = NO_ESTIMATE, UNDECIDED, "random"
     more: Numbers = {}
     if curves is not None:
-        control, number, verdict = _point_away(curves, bootstrap)
+        # The alarm must hold against every control, as must its absence.  The logit alone gives false alarms: max
+        # pooling's rises or falls with the sign of its weights when slices are removed, in negative scans as much.
+        control, number = _control(curves, bootstrap, harder=True)
+        easier, highest = _control(curves, bootstrap, harder=False)
+        if bootstrap.estimate(curves["deletion"].whole_auroc).low > 0.5:  # at chance, no slice is evidence
+            if highest.high < 0:
+                control, number, verdict = easier, highest, FAILS
+            elif number.low > 0:
+                verdict = PASSES
         lost = curves["deletion"].gap("logit", "random")
         more["logit of positive scans lost, beyond random slices"] = bootstrap.estimate(lost)
     by_labels = ""
@@ -829,8 +717,8 @@ def judge_alarm(
                 verdict, agree = labels, "by slice labels alone"
             if verdict != UNDECIDED:
                 by_labels = f" ({agree}: localization AUROC {digits(located.value)})"
-    meaning = f"{INVERTED.words[verdict][0].removesuffix('.')}{by_labels}."
-    return INVERTED.result(verdict, number, CONTROLS[control], more, meaning=meaning)
+    meaning = f"{WORDS['inverted', verdict][0].removesuffix('.')}{by_labels}."
+    return _result("inverted", verdict, number, CONTROLS[control], more, meaning)
 
 
 def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: bool) -> tuple[str, Estimate]:
@@ -838,17 +726,3 @@ def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: boo
     numbers = {name: bootstrap.estimate(worth(curves, name)) for name in CONTROLS}
     name = (min if harder else max)(numbers, key=lambda name: numbers[name].value)
     return name, numbers[name]
-
-
-def _point_away(curves: Mapping[Kind, Curves], bootstrap: Bootstrap) -> tuple[str, Estimate, Verdict]:
-    """The control, number and verdict of the alarm, which must hold against every control, as must its absence.
-
-    The logit alone gives false alarms: max pooling's logit rises or falls with the sign of its weights when slices are
-    removed, in negative scans just as much.  If the model is at chance, no slice is evidence.
-    """
-    easy, hard = (_control(curves, bootstrap, harder=harder) for harder in (False, True))
-    if not bootstrap.estimate(curves["deletion"].whole_auroc).low > 0.5:
-        return *hard, UNDECIDED
-    if easy[1].high < 0:
-        return *easy, FAILS
-    return *hard, PASSES if hard[1].low > 0 else UNDECIDED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from normal_guidance.fit.bundle import BUNDLE, load_bundle
 from normal_guidance.fit.committee import Committee
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.show.text_tables import Grid, digits
-from normal_guidance.study.experiment import DATASETS, fingerprint_of_part
+from normal_guidance.study.experiment import DATASETS
 from normal_guidance.study.trust.attention_tests import (
     COMPARED,
     UNTRAINED,
@@ -37,11 +37,10 @@ from normal_guidance.study.trust.attention_tests import (
     predict_scans,
     untrained_copies,
 )
-from normal_guidance.sweep.run import about_winner, load_run, load_winner
+from normal_guidance.sweep.run import about_winner, fingerprints_of, load_run, load_winner
 from normal_guidance.sweep.stack import initial_model
 
-FIRST_SEED = 2**31
-"""Seeds of untrained weights start here: no model was trained from these."""
+FIRST_SEED = 2**31  # seeds of untrained weights start here: no model was trained from these
 
 BY: tuple[By, ...] = ("slices", "attention")
 
@@ -67,7 +66,6 @@ class Trust:
         return None if self.curves is None else self.bootstrap.estimate(self.curves["deletion"].whole_auroc)
 
     def as_json(self) -> dict[str, Any]:
-        """All results as plain values, with NaN where there is no number."""
         whole, curves = self.scan_auroc, {}
         for kind, of_kind in (self.curves or {}).items():
             points: dict[str, Any] = {"shares": list(of_kind.shares)}
@@ -94,17 +92,10 @@ def examine(
     seed: int = 0,
     watch: Callable[[float], None] | None = None,
 ) -> Trust:
-    """Runs the four tests on a model of your own.
+    """Run the four tests on a model of your own, on labelled scans that it was not trained on.
 
-    Args:
-        model: takes packed features and lengths, and returns logits and attention (see `Model`).
-        scans: scans with labels, preferably not those that the model was trained on.  Slice labels are not needed;
-            where there are some, they confirm the alarm, and the second test reports localization AUROC.
-        untrained: makes the same model with untrained weights from a seed.  If left out, a module is copied and its
-            layers are reset; for any other model the second test is undecided.
-        by: remove by share of slices or of attention.
-        seed: seed of the random orders.
-        watch: receives the share done of the curves, which take longest.
+    Slice labels confirm the alarm.  `untrained` makes the same model with untrained weights from a seed: by default a
+    module's layers are reset; for any other model the second test is undecided.  `watch` receives the share done.
     """
     if by not in BY:
         raise UserError(f"by is {by!r}; choose one of {', '.join(BY)}")
@@ -135,18 +126,11 @@ def examine(
     )
 
 
-TESTED = ("val", "test")
-"""Parts on which no weights of a run were fitted."""
+TESTED = ("val", "test")  # parts on which no weights of a run were fitted
 
 
-class Saved(NamedTuple):
-    """What a run or a bundle brings to the tests."""
-
-    model: nn.Module
-    features: int
-    scans: Bags | FeatureStore
-    untrained: Untrained | None
-    notes: tuple[str, ...]
+Saved = tuple[nn.Module, int, Bags | FeatureStore, Untrained | None, str | None]
+"""What a run or a bundle brings to the tests: its model, features, scans, untrained models and a note."""
 
 
 def examine_saved(
@@ -161,28 +145,15 @@ def examine_saved(
     seed: int = 0,
     watch: Callable[[float], None] | None = None,
 ) -> Trust:
-    """Run the four tests on a run's winner, or on a bundle such as `nguide fit` makes.
-
-    Args:
-        folder: folder of the run or bundle.
-        store: folder of the features; without it, the one that the run recorded, or drawn again if they were drawn.
-            A bundle does not know where those of its training were.
-        split: table of parts, if they are not the store's own; without it, the one that the run recorded.
-        part: 'test'; or 'val' of a run, since `nguide fit` trains on all parts but test.
-        group: which winner, where the run has several.
-    """
+    """Run the four tests on a run's winner, or on a bundle; by default on the store and split that the run recorded."""
     folder = Path(folder)
-    if (folder / BUNDLE).is_file():
-        saved = _of_bundle(folder, store, split, part)
-    else:
-        saved = _of_run(folder, store, split, part, group)
-    if saved.scans.width != saved.features:
-        raise UserError(
-            f"{folder} takes {saved.features} features a slice, but the store has {saved.scans.width}; give its store"
-        )
-    model = saved.model.to(device)
-    trust = examine(model, saved.scans, untrained=saved.untrained, by=by, seed=seed, watch=watch)
-    return replace(trust, notes=saved.notes)
+    is_bundle = (folder / BUNDLE).is_file()
+    saved = _of_bundle(folder, store, split, part) if is_bundle else _of_run(folder, store, split, part, group)
+    model, features, scans, untrained, note = saved
+    if scans.width != features:
+        raise UserError(f"{folder} takes {features} features a slice, but the store has {scans.width}; give its store")
+    trust = examine(model.to(device), scans, untrained=untrained, by=by, seed=seed, watch=watch)
+    return replace(trust, notes=() if note is None else (note,))
 
 
 def _of_run(folder: Path, store: str | Path | None, split: str | Path | None, part: str, group: str) -> Saved:
@@ -203,16 +174,16 @@ def _of_run(folder: Path, store: str | Path | None, split: str | Path | None, pa
         opened = open_store(where)
         scans = (opened if table is None else opened.with_parts(table)).part(part)
     model, features = load_winner(folder, group), about_winner(folder, group).features
-    known, notes = run.report["data"].get(part), tuple[str, ...]()
+    known, note = run.report["data"].get(part), None
     if known is None:
-        notes = (f"The run had no {part} part: make sure that no patient of these scans was trained on.",)
-    elif fingerprint_of_part(part, scans) != known["fingerprint"]:
-        notes = (f"These are not the run's own {part} scans: make sure that no patient of them was trained on.",)
+        note = f"The run had no {part} part: make sure that no patient of these scans was trained on."
+    elif fingerprints_of(part, scans)["fingerprint"] != known["fingerprint"]:
+        note = f"These are not the run's own {part} scans: make sure that no patient of them was trained on."
 
     def untrained(fresh: int) -> nn.Module:
         return initial_model(replace(winner.config, seed=fresh), features).to(next(model.parameters()))
 
-    return Saved(model, features, scans, untrained, notes)
+    return model, features, scans, untrained, note
 
 
 def _recorded(name: str, given: str | Path | None, options: Mapping[str, Any], folder: Path) -> Path | None:
@@ -238,8 +209,8 @@ def _of_bundle(folder: Path, store: str | Path | None, split: str | Path | None,
     if bundle.finding is not None and opened.findings:
         opened = opened.of_finding(bundle.finding.name)
     untrained = bundle.model.untrained if isinstance(bundle.model, Committee) else None
-    notes = ("Make sure that no patient of these scans was trained on; a model cannot tell.",)
-    return Saved(bundle.model, bundle.features, opened.part(part), untrained, notes)
+    note = "Make sure that no patient of these scans was trained on; a model cannot tell."
+    return bundle.model, bundle.features, opened.part(part), untrained, note
 
 
 HEADER = ("Test", "Verdict", "Number [95 %]", "Chance", "Control")
@@ -252,7 +223,7 @@ CAPTION = (
 
 
 def verdict_table(trust: Trust, title: str = "Can this attention be trusted?") -> Grid:
-    """One row per test."""
+    """Make a table with one row per test."""
     auroc = "unknown" if trust.scan_auroc is None else str(trust.scan_auroc)
     caption = CAPTION.format(scans=trust.scans, positive=trust.positive, auroc=auroc)
     rows = [[test.title, test.verdict, str(test.number), digits(0.0), test.control] for test in trust.findings]
@@ -260,25 +231,22 @@ def verdict_table(trust: Trust, title: str = "Can this attention be trusted?") -
 
 
 def trust_page(trust: Trust, *, picture: str | None = None, title: str = "Can this attention be trusted?") -> str:
-    """The page as Markdown: a table of verdicts, then each test in words and numbers.
-
-    `picture` is the file name of the figure with the curves.
-    """
-    shown = [f"![Scan scores by share of slices removed and kept]({picture})", ""] if picture else []
-    return "\n".join([verdict_table(trust, title).markdown(level=1), *shown, *map(_section, trust.findings)])
-
-
-def _section(finding: TrustResult) -> str:
-    numbers = [
-        f"- {name}: {number if isinstance(number, Estimate) else digits(number)}"
-        for name, number in finding.more.items()
-    ]
-    paragraphs = [
-        f"## {finding.title}: {finding.verdict}",
-        finding.meaning,
-        f"What to do: {finding.action}",
-        f"The number: {finding.measured}. Chance gives {digits(0.0)}.",
-        f"Control: {finding.control}.",
-        *(["\n".join(numbers)] if numbers else []),
-    ]
-    return "\n\n".join(paragraphs) + "\n"
+    """Make the page as Markdown; `picture` is the file name of the figure with the curves."""
+    page = [verdict_table(trust, title).markdown(level=1)]
+    if picture:
+        page += [f"![Scan scores by share of slices removed and kept]({picture})", ""]
+    for finding in trust.findings:
+        numbers = [
+            f"- {name}: {number if isinstance(number, Estimate) else digits(number)}"
+            for name, number in finding.more.items()
+        ]
+        paragraphs = [
+            f"## {finding.title}: {finding.verdict}",
+            finding.meaning,
+            f"What to do: {finding.action}",
+            f"The number: {finding.measured}. Chance gives {digits(0.0)}.",
+            f"Control: {finding.control}.",
+            *(["\n".join(numbers)] if numbers else []),
+        ]
+        page.append("\n\n".join(paragraphs) + "\n")
+    return "\n".join(page)
