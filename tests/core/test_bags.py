@@ -122,18 +122,6 @@ def test_batches_hold_every_scan_once(size: int, shuffle: bool, drop_last: bool)
     assert all(len(batch) == size for batch in batches[: None if drop_last else -1])
 
 
-def test_a_model_takes_bags_by_features_and_layout() -> None:
-    bags = some_bags()
-    assert build_model("abmil", 4)(bags.features, bags.layout).logit.shape == (3,)
-
-
-def test_dtype_changes_features_alone() -> None:
-    bags = some_bags().to("cpu", torch.float64)
-    assert bags.features.dtype == torch.float64
-    assert bags.labels.dtype == torch.int64
-    assert bags.scan_ids == ("a", "b", "c")
-
-
 def broken(**changes: object) -> dict[str, object]:
     bags = some_bags()
     return {name: getattr(bags, name) for name in bags.__dataclass_fields__} | changes
@@ -279,12 +267,6 @@ def test_labels_are_numbers_or_arrays_of_one() -> None:
         assert collate([(torch.zeros(2, 3), label)]).labels.tolist() == [1]
 
 
-def test_a_tensor_stays_the_same_object() -> None:
-    features = torch.zeros(5, 2, requires_grad=True)
-    assert Bag(features, 1).features is features
-    assert Bags(features, [5], [1]).features is features
-
-
 def test_collate_makes_batches_of_what_a_dataset_gives() -> None:
     scans = [(np.ones((2 + number, 3)), number % 2, [0] * (1 + number) + [number % 2]) for number in range(4)]
     loader = DataLoader(scans, batch_size=2, collate_fn=collate)
@@ -304,20 +286,6 @@ def test_collate_takes_a_scan_that_a_sampler_drew_twice() -> None:
     assert batch.patient_ids == ("P", "P", "scan-2")
 
 
-def test_huge_but_finite_features_are_accepted() -> None:
-    Bags(torch.full((4, 3), 3e38), torch.tensor([4]), torch.tensor([0]))
-
-
-def test_lists_of_single_numbers_of_numpy_and_torch_are_numbers() -> None:
-    zero_one = list(np.array([0, 1]))
-    bags = Bags(torch.zeros(5, 8), [np.int64(2), np.int64(3)], zero_one)
-    assert bags.lengths.tolist() == [2, 3]
-    assert bags.labels.tolist() == [0, 1]
-    assert bags[zero_one].scan_ids == bags.scan_ids
-    made = Bags.from_arrays([np.zeros((2, 8))] * 2, [torch.tensor(0), np.array(1)])
-    assert made.labels.tolist() == [0, 1]
-
-
 @pytest.mark.parametrize("labels", [[0.7, 1.9], [np.nan, 0], [2, 0], [0.5, 1]])
 def test_slice_labels_are_not_rounded(labels: list[float]) -> None:
     with pytest.raises(UserError, match=r"scan 'A', slice 0: label .*; slice labels are 0 or 1"):
@@ -331,12 +299,6 @@ def test_slice_labels_are_not_rounded(labels: list[float]) -> None:
 
 def test_an_empty_choice_is_no_scans() -> None:
     assert len(some_bags()[[]]) == len(Bags(torch.zeros(0, 8), [], [])) == 0
-
-
-def test_a_scan_drawn_twice_is_still_one_patients() -> None:
-    bag = Bag(torch.zeros(1, 2), 1, scan_id="A")
-    assert collate([bag, bag]).patient_ids == ("A", "A")
-    assert collate([replace(bag, patient_id="P")] * 2).patient_ids == ("P", "P")
 
 
 @pytest.mark.parametrize("number", [100, -4])

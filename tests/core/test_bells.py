@@ -15,7 +15,7 @@ from torch.func import functional_call, stack_module_state, vmap
 from normal_guidance.core import bells as window_sums
 from normal_guidance.core.bells import WindowAttention, gaussian_window, shaped_window
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.layout import Layout
 from normal_guidance.core.methods import build_model
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import EvidenceMIL
@@ -96,40 +96,6 @@ def test_gradients_are_those_of_finite_differences(bells: bool) -> None:
 
 
 @pytest.mark.usefixtures("any_length")
-def test_one_bell_is_a_parabola_in_logarithms() -> None:
-    scores = torch.zeros(1, 31, dtype=torch.float64)
-    scores[0, 12] = 1.0
-    log_a = attention_of(2.5, 5e3, bells=True)(scores, Layout.packed([31]))[0].detach()
-    assert log_a.argmax() == 12
-    bend = log_a.diff().diff()
-    torch.testing.assert_close(bend, torch.full_like(bend, -1 / 2.5**2))
-
-
-@pytest.mark.usefixtures("any_length")
-@pytest.mark.parametrize("method", ["evidence", "whole_bells"])
-def test_turned_scans_have_turned_attention(method: str) -> None:
-    model, lengths = build_model(method, 8).double(), [1, 17, 40]
-    bags = torch.randn(sum(lengths), 8, dtype=torch.float64).split(lengths)
-    plain, turned = (model(torch.cat(rows), lengths) for rows in (bags, [bag.flip(0) for bag in bags]))
-    torch.testing.assert_close(turned.logit, plain.logit)
-    want = [log_a.flip(1) for log_a in plain.log_attention.split(lengths, dim=1)]
-    torch.testing.assert_close(turned.log_attention, torch.cat(want, 1))
-
-
-def test_shuffled_slices_are_another_scan() -> None:
-    """The order of slices matters, unlike in ABMIL."""
-    rows, order = torch.randn(30, 8), torch.randperm(30)
-    for method, differs in (("evidence", True), ("whole_bells", True), ("abmil", False)):
-        model = build_model(method, 8)
-        with torch.no_grad():
-            model.classifier.weight *= 10
-        plain, shuffled = model(rows, [30]), model(rows[order], [30])
-        assert (shuffled.logit - plain.logit).abs().item() > 1e-3 or not differs
-        if not differs:
-            torch.testing.assert_close(shuffled.logit, plain.logit)
-
-
-@pytest.mark.usefixtures("any_length")
 def test_a_scan_of_one_slice() -> None:
     model = EvidenceMIL(8, bells=True).double()
     with torch.no_grad():
@@ -194,26 +160,6 @@ def test_extreme_parameters_give_finite_numbers_and_gradients(bells: bool) -> No
         loss = NormalGuidance()(log_a, lengths=layout, from_logits=True)
         for gradient in torch.autograd.grad(loss, [scores, *attention.parameters()]):
             assert gradient.isfinite().all(), values
-
-
-@pytest.mark.usefixtures("any_length")
-@BELLS
-def test_a_window_without_end_attends_to_all_alike(bells: bool) -> None:
-    scores = torch.randn(1, 50, dtype=torch.float64)
-    log_a = attention_of(1e9, 1.0, bells=bells)(scores, Layout.packed([50]))
-    torch.testing.assert_close(log_a, torch.full_like(log_a, -math.log(50)))
-
-
-@pytest.mark.usefixtures("any_length")
-def test_padding_may_hold_anything_and_gets_nothing() -> None:
-    model = EvidenceMIL(4, bells=True).double()
-    rows, lengths = torch.randn(9, 4, dtype=torch.float64), torch.tensor([2, 7])
-    padded, mask = unpack(rows, lengths)
-    got = model(padded.masked_fill(~mask[..., None], -1e6), mask)
-    torch.testing.assert_close(got.attention[mask], model(rows, lengths).attention)
-    assert not got.attention[~mask].any()
-    assert (got.log_attention[:, 0][~mask] < -1e30).all()
-    assert got.log_attention.isfinite().all()
 
 
 def test_half_precision_rows_give_float32() -> None:

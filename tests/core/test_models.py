@@ -247,22 +247,6 @@ def test_compiled_and_stacked_equals_eager(method: str) -> None:
     assert "largest difference" in run.stdout
 
 
-def test_the_paper_has_nine_methods_and_those_beyond_come_in_pairs() -> None:
-    assert list(NAMED)[: len(METHODS) + len(BEYOND)] == [*METHODS, *BEYOND]
-    assert not any(method.unpenalized for method in METHODS.values())
-    plain = [name for name, method in BEYOND.items() if not method.guided]
-    assert list(BEYOND) == [one for name in plain for one in (name, f"{name}_ng")]
-    for name in plain:
-        guided = BEYOND[f"{name}_ng"]
-        assert guided.title.startswith(f"{BEYOND[name].title} + ")
-        assert (guided.build, guided.unpenalized) == (BEYOND[name].build, BEYOND[name].unpenalized)
-
-
-def test_at_most_three_heads_go_beyond_the_paper_and_say_when() -> None:
-    assert len({method.title.split(" + ")[0] for method in BEYOND.values()}) <= 3
-    assert all(method.when.endswith(".") for method in BEYOND.values())
-
-
 @pytest.mark.parametrize("method", BEYOND)
 def test_l1_leaves_alone_what_makes_the_bells(method: str) -> None:
     names = [name for name, _ in build_model(method, FEATURES).named_parameters()]

@@ -18,7 +18,7 @@ from lidc_files import agreed, write_lidc_table
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import COMMITTEE, DRAWN, REFERENCES
+from normal_guidance.core.methods import COMMITTEE, REFERENCES
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
 from normal_guidance.scans.features.store import write_store
@@ -28,13 +28,11 @@ from normal_guidance.statistics.split_results import score, split_results
 from normal_guidance.study import drawn, experiment
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import (
-    DATASETS,
     Listener,
     Study,
     StudyData,
     find_results,
     lidc_data,
-    read_prediction,
     read_study_predictions,
     stored_dataset,
     train_study,
@@ -262,10 +260,6 @@ def test_a_known_ceiling_takes_the_references_place(tmp_path):
     assert wanted_of(replace(study, dataset=replace(with_oracle, oracle=None))) == ["ng", *REFERENCES]
 
 
-def test_drawn_datasets_are_those_whose_ceiling_is_the_bayes_oracle():
-    assert tuple(name for name, dataset in DATASETS.items() if dataset.oracle is not None) == DRAWN
-
-
 def test_the_oracle_at_nodules_reads_the_table_that_it_is_given(tmp_path, monkeypatch):
     monkeypatch.setattr(drawn, "LIDC_SIZES", {"train": 3, "val": 3, "test": 6})
     scans = [(f"p{i}", [float(z) for z in range(12)], agreed(i, i + 1)) for i in range(10)]
@@ -336,26 +330,6 @@ def test_a_stopped_reference_goes_on_with_the_same_weights(small_experiment, cop
         assert (copied.folder / name / file).read_bytes() == (small_experiment.folder / name / file).read_bytes()
 
 
-def test_somebody_else_may_train_what_is_missing(copied):
-    shutil.rmtree(copied.folder / "abmil" / "2001")
-    asked = []
-
-    def train(study, jobs, listener):
-        asked.extend((job.method, job.seed, job.folder) for job in jobs)
-
-    train_study(copied, make_grid=small_grid, train=train)
-    assert asked == [("abmil", 2001, copied.folder / "abmil" / "2001")]
-
-
-@pytest.mark.parametrize("method", REFERENCES)
-def test_references_trained_by_another_protocol_are_refused(copied, trained, method):
-    alone = replace(copied, methods=(), protocol=replace(PROTOCOL, epochs=4))
-    shutil.rmtree(copied.folder / next(other for other in REFERENCES if other != method))
-    with pytest.raises(UserError, match=rf"{method}/1001 holds another run: configs.0.epochs was 3, now it is 4"):
-        train_study(alone, make_grid=small_grid)
-    assert trained == []
-
-
 def opened_again(study: Study, folder) -> Study:
     """As the command opens it when it is started again."""
     now = stored_dataset([folder / "store"], [folder / "splits"], study.dataset.name)
@@ -394,12 +368,6 @@ def test_runs_on_features_that_have_changed_are_refused(tmp_path, trained):
         train_study(opened_again(study, tmp_path), make_grid=small_grid)
 
 
-def test_another_dataset_s_references_are_refused(copied):
-    other = replace(copied, methods=(), dataset=replace(copied.dataset, name="chest-ct"))
-    with pytest.raises(UserError, match="slice_reference/1001 is about small, not chest-ct; give another folder"):
-        train_study(other, make_grid=small_grid)
-
-
 # Predictions read back
 
 
@@ -434,16 +402,6 @@ def test_the_ceiling_is_both_references(small_experiment, answers):
         both = (values.split(test.lengths.tolist()) for values in (ceiling.attention, slices.attention))
         for shares, probabilities in zip(*both, strict=True):
             assert torch.allclose(shares / shares.sum(), probabilities / probabilities.sum())
-
-
-def test_rows_may_lie_in_any_order_and_in_pieces(copied, answers):
-    path = copied.folder / "ng" / "1001" / "predictions.parquet"
-    table = pq.read_table(path)
-    order = np.random.default_rng(0).permutation(len(table))
-    pq.write_table(table.take(order), path, row_group_size=5)
-    read = read_prediction(path.parent, answers[0].scans)
-    for field, again in zip(answers[0].predictions["ng"][:3], read[:3], strict=True):
-        assert torch.equal(field, again)
 
 
 def test_every_head_is_read(tmp_path):

@@ -20,7 +20,6 @@ from normal_guidance.statistics.split_results import METRICS, score
 from normal_guidance.study import reproduction as initialisations
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import (
-    DATASETS,
     Listener,
     Study,
     StudyData,
@@ -40,7 +39,7 @@ from normal_guidance.study.reproduction import (
     train_initialisations,
     write_initialisations,
 )
-from normal_guidance.study.study_tables import collect, collect_sensitivity
+from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.run import Selected, load_run
@@ -379,13 +378,6 @@ def test_files_of_another_shape_are_named(copied, trained, file, changes):
     assert trained == []
 
 
-def test_settings_of_another_shape_are_named(tmp_path):
-    reproduce_sensitivity(study(tmp_path, "ng", seeds=(1001,)), make_grid=small_sensitivity)
-    change(tmp_path / "sensitivity" / "ng" / "1001" / "config.json", configs=[{}])
-    with pytest.raises(UserError, match=r"config\.json is damaged: configs\[0\]\.method is missing; copy the run"):
-        collect_sensitivity(tmp_path, "semi-synthetic", "ng")
-
-
 def test_sensitivity_has_a_winner_for_each_setting(tmp_path, trained):
     (results,) = reproduce_sensitivity(study(tmp_path, "ng"), make_grid=small_sensitivity).values()
     folder = tmp_path / "sensitivity"
@@ -441,15 +433,6 @@ def test_mistakes_are_found_before_anything_is_drawn(tmp_path):
         undrawn = replace(study(folder, "ng"), dataset=replace(TINY, draw=pytest.fail))
         with pytest.raises(UserError, match="is, or lies under, a file; name a folder"):
             reproduce(undrawn, make_grid=small_grid)
-
-
-def test_untrained_rows_of_the_real_data_are_the_published_ones(tmp_path):
-    """The ceiling and Centered Gaussian of the paper's first partition, as printed in the authors' notebooks."""
-    tables = reproduce(Study(DATASETS["semi-synthetic"], tmp_path, ("centered_gaussian",), (1001,))).table
-    gaussian, ceiling = (row.scores[0] for row in tables.rows)
-    assert gaussian.localization_auroc == pytest.approx(0.7046, abs=5e-5)
-    assert ceiling.localization_auroc == pytest.approx(0.88212, abs=5e-6)
-    assert ceiling.scan_auroc == pytest.approx(0.80088, abs=5e-6)
 
 
 # Chosen configurations trained again from other initial weights

@@ -73,12 +73,6 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> 
     begin(tmp_path, identity())
 
 
-def test_a_run_is_not_written_twice_by_one_process(tmp_path: Path) -> None:
-    with open_run(tmp_path, identity()), pytest.raises(UserError, match="is being written by process"):
-        begin(tmp_path, identity())
-    begin(tmp_path, identity())
-
-
 def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "thesis.tex").write_text("years of work")
@@ -388,15 +382,6 @@ def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> 
         about = read_json(tmp_path / f"best-{name}.json")
         assert Config(**about["config"]) == winner.config
         assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
-
-
-@pytest.mark.parametrize("method", ["mean", "smap", "smtp"])
-def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
-    scans = shifted_mean(16, 1, features=8)
-    trained = sweep([Config(method, epochs=1, batch_size=8, train_above_val=False)], scans, scans)
-    finish(tmp_path, trained)
-    weights = trained.winners[0].weights
-    assert all(torch.equal(p, weights[name]) for name, p in load_winner(tmp_path).named_parameters())
 
 
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:

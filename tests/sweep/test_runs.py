@@ -23,7 +23,6 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.predictions import prediction_table
 from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep
 from normal_guidance.sweep.sweep import StateFile
 
@@ -58,11 +57,6 @@ def run(sets: Sets, configs: tuple[Config, ...], tmp_path_factory: pytest.TempPa
 def small(folder: Path, sets: Sets, **changes: Any) -> Run:
     arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "train_above_val": False} | changes
     return run_sweep(folder, [Config("abmil", **arguments)], *sets)
-
-
-def interrupt(_: object) -> None:
-    """Stop a short run; it is watched only in its last epoch."""
-    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -170,18 +164,6 @@ def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None
     assert small(tmp_path / "run", sets).winners
 
 
-def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
-    arguments = (tmp_path, [Config("abmil", epochs=3, batch_size=16)], *sets)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(*arguments, save_epochs=1, watch=interrupt)
-    state = tmp_path / "state.safetensors"
-    state.write_bytes(state.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"state\.safetensors is damaged"):
-        run_sweep(*arguments)
-    state.unlink()
-    assert run_sweep(*arguments).report["resumed"] == 0
-
-
 def test_stores_and_bags_give_the_same_run(sets: Sets, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
     parts = store.part("train"), store.part("val"), store.part("test")
@@ -281,16 +263,6 @@ def test_a_killed_run_tells_of_all_its_starts(sets: Sets, tmp_path: Path, monkey
     assert environments_of(report) == report["environments"]
 
 
-def test_a_lost_start_is_not_told_of(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It left nothing that later starts went on from."""
-    configs = [Config("abmil", epochs=2, batch_size=16, train_above_val=False)]
-    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(tmp_path, configs, *sets, watch=interrupt)
-    monkeypatch.setenv("NGUIDE_COMMIT", "bbb")
-    assert [one["commit"]["id"] for one in run_sweep(tmp_path, configs, *sets).report["environments"]] == ["bbb"]
-
-
 def test_what_cannot_be_trained_is_refused_before_its_turn(
     sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,14 +307,6 @@ def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, m
     monkeypatch.setattr(runs, "current_device", noting)
     monkeypatch.setattr(runs, "predict_bags", watched)
     small(tmp_path, sets)
-
-
-def test_the_table_of_predictions_has_every_slice_of_many_scans() -> None:
-    lengths = torch.full((1000,), 40)
-    bags = Bags(torch.zeros(40_000, 1), lengths, torch.zeros(1000, dtype=torch.int64))
-    prediction = Prediction(torch.randn(1000), torch.rand(40_000), torch.randn(8, 40_000))
-    table = prediction_table(bags, prediction, part="test")
-    assert table["log_attention"][999].as_py() == prediction.log_attention[:, -40:].tolist()
 
 
 def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

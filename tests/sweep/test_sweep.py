@@ -18,10 +18,10 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import batched, draw_orders, pool_scans, prefetch
+from normal_guidance.sweep.batches import draw_orders, prefetch
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
-from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
+from normal_guidance.sweep.loop import TrainedModel, train_model
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
@@ -172,24 +172,6 @@ def test_a_resumed_sweep_has_the_same_bits(case: str, engine: str, train: Bags, 
     assert resumed.best_epoch.tolist() == whole.best_epoch.tolist()
     for winner, other in zip(resumed.winners, whole.winners, strict=True):
         assert all(winner.weights[name].equal(weight) for name, weight in other.weights.items())
-
-
-@pytest.mark.slow(but="True")
-@pytest.mark.parametrize("train_above_val", [True, False])
-def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
-    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
-    result = sweep(configs, train, val, EXACT)
-    for number, config in enumerate(configs):
-        history = sweep_history(result, number)
-        want = select_epoch(history, train_above_val=train_above_val)
-        assert result.best_epoch[number] == (want.number if want else 0), config
-
-
-def sweep_history(result: sweep_module.Sweep, number: int):
-    from normal_guidance.sweep.loop import EpochScores
-
-    rows = result.history[:, number].tolist()
-    return tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
 
 
 @pytest.mark.slow(but=("ng-3", "slice_reference-1"))
@@ -439,23 +421,6 @@ def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
         sweep([config], train, shifted_mean(20, seed=1, features=8))
     with pytest.raises(UserError, match="validation scans are positive"):
         sweep([config], train, val[val.labels == 0])
-
-
-@pytest.mark.slow
-def test_slots_for_very_many_batches() -> None:
-    lengths = torch.full((200,), 3)
-    orders = (torch.arange(200) for _ in range(90_000))
-    assert slot_numbers(lengths, 1, orders, classes=3) == (64,)
-
-
-def test_pooled_scans_are_one_row_each(train: Bags) -> None:
-    pooled = pool_scans(train, lambda rows: rows.mean(0))
-    assert pooled.lengths.tolist() == [1] * len(train)
-    torch.testing.assert_close(pooled.features[3], train[3].features.mean(0))
-
-
-def test_batches_are_filled_up() -> None:
-    assert batched(torch.arange(5), 3, filler=9).tolist() == [[0, 1, 2], [3, 4, 9]]
 
 
 def test_prefetching_passes_errors_on_and_stops_when_left() -> None:

@@ -17,10 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torchmil.datasets import BinaryClassificationDataset, ProcessedMILDataset
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS, export_store, import_store
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
@@ -697,15 +695,6 @@ def test_damaged_files_are_named(tmp_path, suffix):
     for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"not a file of features at all"):
         path.write_bytes(content)
         refused(path, rf"a.{suffix} cannot be read")
-
-
-def test_an_empty_file_is_one_line_of_the_command(tmp_path):
-    """click takes an EOFError for Ctrl-D and prints 'Aborted.'."""
-    (tmp_path / "a.npz").touch()
-    result = CliRunner().invoke(app, ["store", "import", str(tmp_path / "a.npz"), "-o", str(tmp_path / "store")])
-    assert result.exit_code == 2
-    assert f"error: {tmp_path / 'a.npz'} cannot be read" in " ".join(result.stderr.split())
-    assert "Aborted" not in result.stderr
 
 
 @pytest.mark.parametrize(

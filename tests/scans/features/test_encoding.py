@@ -15,7 +15,7 @@ from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.workers import Pool
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.scans.features import encoding_machine
-from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest, plan_units
+from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.store import open_store
@@ -601,16 +601,6 @@ def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path)
         run(Manifest(table, scans.about), tmp_path / "store")
     with pytest.raises(UserError, match="the manifest has no scan"):
         run(scans.take([]), tmp_path / "store")
-
-
-def test_units_hold_every_scan_once():
-    lengths = np.random.default_rng(0).integers(1, 60, 200)
-    units = plan_units(lengths, 100)
-    assert [number for unit in units for number in unit] == list(range(200))
-    sizes = [int(lengths[unit.start : unit.stop].sum()) for unit in units]
-    assert min(sizes[:-1]) >= 100
-    assert all(size - lengths[unit.stop - 1] < 100 for size, unit in zip(sizes, units, strict=True))
-    assert plan_units([], 5) == []
 
 
 def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):

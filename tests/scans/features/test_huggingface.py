@@ -148,15 +148,6 @@ def test_the_size_is_what_the_preprocessor_ends_with(tmp_path, preprocessor, siz
     assert load_encoder(save(tmp_path / "model", make("dinov2"), **preprocessor)).size == size
 
 
-def test_a_model_without_normalisation_gets_the_unit_range(tmp_path):
-    model = make("vit")
-    encoder = load_encoder(
-        save(tmp_path / "model", model, do_normalize=False, image_mean=[9, 9, 9], image_std=[9, 9, 9])
-    )
-    images = torch.rand(2, 1, SIZE, SIZE)
-    torch.testing.assert_close(encoder.encode(images), features_of("vit", model, images.expand(-1, 3, -1, -1)))
-
-
 def test_a_one_channel_model_takes_the_mean_of_the_preprocessors_means(tmp_path):
     model = ViTModel(ViTConfig(intermediate_size=30, num_channels=1, **TOKENS)).eval()
     half = ViTModel(model.config).half().eval()  # files of half precision are used in single precision

@@ -476,22 +476,6 @@ def test_ids_that_look_like_numbers_stay_text(tmp_path, kind):
     assert store.with_parts(path).part("val").scan_ids == ("NA",)
 
 
-def test_a_table_that_cannot_be_used_is_named(tmp_path):
-    """The others are those of nguide split, and tested there."""
-    store = write(tmp_path)
-    (tmp_path / "a.csv").write_text("scan,part\nval-0,val\n")
-    (tmp_path / "a.parquet").write_text("no parquet")
-    (tmp_path / "a.txt").touch()
-    for name, message in (
-        ("a.csv", r"a.csv has no column 'scan_id', only scan, part; give a table with the columns"),
-        ("a.parquet", "a.parquet cannot be read"),
-        ("a.txt", "a.txt is not a .csv or .parquet file; give one with"),
-        ("b.csv", "b.csv is not a file; .* give one with the columns scan_id and"),
-    ):
-        with pytest.raises(UserError, match=message):
-            store.with_parts(tmp_path / name)
-
-
 # Fingerprints
 
 
@@ -543,11 +527,3 @@ def test_any_change_changes_the_fingerprint(field):
     bags = make("a", [3, 4])
     before = replace(bags, slice_labels=None) if field == "lengths" else bags
     assert fingerprint_of({"train": changed(before, field)}) != fingerprint_of({"train": before})
-
-
-def test_scans_cut_elsewhere_or_other_widths_are_other_data():
-    """The same bytes, folded otherwise."""
-    one = Bags(torch.zeros(4, 6), torch.tensor([4]), torch.tensor([0]))
-    assert fingerprint_of({"train": one}) != fingerprint_of({"train": replace(one, features=torch.zeros(4, 12))})
-    narrow = Bags(torch.zeros(8, 3), torch.tensor([8]), torch.tensor([0]))
-    assert fingerprint_of({"train": one}) != fingerprint_of({"train": narrow})

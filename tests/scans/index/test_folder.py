@@ -16,7 +16,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.scans.index.containers import Mask
 from normal_guidance.scans.index.geometry import Ordered
 from normal_guidance.scans.index.indexing import SOURCES, Index, index
-from normal_guidance.scans.index.labels import parse_labels, parse_ranges
 from normal_guidance.scans.index.manifest import parse_findings
 from normal_guidance.scans.index.source import slices_of_mask
 
@@ -282,11 +281,6 @@ def test_folder_needs_a_table_of_a_known_kind(folder, root, table, message):
 def test_every_source_is_tested():
     others = {"rsna-ich", "rsna-pe", "rsna-at", "prostatex"}  # test_rsna.py, test_prostatex.py
     assert set(SOURCES) == {"folder", *others}
-
-
-def test_notations():
-    assert parse_labels(" (0;1,true 1.0) ").tolist() == [0, 1, 1, 1]
-    assert parse_ranges("", 2).tolist() == [0, 0]
 
 
 THREE = Ordered((("1", 0), ("2", 0), ("3", 0)), (0.0, 5.0, 10.0), 5.0, AXIAL, 16, 16, None, (), True)
