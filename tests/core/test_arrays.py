@@ -27,10 +27,6 @@ def test_single_numbers_of_any_library(numbers):
     assert as_tensor([numbers, numbers], "values").tolist() == [[0.0, 1.0]] * 2
 
 
-def test_a_list_of_arrays_is_stacked():
-    assert as_tensor([np.ones(2), np.zeros(2, np.float32)], "values").tolist() == [[1.0, 1.0], [0.0, 0.0]]
-
-
 def test_a_list_of_tensors_keeps_its_gradient():
     weight = torch.ones(2, requires_grad=True)
     as_tensor([weight, weight], "values").sum().backward()

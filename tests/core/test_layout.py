@@ -23,26 +23,6 @@ def test_unpack_is_the_inverse_of_pack(lengths: list[int]) -> None:
     assert not padded[~mask].any()
 
 
-@given(LENGTHS, st.sampled_from([(), (2,)]))
-def test_restore_is_the_inverse_of_pad(lengths: list[int], heads: tuple[int, ...]) -> None:
-    layout = Layout.packed(lengths)
-    values = torch.randn(*heads, sum(lengths))
-    padded = layout.pad(values)
-    assert padded.shape == (len(lengths), *heads, max(lengths))
-    assert torch.equal(layout.restore(padded), values)
-
-
-@given(LENGTHS)
-def test_padded_layout_of_the_mask_agrees_with_the_packed_one(lengths: list[int]) -> None:
-    rows = torch.randn(sum(lengths))
-    packed = Layout.packed(lengths)
-    padded, mask = unpack(rows, torch.tensor(lengths))
-    other = Layout.from_mask(mask)
-    assert torch.equal(packed.mask, other.mask)
-    assert torch.equal(packed.pad(rows), other.pad(padded.flatten()))
-    assert other.lengths.tolist() == lengths
-
-
 @given(LENGTHS)
 def test_class_tokens_stand_before_each_bag(lengths: list[int]) -> None:
     rows, token = torch.randn(sum(lengths), 2), torch.full((1, 2), 9.0)

@@ -11,7 +11,6 @@ from torch import nn
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.methods import BEYOND, build_model
-from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.loop import EpochScores, predict_bags, select_epoch, train_model
@@ -134,10 +133,3 @@ def test_a_prediction_leaves_every_part_of_the_model_in_its_mode():
     assert not train_model(
         config, shifted_mean(8, seed=1, features=4), shifted_mean(8, seed=2, features=4)
     ).model.training
-
-
-def test_a_store_is_trained_on_like_its_bags(tmp_path):
-    train, val = shifted_mean(16, seed=1, features=4), shifted_mean(16, seed=2, features=4)
-    stores = [write_store(tmp_path / str(number), bags, provenance={}) for number, bags in enumerate((train, val))]
-    config = Config("abmil", epochs=2, batch_size=8)
-    assert train_model(config, *stores).history == train_model(config, train, val).history

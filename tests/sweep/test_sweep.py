@@ -295,14 +295,6 @@ def test_initial_seeds_are_an_axis(train: Bags, val: Bags) -> None:
     assert not torch.allclose(both.history[:, 0], both.history[:, 1])
 
 
-def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
-    configs = small_grid("ng")
-    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
-    torch.testing.assert_close(
-        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
-    )
-
-
 def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
     config = Config("abmil", lr=0.1, epochs=60, batch_size=16, patience=5)
     want: TrainedModel = train_model(config, train, val)

@@ -7,7 +7,6 @@ import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fake_scans import make_vit_weights
 from torch import Tensor
 from transformers import ViTModel
@@ -98,22 +97,6 @@ def test_the_names_of_older_releases_of_transformers_are_understood():
         "intermediate.dense output.dense layernorm_before layernorm_after"
     )
     assert first == {f"{module}.{kind}" for module in modules.split() for kind in ("weight", "bias")}
-
-
-def test_the_model_is_in_eval_mode_and_made_for_the_weights_size():
-    half = {name: tensor.half() for name, tensor in make_weights().items()}
-    model = vit_from_torchvision(half, heads=HEADS)
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
-    assert not model.training
-    assert model.pooler is None
-    assert (model.config.image_size, model.config.num_channels) == (SIDE * PATCH, 1)
-    assert model.config.layer_norm_eps == vit.EPS
-
-
-def test_summing_the_filters_is_repeating_the_image():
-    filters, images = torch.randn(5, 3, 4, 4), torch.randn(2, 1, 8, 8)
-    expected = F.conv2d(images.repeat(1, 3, 1, 1), filters)
-    torch.testing.assert_close(F.conv2d(images, vit.fit_channels(filters, 1)), expected)
 
 
 # Guards

@@ -91,25 +91,6 @@ def test_abdomens_go_from_the_pelvis_to_the_lungs(volumes):
     assert ((volumes["abdomen"][16] > -140) & (volumes["abdomen"][16] < -50)).mean() > 0.08  # fat
 
 
-@pytest.mark.parametrize("anatomy", ANATOMIES)
-def test_neighbouring_slices_are_alike(volumes, anatomy):
-    volume = volumes[anatomy][4:-4].astype(float)
-    near, far = np.abs(np.diff(volume, axis=0)).mean(), np.abs(volume[:-12] - volume[12:]).mean()
-    assert near < 0.6 * far
-
-
-@pytest.mark.slow(but="head")
-@pytest.mark.parametrize("anatomy", ANATOMIES)
-def test_patients_differ_in_size_pose_and_noise(anatomy):
-    middles = [render(one, 48)[6] for one in plan(anatomy, 8, seed=5, positive=0.0, slices=12)]
-    widths = {int((picture > -300).any(0).sum()) for picture in middles}
-    left = {int((picture > -300).any(0).argmax()) for picture in middles}
-    noise = [picture[:5].std() for picture in middles]
-    assert len(widths) > 2
-    assert len(left) > 2
-    assert max(noise) > 1.2 * min(noise)
-
-
 def test_look_alikes_do_not_depend_on_the_label():
     for anatomy in ANATOMIES:
         found = []
@@ -120,12 +101,6 @@ def test_look_alikes_do_not_depend_on_the_label():
             found.append(len(draw_look_alikes(one)))
         assert 1.5 < np.mean(found) < 2.5
         assert min(found) == 0  # some scans have none, so having one does not reveal the label either
-
-
-def test_the_noise_says_nothing_about_the_label():
-    plans = plan("head", 30, seed=7, slices=12)
-    noise = np.array([render(one, 32)[-1].astype(float)[:6].std() for one in plans])
-    assert 0.25 < auroc(noise, np.array([one.label for one in plans])) < 0.75
 
 
 def test_bleeding_can_be_found_but_not_by_the_brightest_pixel():
