@@ -4,7 +4,6 @@ import math
 import statistics
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -272,13 +271,6 @@ def test_localization_of_a_diverged_configuration_is_nan() -> None:
     assert result.mean_auprc.isnan().tolist() == [False, True, False]
 
 
-def test_localization_without_any_bag_to_rank() -> None:
-    scores, labels, lengths = make_bags([(8, "none"), (3, "all")], configs=(2,))
-    result = localization(scores, labels, lengths)
-    assert result.auroc.shape == (2, 0)
-    assert result.mean_auroc.isnan().all()
-
-
 # Means and standard deviations
 
 
@@ -362,10 +354,3 @@ def test_whole_numbers_are_scores_too_but_no_masks(metric: Metric, unchecked: No
     assert metric(scores, labels).item() == pytest.approx(SKLEARN[metric](labels, scores))
     with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
         metric(scores, labels, torch.tensor([1, 1, 1, 0]))
-
-
-def test_lists_of_single_numbers_and_empty_lists_are_read():
-    assert auroc([0.1, 0.9], list(np.array([0, 1]))).item() == 1.0
-    assert localization([0.1, 0.9], [0, 1], [np.int64(2)]).auroc.tolist() == [1.0]
-    with pytest.raises(UserError, match="lengths add up to 0 slices"):
-        localization([0.1, 0.9], [0, 1], [])

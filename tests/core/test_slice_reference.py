@@ -56,19 +56,6 @@ def test_it_is_the_textbooks_layers(form: str, width: int) -> None:
     assert_same(got, want, model.parameters())
 
 
-@pytest.mark.parametrize(("width", "first", "last"), [(12, -5, 6), (35, -17, 17), (1, 0, 0), (2, 0, 1)])
-def test_what_a_slice_sees(width: int, first: int, last: int) -> None:
-    model, place = SliceReference(features=2, receptive_field=width).double(), 20
-    rows = torch.zeros(41, 2, dtype=torch.float64)
-    changed = []
-    for other in range(41):
-        lit = rows.clone()
-        lit[other] = 1.0
-        if model(lit, [41]).slice_scores[place] != model(rows, [41]).slice_scores[place]:
-            changed.append(other - place)
-    assert changed == list(range(first, last + 1))
-
-
 def test_a_prediction_holds_probabilities_and_logits_and_no_scan_score() -> None:
     model, rows = setup(3)
     prediction = model(rows, Layout.packed(LENGTHS))

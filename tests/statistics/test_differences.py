@@ -105,7 +105,6 @@ NG = SPLIT.methods["ng"]
     [
         (broken(SPLIT, scan_ids=("S0",) * 8), "'S0' is tested twice"),
         (broken(SPLIT, scan_ids=SPLIT.scan_ids[1:]), "7 scan_ids for 8 labels"),
-        (broken(SPLIT, patient_ids=SPLIT.patient_ids[1:]), "7 patient_ids for 8 labels"),
         (broken(SPLIT, labels=SPLIT.labels - 1), "label -1 is neither 0 nor 1"),
         (broken(SPLIT, methods={}), "no method was tested"),
         (broken(SPLIT, methods={"ng": NG}), "'abmil' was tested in some splits only"),
@@ -113,12 +112,9 @@ NG = SPLIT.methods["ng"]
         (broken(SPLIT, methods={"ng": MethodResults(np.ones(7), np.ones(7))}), "'ng' has 7 auroc for 8 scans"),
         (broken(SPLIT, methods={"ng": replace(NG, scan_scores=np.full(8, np.nan))}), "no score for scan 'S0'"),
         (broken(SPLIT, methods={"ng": NG, "max": replace(NG, auroc=NG.auroc[::-1])}), "by some methods and not by"),
-        (broken(SPLIT, methods={"ng": replace(NG, auprc=NG.auprc * np.nan)}), "has a localization auprc by some"),
         (broken(SPLIT, labels=1 - SPLIT.labels), "scan 'S0' has patient and label"),
         (lambda: patients_of([]), "no split was given"),
         (lambda: resample([SPLIT], draws=1), "draws is 1, but a standard error needs at least 2"),
-        (lambda: differences([SPLIT], [], level=95.0), "level is 95.0; give a number between 0 and 1"),
-        (lambda: differences([SPLIT], [Claim("ng", "mhng", "scan_auprc")]), "'mhng' has no scan_auprc"),
         (lambda: delong([SPLIT], "ng", "mhng"), "'mhng' was not tested"),
         (
             lambda: delong([one_scan_each({"ng": [1, 2]}, [1, 1])], "ng", "ng"),

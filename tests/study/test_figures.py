@@ -17,7 +17,6 @@ from matplotlib.quiver import Quiver
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCES, normal_reference
 from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, METHODS, NAMED, REFERENCE_TITLES
-from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_COLORS,
@@ -41,7 +40,6 @@ from normal_guidance.study.figures.comparisons import (
     MethodValues,
     SettingValues,
     draw_differences,
-    draw_methods,
     plot_differences,
     plot_methods,
     plot_sensitivity,
@@ -208,22 +206,6 @@ def test_methods_over_seeds_with_the_published_beside():
     assert panel.get_xlabel() == "localization AUROC"
 
 
-def test_nothing_published_and_nothing_ours(tmp_path: Path):
-    figure = plot_methods(
-        [MethodValues("ceiling", VALUES, title="Bayes oracle"), MethodValues("centered_gaussian", ())],
-        metric="scan AUROC",
-    )
-    (panel,) = figure.axes
-    assert words(figure) == [SEED, MEAN]
-    assert not panel.containers
-    assert len(lines(panel, MEAN)) == 1
-    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["Bayes oracle", "Centered Gaussian"]
-    assert panel.get_xlabel() == "scan AUROC"
-    (panel,) = plot_methods([MethodValues("ng", (), MeanSd(0.8, 0.1, "population"))]).axes
-    assert segments(panel)[0][:, 0] == pytest.approx([0.7, 0.9])
-    assert draw_methods([MethodValues("ng", VALUES)], tmp_path / "a.svg").exists()
-
-
 def settings(metrics=("localization_auroc", "scan_auroc")) -> list[SettingValues]:
     return [
         SettingValues(metric, kind, weight, tuple(weight / 100 + value for value in VALUES),
@@ -379,13 +361,11 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
     ("draw", "said"),
     [
         (lambda: plot_divergences(torch.tensor([0.0, 1.0, 0.0])), "there is no pull to draw"),
-        (lambda: plot_divergences(torch.full((9,), torch.nan)), "there is no pull to draw"),
         (lambda: plot_divergences([[0.5, 0.5]]), r"attention has the shape \(1, 2\); give \(slices\)"),
         (lambda: plot_divergences([0.1, 0.6, 0.3], slice_labels=[1]), "slice_labels are 1 for 3 slices"),
         (lambda: plot_heads({}), "no heads to draw"),
         (lambda: plot_heads({"mine": [0.5, 0.5]}), r"attention of 'mine' has the shape \(2,\); give \(heads, slices\)"),
         (lambda: AttendedScan("A", {"ng": [[0.5, 0.5]]}), r"attention by ng has the shape \(1, 2\); give \(slices\)"),
-        (lambda: AttendedScan("A", {"ng": ["a"]}), "which holds text"),
         (lambda: AttendedScan("A", {"abmil": torch.ones(4), "ng": torch.ones(3)}), "'A': 3 slices by ng, 4 by another"),
         (lambda: AttendedScan("A", {"abmil": torch.ones(4)}, torch.ones(5).long()), "'A': 5 slice labels for 4 slices"),
         (lambda: AttendedScan("A", {}), "'A' has no attention"),
@@ -400,11 +380,7 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
             lambda: plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
             "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
         ),
-        (lambda: plot_density({}), "no density"),
-        (lambda: plot_sensitivity([]), "no setting to draw"),
         (lambda: plot_differences([]), "no difference to draw"),
-        (lambda: plot_methods([]), "no method to draw"),
-        (lambda: plot_methods([MethodValues("mine", VALUES)]), "method 'mine' has no colour"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said, unchecked):

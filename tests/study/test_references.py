@@ -229,16 +229,6 @@ def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
     assert bayes.localization_auroc - 0.04 < found < bayes.localization_auroc
 
 
-@pytest.mark.slow
-def test_complete_references_are_only_loaded(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    folder = references.slices.folder.parent
-    again = run_references(folder, *sets, watch=lambda _: pytest.fail("it was trained again"))
-    assert again.slices.report == references.slices.report
-    assert reference_row(*again) == reference_row(*references)
-    with pytest.raises(UserError, match=r"receptive_field was 12, now it is 5"):
-        run_references(folder, *sets, receptive_field=5)
-
-
 def test_the_receptive_field_is_the_training_blocks_or_given(sets: tuple[Bags, Bags, Bags]) -> None:
     train = bags_of((1, [1, 1, 0, 0, 0, 1, 0]), (1, [0, 1]), (0, [0]))  # blocks of 6 (bridged) and 1
     assert slice_reference_config(PROTOCOL, train).receptive_field == round(3.5)

@@ -91,16 +91,6 @@ def test_equals_the_layer_with_gradients() -> None:
         torch.testing.assert_close(one, other)
 
 
-def test_kernel_gradient_is_one_product_a_tap() -> None:
-    rows, kernel, first, count = make_inputs(2, 3)
-    gradient = torch.randn_like(rows)
-    got = stacked_kernel_gradient(gradient, rows, first, count, LONGEST, kernel.shape[1])
-    for k in range(kernel.shape[1]):
-        tap = torch.eye(kernel.shape[1], dtype=torch.float64)[k].expand(2, -1)
-        want = (gradient * stacked_smooth(rows, tap, first, count, LONGEST, False)).sum((1, 2))
-        torch.testing.assert_close(got[:, k], want)
-
-
 @pytest.mark.parametrize("transposed", [False, True])
 def test_gradients_and_those_of_rows_are_right(transposed: bool) -> None:
     first, count = torch.tensor([4, 0, 2]), torch.tensor([5, 1, 2])

@@ -114,13 +114,9 @@ def changed(**changes: Tensor | None) -> dict[str, Tensor]:
         (changed(class_token=None), "no class_token"),
         (changed(encoder__ln__bias=None), "layernorm.bias"),
         (changed(extra__weight=torch.zeros(1)), "extra.weight"),
-        (changed(class_token=torch.zeros(1, 1, 5)), "embeddings.cls_token"),
         (changed(encoder__pos_embedding=torch.zeros(1, 9, WIDTH)), r"encoder.pos_embedding \(1, 9, 12\)"),
-        (changed(encoder__pos_embedding=torch.zeros(10)), r"encoder.pos_embedding \(10,\)"),
         (changed(conv_proj__weight=torch.zeros(WIDTH, 1, 4, 4)), r"the shape \(12, 1, 4, 4\)"),
-        (changed(conv_proj__weight=torch.zeros(WIDTH, 3, 4, 5)), r"the shape \(12, 3, 4, 5\)"),
         (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=None), "in_proj of layer 1"),
-        (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=torch.zeros(37)), "in_proj of layer"),
     ],
 )
 def test_other_weights_are_refused(weights, reason):
