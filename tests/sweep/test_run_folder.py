@@ -1,7 +1,5 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
-import errno
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +10,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 
 from normal_guidance.base.errors import UserError
@@ -84,39 +81,6 @@ def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             begin(path, identity())
-
-
-def fail(number: int) -> Any:
-    """A function that fails as the system does."""
-
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return failing
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "message"),
-    [
-        (FileLock, "acquire", r"cannot be locked \(Permission denied\); choose another folder"),
-        (Path, "iterdir", r"cannot be read \(Permission denied\); choose another folder"),
-    ],
-)
-def test_a_folder_that_may_not_be_used_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, message: str
-) -> None:
-    """Which nobody may for the one reason or the other; the tests may run as root, who may everything."""
-    monkeypatch.setattr(owner, name, fail(errno.EACCES))
-    with pytest.raises(UserError, match=message):
-        begin(tmp_path, identity())
-
-
-def test_the_same_run_goes_on(tmp_path: Path) -> None:
-    begin(tmp_path, identity())
-    written = (tmp_path / "config.json").read_bytes()
-    with open_run(tmp_path, identity()) as path:
-        assert state_of(path, identity()).load(FRESH) is not FRESH
-    assert (tmp_path / "config.json").read_bytes() == written
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.prediction import Prediction
 from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
@@ -155,15 +154,6 @@ def test_changed_data_and_configurations_are_refused(sets: Sets, tmp_path: Path)
     small(tmp_path, sets)
 
 
-def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="do not fill one batch"):
-        small(tmp_path / "run", sets, batch_size=1000)
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="do not fill one batch"):
-        check_sweep(tmp_path / "run", [Config("abmil", batch_size=1000)], *sets)
-    assert small(tmp_path / "run", sets).winners
-
-
 def test_stores_and_bags_give_the_same_run(sets: Sets, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
     parts = store.part("train"), store.part("val"), store.part("test")
@@ -288,25 +278,6 @@ def test_what_cannot_be_trained_is_refused_before_its_turn(
     with pytest.raises(UserError, match="no configuration to train"):
         check_sweep(tmp_path / "new", [], *sets)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
-
-
-def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On cuda:1 work must not wait in the streams of cuda:0, so the device is made the current one."""
-    current: list[str] = []
-
-    @contextmanager
-    def noting(device: str) -> Iterator[None]:
-        current.append(device)
-        yield
-        current.clear()
-
-    def watched(*arguments: Any) -> Prediction:
-        assert current == ["cpu"]
-        return predict_bags(*arguments)
-
-    monkeypatch.setattr(runs, "current_device", noting)
-    monkeypatch.setattr(runs, "predict_bags", watched)
-    small(tmp_path, sets)
 
 
 def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

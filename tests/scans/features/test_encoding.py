@@ -12,9 +12,7 @@ import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.base.workers import Pool
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.scans.features import encoding_machine
 from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
@@ -220,34 +218,6 @@ def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
     assert stores[0].scan_ids == expected.scan_ids
     torch.testing.assert_close(stores[0].bags().features, expected.bags().features, rtol=1e-3, atol=1e-3)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
-    """As many as scans want, and none for a store that is there."""
-    happened = []
-
-    class Told(Pool):
-        def start(self, tasks, modules=()):
-            super().start(tasks, modules)
-            happened.append(("started", len(self._started)))
-
-        def close(self):
-            super().close()
-            happened.append("closed")
-
-    def told_load(**options):
-        happened.append("loaded")
-        return load(**options)
-
-    monkeypatch.setattr(encoding_machine, "Pool", Told)
-    with pytest.raises(TypeError):
-        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
-    assert happened == [("started", 1), "closed"]
-    happened.clear()
-    for started in (1, 0):
-        run(scans.take([0, 1]), tmp_path / "store", workers=1, load=told_load)
-        assert happened == [("started", started), "loaded", "closed"]
-        happened.clear()
 
 
 def test_the_store_has_the_dtype_that_was_asked_for(scans, whole, tmp_path):
@@ -586,21 +556,6 @@ def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):
     with pytest.raises(UserError, match=message):
         run(scans, tmp_path / "store", **changes)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
-    table = scans.table.set_column(2, "label", [[0] * len(scans)]).cast(scans.table.schema)
-    with pytest.raises(UserError, match="scan 's001' is labelled negative but has 1 positive slices"):
-        run(Manifest(table, scans.about), tmp_path / "store")
-    short = [
-        None if row.slice_labels is None else row.slice_labels[: len(row) - (row.scan_id == "s003")] for row in scans
-    ]
-    place = scans.table.column_names.index("slice_labels")
-    table = scans.table.set_column(place, "slice_labels", [short]).cast(scans.table.schema)
-    with pytest.raises(UserError, match="scan 's003': 0 slice labels for 1 slices; run nguide index again"):
-        run(Manifest(table, scans.about), tmp_path / "store")
-    with pytest.raises(UserError, match="the manifest has no scan"):
-        run(scans.take([]), tmp_path / "store")
 
 
 def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):

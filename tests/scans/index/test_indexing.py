@@ -6,14 +6,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from drawn_dicom import write_slice
 from test_manifest import row
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index import header_reading
 from normal_guidance.scans.index.containers import Refusal
@@ -294,12 +292,3 @@ def test_scans_with_features_are_described_as_their_manifest_is(phantom: Path) -
     store = open_store(phantom / "store")
     assert describe_scans(store).to_dict() == describe(read_manifest(phantom / "index")).to_dict()
     assert describe_scans(store.bags()).to_dict() == describe_scans(store).to_dict()
-
-
-def test_scans_without_slice_labels_count_as_such() -> None:
-    features, lengths, labels = torch.zeros(7, 2), torch.tensor([3, 2, 2]), torch.tensor([1, 0, 1])
-    some = describe_scans(Bags(features, lengths, labels, torch.tensor([0, 1, 1, 0, 0, -1, -1])))
-    assert (some.scans, some.labelled, some.positive_slices, some.slices) == (3, 2, 2, 7)
-    none = describe_scans(Bags(features, lengths, labels))
-    assert (none.labelled, none.positive, none.positive_slices, none.blocks) == (0, 2, 0, None)
-    assert none.density.tolist() == [0.0] * BINS

@@ -66,31 +66,6 @@ def test_volumes_are_plausible_hu(volumes, anatomy):
     assert (middle[:4] < -900).all()  # air above the patient
 
 
-def test_heads_begin_and_end_outside_the_brain(volumes):
-    def brain(picture):
-        return ((picture > 15) & (picture < 60)).mean()
-
-    head = volumes["head"]
-    assert (head[-1] < -700).all()  # above the vertex
-    assert (head[0] < -900).sum() > head[0].size / 3
-    assert brain(head[16]) > 0.2
-    assert (head[16] > 700).mean() > 0.03  # skull
-
-
-def test_chests_have_air_in_the_middle_only(volumes):
-    inside = volumes["chest"][:, 30:66, 20:76]
-    air = (inside < -600).mean((1, 2))
-    assert air[0] < 0.15
-    assert air[-1] < 0.15
-    assert air[16] > 0.3
-
-
-def test_abdomens_go_from_the_pelvis_to_the_lungs(volumes):
-    inside = volumes["abdomen"][:, 30:66, 20:76]
-    assert (inside[-1] < -600).mean() > 0.1 > (inside[8] < -600).mean()
-    assert ((volumes["abdomen"][16] > -140) & (volumes["abdomen"][16] < -50)).mean() > 0.08  # fat
-
-
 def test_look_alikes_do_not_depend_on_the_label():
     for anatomy in ANATOMIES:
         found = []

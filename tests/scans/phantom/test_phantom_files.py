@@ -40,6 +40,14 @@ TYPE_2 = """
 """
 
 # Columns of Kaggle's tables.
+CHEST_COLUMNS = """
+    pe_present_on_image negative_exam_for_pe qa_motion qa_contrast flow_artifact rv_lv_ratio_gte_1 rv_lv_ratio_lt_1
+    leftsided_pe chronic_pe true_filling_defect_not_pe rightsided_pe acute_and_chronic_pe central_pe indeterminate
+"""
+ABDOMEN_COLUMNS = """
+    bowel_healthy bowel_injury extravasation_healthy extravasation_injury kidney_healthy kidney_low kidney_high
+    liver_healthy liver_low liver_high spleen_healthy spleen_low spleen_high
+"""
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -254,26 +262,9 @@ def test_head_labels(datasets):
 def test_chest_labels(datasets):
     folder = datasets["rsna-pe"]
     rows = rows_of(folder / "train.csv")
-    assert list(rows[0]) == [
-        "StudyInstanceUID",
-        "SeriesInstanceUID",
-        "SOPInstanceUID",
-        "pe_present_on_image",
-        "negative_exam_for_pe",
-        "qa_motion",
-        "qa_contrast",
-        "flow_artifact",
-        "rv_lv_ratio_gte_1",
-        "rv_lv_ratio_lt_1",
-        "leftsided_pe",
-        "chronic_pe",
-        "true_filling_defect_not_pe",
-        "rightsided_pe",
-        "acute_and_chronic_pe",
-        "central_pe",
-        "indeterminate",
-    ]
     uids = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
+    assert tuple(rows[0])[:3] == uids
+    assert list(rows[0])[3:] == CHEST_COLUMNS.split()
     found = {f"train/{'/'.join(row[uid] for uid in uids)}.dcm": int(row["pe_present_on_image"]) for row in rows}
     assert found == slices_of(folder)
     exams = defaultdict(set)
@@ -294,23 +285,7 @@ def test_abdomen_labels(datasets):
     patients = rows_of(folder / "train_2024.csv")
     assert list(images[0]) == ["patient_id", "series_id", "instance_number", "injury_name"]
     assert list(series[0]) == ["patient_id", "series_id", "aortic_hu", "incomplete_organ"]
-    assert list(patients[0]) == [
-        "patient_id",
-        "bowel_healthy",
-        "bowel_injury",
-        "extravasation_healthy",
-        "extravasation_injury",
-        "kidney_healthy",
-        "kidney_low",
-        "kidney_high",
-        "liver_healthy",
-        "liver_low",
-        "liver_high",
-        "spleen_healthy",
-        "spleen_low",
-        "spleen_high",
-        "any_injury",
-    ]
+    assert list(patients[0]) == ["patient_id", *ABDOMEN_COLUMNS.split(), "any_injury"]
     named = [f"train_images/{r['patient_id']}/{r['series_id']}/{r['instance_number']}.dcm" for r in images]
     assert set(named) == {file for file, label in slices_of(folder).items() if label}
     assert {row["injury_name"] for row in images} <= {"Active_Extravasation", "Bowel"}
