@@ -1,7 +1,6 @@
 """Guidance against hand calculation, against float64, and in every form of its arguments."""
 
 import math
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -453,91 +452,66 @@ def test_what_is_no_mistake_is_taken(unchecked: None) -> None:
 
 
 LOGITS = torch.tensor([[-2.0, 0.0, 3.0], [0.5, 0.1, 0.2]])
+MASK = torch.tensor([[True, True, True, False], [True, True, False, False]])
+HIDDEN = torch.tensor([[1.0, -0.5, 0.3, 2.0], [0.1, 0.2, -1.0, 0.4]]).masked_fill(~MASK, -torch.inf)
+HALF_HIDDEN = torch.stack([LOGITS[0], torch.tensor([0.1, 0.2, -torch.inf])])
+COLUMNS = LOGITS.softmax(-1)[:, :, None]
+AS_LOGITS = {"from_logits": True}
 
 
 @pytest.mark.parametrize(
-    ("attention", "message"),
+    ("attention", "options", "message"),
     [
-        (LOGITS, "has values down to -2, .* pass from_logits=True"),
-        (LOGITS.abs(), "adds up to 5 over the slices of a bag"),
-        (LOGITS.abs() / 50, "adds up to 0.016 over the slices of a bag"),
+        (LOGITS, {}, "NormalGuidance: attention has values down to -2, .* pass from_logits=True"),
+        (LOGITS.abs(), {}, "adds up to 5 over the slices of a bag"),
+        (LOGITS.abs() / 50, {}, "adds up to 0.016 over the slices of a bag"),
+        (LOGITS.softmax(-1), AS_LOGITS, "looks like probabilities; leave from_logits out"),
+        # Attention (B, S, 1) reads as heads over one slice, where every term is 0.
+        (COLUMNS, {}, r"\(2, 3, 1\) adds up to 1 over its second axis.*attention.squeeze\(-1\)"),
+        (COLUMNS[0], {}, r"\(3, 1\) adds up to 1 over its first axis.*pass attention.T"),
+        (COLUMNS.log(), AS_LOGITS, r"\(2, 3, 1\) has one slice in every bag; if its second axis .* \(said once\)"),
+        *(
+            (given, {"mask": ~MASK, **options}, "of bag 0 lies outside its mask.*inverted.*True marks real slices")
+            for given, options in ((HIDDEN.softmax(-1), {}), (HIDDEN, AS_LOGITS))
+        ),
+        *(
+            (given, options, "of bag 1 is hidden on its last 1 slices; if they are padding, pass the mask")
+            for given, options in ((HALF_HIDDEN.softmax(-1), {}), (HALF_HIDDEN, AS_LOGITS))
+        ),
     ],
-    ids=["negative", "more than one", "much less than one"],
 )
-def test_logits_without_from_logits_are_told_once(attention: torch.Tensor, message: str) -> None:
+def test_arguments_that_look_wrong_are_told_of_once(
+    attention: Tensor, options: dict[str, object], message: str
+) -> None:
     guidance = NormalGuidance()
-    with pytest.warns(UserWarning, match=rf"NormalGuidance: attention {message}"):
-        guidance(attention)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        guidance(attention)  # said once
-        NormalGuidance()(attention, from_logits=True)
-        NormalGuidance()(attention.softmax(-1))
-        NormalGuidance()(0.6 * attention.softmax(-1))  # a class token keeps the rest
-        padded = torch.tensor([[0.5, 0.5, 9.0]])
-        NormalGuidance()(padded, torch.tensor([[True, True, False]]))  # the padding is not looked at
+    with pytest.warns(UserWarning, match=message):
+        guidance(attention, **options)
+    guidance(attention, **options)  # another warning would be an error here
 
 
-def test_the_look_at_attention_is_left_out_under_vmap() -> None:
-    guidance = NormalGuidance()
-    stacked = torch.stack([LOGITS, LOGITS + 1]).abs()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        got = torch.func.vmap(guidance)(stacked)
+def test_arguments_that_look_right_are_taken_in_silence() -> None:
+    calls = [
+        (LOGITS, AS_LOGITS),
+        (LOGITS.softmax(-1), {}),
+        (0.6 * LOGITS.softmax(-1), {}),  # a class token keeps the rest
+        (torch.tensor([[0.5, 0.5, 9.0]]), {"mask": torch.tensor([[True, True, False]])}),  # padding is not looked at
+        (HIDDEN.softmax(-1), {"mask": MASK}),
+        (HIDDEN, {"mask": MASK, **AS_LOGITS}),
+        (HALF_HIDDEN, {"mask": HALF_HIDDEN.isfinite(), **AS_LOGITS}),
+        (HALF_HIDDEN[1:], AS_LOGITS),  # all bags end so: it may be attention
+        *((torch.ones(shape), {}) for shape in ((3, 1), (1, 1), (3, 5, 1), (1, 1, 1))),  # scans of one slice
+        (torch.ones(3), {"lengths": [1, 1, 1]}),
+        # Two heads whose class token keeps half: the mask says that there is one slice.
+        (torch.full((1, 2, 1), 0.5), {"mask": torch.ones(1, 1, dtype=torch.bool)}),
+    ]
+    for attention, options in calls:
+        value = NormalGuidance()(attention, **options)
+        assert value.isfinite()
+        assert attention.shape[-1] > 1 or value == 0
+    # Under vmap nothing is looked at.
+    stacked = vmap(NormalGuidance())(torch.stack([LOGITS, LOGITS + 1]).abs())
     with pytest.warns(UserWarning, match="does not look like probabilities"):
-        torch.testing.assert_close(got[0], guidance(stacked[0]))
-
-
-def test_slices_in_the_wrong_axis_are_warned_of() -> None:
-    """Attention (B, S, 1) reads as heads over one slice, where every term is 0; real scans of one slice are taken."""
-    attention = torch.rand(3, 5).softmax(-1)
-    with pytest.warns(UserWarning, match=r"\(3, 5, 1\) adds up to 1 over its second axis.*attention.squeeze\(-1\)"):
-        NormalGuidance()(attention[:, :, None])
-    with pytest.warns(UserWarning, match=r"\(5, 1\) adds up to 1 over its first axis.*pass attention.T"):
-        NormalGuidance()(attention[0, :, None])
-    with pytest.warns(
-        UserWarning, match=r"\(3, 5, 1\) has one slice in every bag; if its second axis .* \(said once\)"
-    ):
-        NormalGuidance()(attention.log()[:, :, None], from_logits=True)
-    for shape in ((3, 1), (1, 1), (3, 5, 1), (1, 1, 1)):
-        assert NormalGuidance()(torch.ones(shape)) == 0
-    assert NormalGuidance()(torch.ones(3), lengths=[1, 1, 1]) == 0
-    halves = torch.full((1, 2, 1), 0.5)  # two heads whose class token keeps half: the mask says that there is one slice
-    assert NormalGuidance()(halves, torch.ones(1, 1, dtype=torch.bool)) == 0
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_an_inverted_mask_is_told_once(from_logits: bool) -> None:
-    mask = torch.tensor([[True, True, True, False], [True, True, False, False]])
-    logits = torch.randn(2, 4).masked_fill(~mask, -torch.inf)
-    guidance, attention = NormalGuidance(), logits if from_logits else logits.softmax(-1)
-    with pytest.warns(
-        UserWarning, match="of bag 0 lies outside its mask.*is the mask inverted.*True marks real slices"
-    ):
-        guidance(attention, ~mask, from_logits=from_logits)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        guidance(attention, ~mask, from_logits=from_logits)  # said once
-        NormalGuidance()(attention, mask, from_logits=from_logits)
-
-
-@pytest.mark.parametrize("from_logits", [False, True])
-def test_padding_without_a_mask_is_asked_about_once(from_logits: bool) -> None:
-    logits = torch.randn(3, 6)
-    logits[1, 4:] = -torch.inf
-    given, guidance = (logits if from_logits else logits.softmax(-1)), NormalGuidance()
-    with pytest.warns(UserWarning, match="of bag 1 is hidden on its last 2 slices; if they are padding, pass the mask"):
-        guidance(given, from_logits=from_logits)
-    guidance(given, from_logits=from_logits)
-    NormalGuidance()(given, logits.isfinite(), from_logits=from_logits)
-    NormalGuidance()(given[1:2], from_logits=from_logits)  # all bags end so: it may be attention
-
-
-def test_probabilities_with_from_logits_are_asked_about() -> None:
-    attention = torch.randn(3, 6).softmax(-1)
-    with pytest.warns(UserWarning, match="looks like probabilities; leave from_logits out"):
-        NormalGuidance()(attention, from_logits=True)
-    NormalGuidance()(attention.log(), from_logits=True)
+        torch.testing.assert_close(stacked[0], NormalGuidance()(LOGITS.abs()))
 
 
 FORMS = {"tensor": lambda x: x, "array": lambda x: x.numpy(), "list": lambda x: x.tolist()}

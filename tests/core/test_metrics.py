@@ -172,22 +172,6 @@ def test_nothing_reads_the_device(metric: Metric) -> None:
         bool((labels == 1).any())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@BOTH
-def test_cuda_equals_cpu_without_waiting(metric: Metric) -> None:
-    scores, labels = torch.randn(4, 300).round(decimals=1), torch.randint(2, (4, 300))
-    labels[3, 0] = 7
-    on_device = scores.cuda(), labels.cuda()
-    metric(*on_device)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        result = metric(*on_device)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
-    torch.testing.assert_close(result[:3].cpu(), metric(scores[:3], labels[:3]), rtol=0, atol=1e-12)
-    assert result[3].isnan()
-
-
 # Localization within bags
 
 # A bag is drawn as (length, kind): kinds are mixed labels, and the three that have no AUROC.

@@ -192,15 +192,3 @@ def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], compl
     }
     with pytest.raises(UserError, match=complaint):
         calibrate_intervals(**{**usual, **changed})  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_equals_cpu() -> None:
-    lengths = torch.randint(1, 300, (200,))
-    attention = torch.rand(int(lengths.sum())).round(decimals=2) + 0.01
-    labels = torch.randint(2, attention.shape)
-    here = calibrate_intervals(attention, lengths, labels)
-    there = calibrate_intervals(attention.cuda(), lengths, labels)
-    assert here == there
-    for one, other in zip(here.interval(attention, lengths), there.interval(attention.cuda(), lengths), strict=True):
-        assert torch.equal(one, other.cpu())

@@ -231,18 +231,6 @@ def test_without_any_scan_to_measure() -> None:
     assert all(number.scans == 0 and math.isnan(number.value) for number in found.summary().values())
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_equals_cpu() -> None:
-    lengths = torch.randint(2, 300, (500,))
-    attention = torch.rand(int(lengths.sum())).round(decimals=2) + 0.01
-    labels, spacing = torch.randint(2, attention.shape), torch.rand(500) + 0.5
-    here = localization_measures(attention, labels, lengths, spacing=spacing)
-    there = localization_measures(attention.cuda(), labels, lengths, spacing=spacing)
-    for name, values in there.columns().items():
-        assert values.is_cuda
-        torch.testing.assert_close(values.cpu(), here.columns()[name], rtol=0, atol=1e-9)
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("changed", "complaint"),

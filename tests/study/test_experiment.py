@@ -356,18 +356,6 @@ def test_runs_of_a_split_that_has_changed_are_refused(tmp_path, trained, part):
     assert trained == []
 
 
-def test_runs_on_features_that_have_changed_are_refused(tmp_path, trained):
-    study = make_study(tmp_path, ["centered_gaussian"])
-    study = replace(study, seeds=(1001,), dataset=replace(study.dataset, has_supervision=False))
-    train_study(study, make_grid=small_grid)
-    bags = some_scans()
-    shutil.rmtree(tmp_path / "store")
-    write_store(tmp_path / "store", replace(bags, features=bags.features + 1), provenance={})
-    message = "centered_gaussian/1001 holds results on other test scans: split 1001 or its features"
-    with pytest.raises(UserError, match=message):
-        train_study(opened_again(study, tmp_path), make_grid=small_grid)
-
-
 # Predictions read back
 
 

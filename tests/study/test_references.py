@@ -182,33 +182,6 @@ def test_the_row_of_the_tables_is_of_both_runs(references: Runs, sets: tuple[Bag
 
 
 @pytest.mark.slow
-def test_reports_and_predictions_say_what_they_are(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    assert references.slices.report["options"] == {
-        "dataset": "easy",
-        "reference": "slices",
-        "receptive_field": 12,
-        "receptive_field_given": False,
-    }
-    assert references.scans.report["options"] == {
-        "dataset": "easy",
-        "reference": "scans",
-        "left_out": {"train": 0, "val": 0, "test": 1},
-    }
-    (winner,) = references.slices.report["winners"]
-    assert winner["test"]["scan_auroc"] is None, "the slice reference scores no scans"
-    assert winner["config"]["receptive_field"] == 12
-    table = pq.read_table(references.slices.folder / "predictions.parquet").to_pandas()
-    rows = table[table["part"] == "test"]
-    prediction = predict_bags(load_winner(references.slices.folder), sets[2])
-    assert np.concatenate(rows["attention"].tolist()).tolist() == prediction.attention.tolist()
-    (logits,) = rows["log_attention"].iloc[0]
-    assert logits.tolist() == prediction.slice_scores[: len(logits)].tolist()
-    scans = pq.read_table(references.scans.folder / "predictions.parquet").to_pandas()
-    assert set(scans["slices"]) == {1}
-    assert set(sets[2].scan_ids) - set(scans["scan_id"]) == {sets[2].scan_ids[int(sets[2].labels.nonzero()[0])]}
-
-
-@pytest.mark.slow
 def test_the_winner_is_chosen_by_validation_slices(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
     val, (winner,) = sets[1], references.slices.winners
     logits = predict_bags(load_winner(references.slices.folder), val).slice_scores

@@ -42,6 +42,7 @@ from normal_guidance.study.reproduction import (
 from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.run import Selected, load_run
+from small_study import small_grid
 
 HOPELESS = 1e39
 """A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
@@ -56,10 +57,6 @@ def draw(seed: int, part: str) -> Bags:
 
 
 TINY = StudyData("semi-synthetic", draw, (1001, 2001, 3001), bayes_oracle)
-
-
-def small_grid(base: Config) -> tuple[Config, ...]:
-    return grid(base, lr=[0.1, 0.01], l1=[0.0])
 
 
 def small_sensitivity(base: Config) -> tuple[Config, ...]:

@@ -22,7 +22,7 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep
+from normal_guidance.sweep.run import Run, check_sweep, load_run, load_winner, run_sweep
 from normal_guidance.sweep.sweep import StateFile
 
 Sets = tuple[Bags, Bags, Bags]
@@ -238,19 +238,6 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
         write_json(tmp_path / "report.json", {k: v for k, v in run.report.items() if k != name})
         with pytest.raises(UserError, match=f"is damaged: {name} is missing"):
             load_run(tmp_path)
-
-
-def test_a_killed_run_tells_of_all_its_starts(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = [Config("abmil", epochs=4, batch_size=16, train_above_val=False)]
-    for commit in ("aaa", "bbb"):
-        monkeypatch.setenv("NGUIDE_COMMIT", commit)
-        with stopped_after_saving(monkeypatch):
-            run_sweep(tmp_path, configs, *sets, save_epochs=1)
-    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
-    report = run_sweep(tmp_path, configs, *sets).report
-    assert report["resumed"] == 2
-    assert [one["commit"]["id"] for one in report["environments"]] == ["aaa", "bbb"]
-    assert environments_of(report) == report["environments"]
 
 
 def test_what_cannot_be_trained_is_refused_before_its_turn(

@@ -1,7 +1,4 @@
-"""torchvision's ViT weights in Hugging Face's model: against a forward pass by hand.
-
-`test_vit_torchvision.py` compares with torchvision itself, where that is installed.
-"""
+"""torchvision's ViT weights in Hugging Face's model: against a forward pass by hand."""
 
 import math
 
