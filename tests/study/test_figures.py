@@ -40,12 +40,14 @@ from normal_guidance.study.figures.comparisons import (
     MethodValues,
     SettingValues,
     draw_differences,
+    draw_methods,
+    draw_sensitivity,
     plot_differences,
     plot_methods,
     plot_sensitivity,
 )
 from normal_guidance.study.figures.datasets import draw_density, plot_density
-from normal_guidance.study.figures.divergences import draw_heads, plot_divergences, plot_heads, pull
+from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads, pull
 from normal_guidance.study.figures.training import (
     NONE,
     VALUE,
@@ -206,11 +208,11 @@ def test_methods_over_seeds_with_the_published_beside():
     assert panel.get_xlabel() == "localization AUROC"
 
 
-def settings(metrics=("localization_auroc", "scan_auroc")) -> list[SettingValues]:
+def settings() -> list[SettingValues]:
     return [
         SettingValues(metric, kind, weight, tuple(weight / 100 + value for value in VALUES),
                       published_sensitivity(metric, "head-ct", kind, weight))
-        for metric in metrics for kind in DIVERGENCES for weight in (10.0, 0.1, 1.0)
+        for metric in ("localization_auroc", "scan_auroc") for kind in DIVERGENCES for weight in (10.0, 0.1, 1.0)
     ]  # fmt: skip
 
 
@@ -265,6 +267,18 @@ def test_differences_are_drawn_with_their_intervals_and_numbers(tmp_path: Path):
     assert panel.get_xlabel() == "difference in scan AUROC"
     assert str(ForestRow("x", 0.0001, -0.02, 0.02, False)) == ".000 [-.020, .020]"
     assert draw_differences(rows, tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda path: draw_methods([MethodValues("ng", VALUES), MethodValues("centered_gaussian", ())], path),
+        lambda path: draw_sensitivity([SettingValues("mine", "reverse_kl", 0.0, VALUES)], path),
+        lambda path: draw_divergences(two_peaks(), path, slice_labels=torch.ones(40, dtype=torch.int64)),
+    ],
+)
+def test_figures_with_little_to_show_are_written(draw, tmp_path: Path):
+    assert b"<svg" in draw(tmp_path / "a.svg").read_bytes()
 
 
 def test_text_of_a_long_forest_keeps_clear():
