@@ -8,9 +8,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
-from test_sweep import first_orders, make_engine
 from torch import Tensor, nn
 
+from engines import first_orders, make_engine
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD

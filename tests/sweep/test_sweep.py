@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines import first_orders, make_engine
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
@@ -18,11 +19,10 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import draw_orders, prefetch
+from normal_guidance.sweep.batches import prefetch
 from normal_guidance.sweep.config import Config, Execution, grid
-from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
+from normal_guidance.sweep.engine import Engine, PackedEngine
 from normal_guidance.sweep.loop import TrainedModel, train_model
-from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
 FEATURES = 16
@@ -78,21 +78,6 @@ def val() -> Bags:
 def small_grid(method: str, l1: Sequence[float] = (0.01, 0.0), **options: object) -> tuple[Config, ...]:
     base = Config(method, **{"epochs": 3, "batch_size": 16, "seed": 5, **options})
     return grid(base, lr=[0.1, 0.01], l1=l1)
-
-
-def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
-    stack = Stack.of(configs, train.width, dtype=torch.float64)
-    size = configs[0].batch_size
-    if kind == "packed":
-        return PackedEngine(stack, train, val, size, "float64")
-    orders = iter([torch.arange(len(train.lengths))] + [order for order, _ in first_orders(train, configs)])
-    slots = slot_numbers(train.lengths, size, orders, classes=2)
-    return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
-
-
-def first_orders(train: Bags, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
-    orders = draw_orders(len(train.lengths), configs[0].seed)
-    return [next(orders) for _ in range(configs[0].epochs)]
 
 
 @pytest.fixture(scope="module")
