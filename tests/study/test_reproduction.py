@@ -16,7 +16,7 @@ from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.show.text_tables import digits
-from normal_guidance.statistics.split_results import METRICS, score
+from normal_guidance.statistics.split_results import score
 from normal_guidance.study import reproduction as initialisations
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.study.experiment import (
@@ -146,30 +146,6 @@ def test_the_page_names_what_it_was_computed_with(complete):
     cells = [cell.strip() for cell in chosen.strip("|").split("|")]
     assert cells[1] == "1001"
     assert cells[-2:] == [f"{theirs.l1:g}", f"{theirs.lr:g}"]
-
-
-def test_json_and_csv_hold_every_digit(complete):
-    results = collect(complete, "semi-synthetic")
-    text = (complete / "tables.json").read_text()
-    content = json.loads(text)
-    assert text == results.json()
-    assert content["dataset"] == "semi-synthetic"
-    assert {(r["table"], r["method"]) for r in content["tables"]} == {
-        (metric, row.method) for metric in METRICS for row in results.table.rows
-    }
-    assert len(content["per_seed"]) == 8
-    chosen = content["chosen"][-1]
-    winner = load_run(complete / "ng" / "2001").winners[0]
-    assert (chosen["method"], chosen["seed"], chosen["epoch"]) == ("ng", 2001, winner.epoch)
-    assert (chosen["l1"], chosen["lr"], chosen["val_auroc"]) == (winner.config.l1, winner.config.lr, winner.val_auroc)
-    assert chosen["published"] == {"l1": 0.1, "lr": 0.0001}
-    assert content["chosen"][0]["divergence"] is None
-    assert content["about"]["departures"]["ng"]["1001"]["epochs"] == 2
-    assert content["notes"] == list(results.notes)
-    lines = list(csv.DictReader(io.StringIO((complete / "tables.csv").read_text())))
-    assert [float(line["ours_mean"]) for line in lines if line["ours_mean"]] == [
-        record["ours_mean"] for record in content["tables"] if record["ours_mean"] is not None
-    ]
 
 
 def test_a_second_start_trains_and_draws_nothing(complete, trained):

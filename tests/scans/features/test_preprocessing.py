@@ -106,16 +106,6 @@ def test_margins_are_of_the_scans_minimum_where_it_is_given():
     assert (images[0, :, 1:3] == 0).all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: preprocessing on a card is not tested")
-@pytest.mark.parametrize("shape", [(3, 512, 512), (3, 300, 512), (2, 100, 100)])
-def test_cuda_gives_the_cpus_images(shape):
-    scan = torch.from_numpy(np.round(make_scan(*shape)).clip(-1500, 3000).astype(np.int16))
-    way = Preprocessing(windows=(*HEAD, None), statistics=Statistics((1.0, 2.0), (100.0, 400.0)))
-    images = way.apply(scan.cuda())
-    assert images.is_cuda
-    torch.testing.assert_close(images.cpu(), way.apply(scan), rtol=0, atol=1e-4)
-
-
 # The field
 
 

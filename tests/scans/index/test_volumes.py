@@ -4,7 +4,6 @@ import gzip
 import itertools
 import runpy
 import sys
-import zipfile
 from pathlib import Path
 
 import nibabel
@@ -53,14 +52,6 @@ def test_one_slice_in_fractions_makes_the_scan_float32(tmp_path, order):
     volume, _ = read_volume(row(tuple(f"{i}.dcm" for i in order)), tmp_path)
     assert volume.dtype == np.float32
     assert np.array_equal(volume, [HU[i] * float(slopes[i]) for i in order])
-
-
-def test_slices_in_an_archive(tmp_path):
-    with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
-        for i in range(4):
-            archive.writestr(f"x/{i}.dcm", dicom(HU[i]))
-    volume, _ = read_volume(row(tuple(f"a.zip!x/{i}.dcm" for i in (1, 2, 0))), tmp_path)
-    assert np.array_equal(volume, HU[[1, 2, 0]])
 
 
 def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
