@@ -42,10 +42,7 @@ from normal_guidance.study.reproduction import (
 from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep.config import Config, Execution, grid, paper_config
 from normal_guidance.sweep.run import Selected, load_run
-from small_study import small_grid
-
-HOPELESS = 1e39
-"""A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
+from small_study import HOPELESS, small_grid
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
 # Any epoch may be selected, so that few epochs on few scans have a winner.

@@ -47,6 +47,7 @@ from normal_guidance.sweep.predictions import PREDICTIONS
 from normal_guidance.sweep.run import load_winner
 from pages import check_page
 from small_study import (
+    HOPELESS,
     PROTOCOL,
     make_store,
     make_study,
@@ -59,8 +60,6 @@ from small_study import (
 )
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
-HOPELESS = 1e39
-"""A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
 
 
 RENDER = Figure.savefig
