@@ -76,16 +76,6 @@ def test_machines_that_differ_are_refused(cluster, tmp_path):
         run(manifest, tmp_path / "cores", options=EncodingOptions(threads=64), **at)
 
 
-def test_no_cluster_is_an_error(tmp_path, monkeypatch):
-    def no_answer(**options):
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(ray, "init", no_answer)
-    manifest = make_manifest(tmp_path / "data", [3])
-    with pytest.raises(UserError, match=r"--ray auto: no cluster answers \(nobody there\); start one"):
-        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="auto")
-
-
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     manifest = make_manifest(tmp_path / "data", [3])
