@@ -20,6 +20,8 @@ from normal_guidance.sweep.config import Config, grid
 PROTOCOL = Config("ng", epochs=3, batch_size=16, train_above_val=False)
 
 SEEDS = (1001, 2001)
+HOPELESS = 1e39
+"""A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
 
 
 def small_grid(base: Config) -> tuple[Config, ...]:

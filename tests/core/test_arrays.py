@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import as_tensor, bag_of_rows, check_lengths, find_bags, place_in_bag, sum_per_bag
+from normal_guidance.core.arrays import as_tensor, bag_of_rows, find_bags, place_in_bag, sum_per_bag
 
 
 @pytest.mark.parametrize(
@@ -25,10 +25,6 @@ from normal_guidance.core.arrays import as_tensor, bag_of_rows, check_lengths, f
 def test_single_numbers_of_any_library(numbers):
     assert as_tensor(numbers, "values").tolist() == [0.0, 1.0]
     assert as_tensor([numbers, numbers], "values").tolist() == [[0.0, 1.0]] * 2
-
-
-def test_a_list_of_arrays_is_stacked():
-    assert as_tensor([np.ones(2), np.zeros(2, np.float32)], "values").tolist() == [[1.0, 1.0], [0.0, 0.0]]
 
 
 def test_a_list_of_tensors_keeps_its_gradient():
@@ -68,17 +64,3 @@ def test_sums_per_bag(lengths: list[int], random: Random) -> None:
     values = [[random.randrange(-(2**40), 2**40) for _ in range(length)] for length in lengths]
     packed = torch.tensor([value for bag in values for value in bag], dtype=torch.int64)
     assert sum_per_bag(packed, torch.tensor(lengths, dtype=torch.int64)).tolist() == [sum(bag) for bag in values]
-
-
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([2, 0, 2], r"lengths must be a vector of positive slice counts, got \[2, 0, 2\]"),
-        ([[4]], r"lengths must be a vector of positive slice counts, got \[\[4\]\]"),
-        ([2, 3], r"lengths add up to 5 slices, but scores has shape \(4,\): give one number for every slice"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_lengths_that_do_not_fit(lengths: list[int], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        check_lengths(torch.tensor(lengths), torch.zeros(4), "scores")

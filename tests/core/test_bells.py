@@ -13,11 +13,10 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from normal_guidance.core import bells as window_sums
-from normal_guidance.core.bells import WindowAttention, gaussian_window, shaped_window
+from normal_guidance.core.bells import WindowAttention, gaussian_window
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.layout import Layout, unpack
+from normal_guidance.core.layout import Layout
 from normal_guidance.core.methods import build_model
-from normal_guidance.core.metrics import localization
 from normal_guidance.core.models import EvidenceMIL
 from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
 
@@ -73,14 +72,6 @@ def test_attention_equals_the_dense_formula_in_log_space(
         torch.testing.assert_close(one[within], want[within], rtol=near, atol=near)
 
 
-def test_windows_learn_their_shape() -> None:
-    distance = torch.arange(9).double()
-    bell = shaped_window(distance, torch.tensor(3.0).log(), torch.tensor(2.0).log())
-    torch.testing.assert_close(bell, gaussian_window(distance, torch.tensor(3.0).log()), rtol=1e-6, atol=1e-9)
-    box = shaped_window(distance, torch.tensor(3.5).log(), torch.tensor(300.0).log())
-    torch.testing.assert_close(box, torch.tensor([1.0] * 4 + [0.0] * 5, dtype=torch.float64))
-
-
 @pytest.mark.usefixtures("any_length")
 @BELLS
 def test_gradients_are_those_of_finite_differences(bells: bool) -> None:
@@ -93,40 +84,6 @@ def test_gradients_are_those_of_finite_differences(bells: bool) -> None:
         return torch.func.functional_call(attention, own, (scores, layout))[layout.mask]
 
     assert torch.autograd.gradcheck(visible, (scores, *attention.parameters()))
-
-
-@pytest.mark.usefixtures("any_length")
-def test_one_bell_is_a_parabola_in_logarithms() -> None:
-    scores = torch.zeros(1, 31, dtype=torch.float64)
-    scores[0, 12] = 1.0
-    log_a = attention_of(2.5, 5e3, bells=True)(scores, Layout.packed([31]))[0].detach()
-    assert log_a.argmax() == 12
-    bend = log_a.diff().diff()
-    torch.testing.assert_close(bend, torch.full_like(bend, -1 / 2.5**2))
-
-
-@pytest.mark.usefixtures("any_length")
-@pytest.mark.parametrize("method", ["evidence", "whole_bells"])
-def test_turned_scans_have_turned_attention(method: str) -> None:
-    model, lengths = build_model(method, 8).double(), [1, 17, 40]
-    bags = torch.randn(sum(lengths), 8, dtype=torch.float64).split(lengths)
-    plain, turned = (model(torch.cat(rows), lengths) for rows in (bags, [bag.flip(0) for bag in bags]))
-    torch.testing.assert_close(turned.logit, plain.logit)
-    want = [log_a.flip(1) for log_a in plain.log_attention.split(lengths, dim=1)]
-    torch.testing.assert_close(turned.log_attention, torch.cat(want, 1))
-
-
-def test_shuffled_slices_are_another_scan() -> None:
-    """The order of slices matters, unlike in ABMIL."""
-    rows, order = torch.randn(30, 8), torch.randperm(30)
-    for method, differs in (("evidence", True), ("whole_bells", True), ("abmil", False)):
-        model = build_model(method, 8)
-        with torch.no_grad():
-            model.classifier.weight *= 10
-        plain, shuffled = model(rows, [30]), model(rows[order], [30])
-        assert (shuffled.logit - plain.logit).abs().item() > 1e-3 or not differs
-        if not differs:
-            torch.testing.assert_close(shuffled.logit, plain.logit)
 
 
 @pytest.mark.usefixtures("any_length")
@@ -196,34 +153,6 @@ def test_extreme_parameters_give_finite_numbers_and_gradients(bells: bool) -> No
             assert gradient.isfinite().all(), values
 
 
-@pytest.mark.usefixtures("any_length")
-@BELLS
-def test_a_window_without_end_attends_to_all_alike(bells: bool) -> None:
-    scores = torch.randn(1, 50, dtype=torch.float64)
-    log_a = attention_of(1e9, 1.0, bells=bells)(scores, Layout.packed([50]))
-    torch.testing.assert_close(log_a, torch.full_like(log_a, -math.log(50)))
-
-
-@pytest.mark.usefixtures("any_length")
-def test_padding_may_hold_anything_and_gets_nothing() -> None:
-    model = EvidenceMIL(4, bells=True).double()
-    rows, lengths = torch.randn(9, 4, dtype=torch.float64), torch.tensor([2, 7])
-    padded, mask = unpack(rows, lengths)
-    got = model(padded.masked_fill(~mask[..., None], -1e6), mask)
-    torch.testing.assert_close(got.attention[mask], model(rows, lengths).attention)
-    assert not got.attention[~mask].any()
-    assert (got.log_attention[:, 0][~mask] < -1e30).all()
-    assert got.log_attention.isfinite().all()
-
-
-def test_half_precision_rows_give_float32() -> None:
-    model, rows = EvidenceMIL(8, bells=True), torch.randn(20, 8)
-    got, want = model(rows.bfloat16(), [20]), model(rows, [20])
-    assert got.log_attention.dtype == got.logit.dtype == torch.float32
-    torch.testing.assert_close(got.log_attention, want.log_attention, atol=0.05, rtol=0.05)
-    torch.testing.assert_close(got.logit, want.logit, atol=0.05, rtol=0.05)
-
-
 def test_the_window_by_hand() -> None:
     window = gaussian_window(torch.tensor([0.0, 2.0, -3.0]).double(), torch.tensor(math.log(2.0)))
     assert window.tolist() == pytest.approx([1.0, math.exp(-0.5), math.exp(-1.125)], rel=1e-6)
@@ -255,31 +184,6 @@ def test_windows_by_blocks_equal_the_whole_kernel(bells: bool) -> None:
     for one, other in zip(got, want, strict=True):
         assert one.any()
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
-
-
-def test_given_the_true_feature_windows_beat_slices_and_bells_beat_windows() -> None:
-    """The limit of each form: with w the true feature, only the shape of attention matters.  Bayes: slice AUROC .88."""
-    bags = shifted_mean(400, seed=1003, features=1)
-
-    def localized(model: EvidenceMIL, sigma: float, beta: float) -> float:
-        with torch.no_grad():
-            model.classifier.weight.fill_(1.0)
-            model.attention.log_sigma.fill_(math.log(sigma))
-            model.attention.log_beta.fill_(math.log(beta))
-        scores = model(bags.features, bags.layout).slice_scores.detach()
-        assert bags.slice_labels is not None
-        return localization(scores, bags.slice_labels, bags.lengths).auroc.nanmean().item()
-
-    slices = localized(EvidenceMIL(1), 0.01, 1.0)
-    windows = localized(EvidenceMIL(1), 4.5, 1.0)
-    whole = EvidenceMIL(1, bells=True)
-    with torch.no_grad():
-        whole.attention.log_kappa.fill_(math.log(8.0))
-        whole.attention.log_shape.fill_(math.log(10.0))
-    bells = localized(whole, 6.0, 0.4)
-    assert slices < 0.68
-    assert slices + 0.1 < windows < bells - 0.025
-    assert bells > 0.855
 
 
 def test_whole_bells_attend_to_one_block_as_bayes_does() -> None:

@@ -6,9 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
-from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
 from normal_guidance.core.methods import NAMED, build_model
@@ -61,14 +59,6 @@ def test_metrics_equal_the_cpu() -> None:
     slices, slice_labels = torch.randn(3, sum(LENGTHS)), torch.randint(0, 2, (sum(LENGTHS),))
     here, there = (localization(slices.to(d), slice_labels.to(d), lengths.to(d)) for d in ("cpu", "cuda"))
     torch.testing.assert_close(there.auroc.cpu(), here.auroc, rtol=0, atol=1e-12)
-
-
-def test_bags_move_and_select() -> None:
-    bags = Bags(torch.randn(9, 4), torch.tensor([2, 3, 4]), torch.tensor([0, 1, 1])).to("cuda")
-    part = bags[torch.tensor([2, 0])]
-    assert part.features.is_cuda
-    assert isinstance(build_model("abmil", 4).cuda()(part.features, part.layout).logit, torch.Tensor)
-    assert isinstance(build_model("abmil", 4), nn.Module)
 
 
 @pytest.mark.parametrize("method", ["ng", "smap", "mhng", "smtp", "whole_bells_ng"])

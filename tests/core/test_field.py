@@ -1,15 +1,11 @@
 """The field's methods against torchmil, or a textbook of their papers, with copied weights: values and gradients."""
 
-from pathlib import Path
-
 import pytest
 import torch
 import torch.nn.functional as F
 import torchmil.models
 from torch import Tensor, nn
 
-from normal_guidance.base.system import one_per_file
-from normal_guidance.core import field
 from normal_guidance.core.field import acmil, clam
 from normal_guidance.core.methods import EVERY_METHOD, FIELD, build_model
 from normal_guidance.core.prediction import normal, scan_cross_entropy, set_epoch, uniform
@@ -269,11 +265,3 @@ def test_class_weights_weigh_the_scans(name: str, rows: Tensor) -> None:
     torch.testing.assert_close(
         scan_cross_entropy(logit, LABELS, weights), scan_cross_entropy(logit[1:3], LABELS[1:3]), rtol=1e-9, atol=0
     )
-
-
-def test_a_method_is_one_file_called_like_it() -> None:
-    files = {file.stem for file in Path(field.__file__).parent.glob("[!_]*.py")}
-    assert files == set(FIELD) == {method.name for method in one_per_file(field, "METHOD").values()}
-    for name, method in FIELD.items():
-        assert method.attends
-        assert EVERY_METHOD[f"{name}_ng"].guided

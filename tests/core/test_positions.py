@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bells import fold_positions, in_slices, slice_numbers
 from normal_guidance.core.guidance import DIVERGENCES, NormalGuidance, normal_reference
 from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 
@@ -115,17 +114,6 @@ def test_one_slice_and_slices_in_one_place() -> None:
     torch.testing.assert_close(one, torch.ones(2, 1))
     same = normal_reference(torch.tensor([[0.9, 0.1]]), positions=torch.full((1, 2, 2), 5.0))
     torch.testing.assert_close(same, torch.full((1, 2), 0.5))  # one place: the reference cannot tell them apart
-
-
-def test_units_are_distances_between_neighbours() -> None:
-    layout = Layout.packed([20])
-    grid = 0.5 * torch.cartesian_prod(torch.arange(4.0), torch.arange(5.0)) + 100
-    points = in_slices(fold_positions(grid, layout), layout)[0]
-    steps = points[1].diff().abs().min().item()
-    assert steps == pytest.approx(1.0, rel=0.05), "4 x 5 is nearly a square"
-    assert points.mean(1).tolist() == pytest.approx([0, 0])
-    line = fold_positions(millimetres([20], 5.0, -30.0), layout)
-    torch.testing.assert_close(in_slices(line, layout)[0, 0], slice_numbers(layout)[0].double())
 
 
 def test_mistakes_are_named(unchecked: None) -> None:

@@ -1,7 +1,6 @@
 """Regularizers of attention: values by hand, the interface of guidance, and the same in every form of bags."""
 
 import math
-from pathlib import Path
 
 import pytest
 import torch
@@ -11,11 +10,9 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core import bells as window_sums
-from normal_guidance.core import regularizers
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layout import Layout, unpack
-from normal_guidance.core.methods import EVERY_METHOD, NAMED
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.core.regularizers.clusters import ClusterUniformity, cluster
 from normal_guidance.core.regularizers.distance import REACHES, STEPS, DistancePrior
@@ -69,15 +66,6 @@ def test_clusters_by_hand() -> None:
     torch.testing.assert_close(got, torch.stack(want).mean()[None])
 
 
-def test_k_means_finds_clusters_that_are_far_apart() -> None:
-    centres = 20 * torch.randn(8, 3, generator=torch.Generator().manual_seed(2))
-    blocks = centres.repeat_interleave(6, 0) + 0.1 * torch.randn(48, 3, generator=torch.Generator().manual_seed(3))
-    found = cluster(blocks, Layout.packed([48]))[0]
-    assert {tuple(row.nonzero().flatten().tolist()) for row in found} == {
-        tuple(range(6 * k, 6 * k + 6)) for k in range(8)
-    }
-
-
 def textbook_prior(a: Tensor) -> Tensor:
     """r of one bag with loops."""
     size, parts = len(a), []
@@ -120,13 +108,6 @@ def test_the_distance_prior_of_long_scans_is_that_of_short_ones(monkeypatch: pyt
     torch.testing.assert_close(found[1], found[0])
 
 
-def test_the_distance_prior_learns_how_attention_falls() -> None:
-    """It costs a block less than the same attention scattered."""
-    block, scattered = torch.zeros(1, 60), torch.zeros(1, 60)
-    block[0, 20:30], scattered[0, ::6] = 0.1, 0.1
-    assert DistancePrior()(block) < 0.3 * DistancePrior()(scattered)
-
-
 @EVERY
 @settings(max_examples=15)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=4), heads=st.integers(1, 3))
@@ -148,15 +129,6 @@ def test_packed_padded_and_one_bag_at_a_time_agree(name: str, lengths: list[int]
 
 
 @EVERY
-def test_padding_may_lie_anywhere_in_a_mask(name: str) -> None:
-    logits, features = torch.randn(1, 5, dtype=torch.float64), torch.randn(1, 5, 3, dtype=torch.float64)
-    mask = torch.tensor([[False, True, True, False, True]])
-    scattered = term_of(name)(logits, mask, from_logits=True, features=features)
-    plain = term_of(name)(logits[mask][None], from_logits=True, features=features[mask][None])
-    torch.testing.assert_close(scattered, plain)
-
-
-@EVERY
 def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> None:
     features = torch.randn(2, 40, 3)
     logits = (torch.randn(2, 40) * 60).requires_grad_()
@@ -166,16 +138,6 @@ def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> Non
     single = torch.zeros(1, 40)
     single[0, 7] = 1.0
     assert torch.isfinite(term_of(name)(single, features=features[:1]))
-
-
-@EVERY
-def test_a_regularizer_is_one_file_called_like_it_and_fits_every_model(name: str) -> None:
-    files = {file.stem for file in Path(regularizers.__file__).parent.glob("[!_]*.py")}
-    assert name in files == set(REGULARIZERS)
-    assert REGULARIZERS[name].name == name
-    attending = [one for one in NAMED.values() if one.attends and one.regularizer is None]
-    made = [one for one in EVERY_METHOD.values() if one.regularizer == name]
-    assert sorted(one.model for one in made) == sorted(one.name for one in attending)
 
 
 def test_clusters_need_the_embeddings() -> None:
@@ -193,13 +155,3 @@ def test_attention_on_one_slice_is_guided_only_with_a_least_width() -> None:
     reference = torch.softmax(-(place**2) / (2 * 1.5**2), 0)
     want = (reference * (reference.log() - logits.log_softmax(1))).sum()
     torch.testing.assert_close(wide(logits, from_logits=True), want)
-
-
-def test_a_least_width_does_not_touch_wider_attention() -> None:
-    logits = torch.randn(3, 40)
-    plain, floored = NormalGuidance(), NormalGuidance(least_width=2.0)
-    torch.testing.assert_close(floored(logits, from_logits=True), plain(logits, from_logits=True))
-    torch.testing.assert_close(
-        NormalGuidance(modes=2, least_width=1e-3)(logits, from_logits=True),
-        NormalGuidance(modes=2)(logits, from_logits=True),
-    )

@@ -10,7 +10,6 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bells import SliceReference
 from normal_guidance.core.layout import Layout, SlottedLayout, unpack
-from normal_guidance.core.methods import METHODS, SLICE_REFERENCE
 from same import assert_same
 
 LENGTHS = [5, 1, 40, 13, 2]
@@ -57,19 +56,6 @@ def test_it_is_the_textbooks_layers(form: str, width: int) -> None:
     assert_same(got, want, model.parameters())
 
 
-@pytest.mark.parametrize(("width", "first", "last"), [(12, -5, 6), (35, -17, 17), (1, 0, 0), (2, 0, 1)])
-def test_what_a_slice_sees(width: int, first: int, last: int) -> None:
-    model, place = SliceReference(features=2, receptive_field=width).double(), 20
-    rows = torch.zeros(41, 2, dtype=torch.float64)
-    changed = []
-    for other in range(41):
-        lit = rows.clone()
-        lit[other] = 1.0
-        if model(lit, [41]).slice_scores[place] != model(rows, [41]).slice_scores[place]:
-            changed.append(other - place)
-    assert changed == list(range(first, last + 1))
-
-
 def test_a_prediction_holds_probabilities_and_logits_and_no_scan_score() -> None:
     model, rows = setup(3)
     prediction = model(rows, Layout.packed(LENGTHS))
@@ -79,19 +65,6 @@ def test_a_prediction_holds_probabilities_and_logits_and_no_scan_score() -> None
     assert prediction.logit.shape == (len(LENGTHS),)
     padded = model(*unpack(rows, torch.tensor(LENGTHS)))
     assert padded.attention[1, 1:].eq(0).all(), "padding has no probability"
-
-
-def test_half_precision_rows_are_multiplied_as_such() -> None:
-    model, rows = setup(12)
-    model = model.float()
-    got = model(rows.bfloat16(), LENGTHS).slice_scores
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got, model(rows.float(), LENGTHS).slice_scores, atol=0.05, rtol=0.05)
-
-
-def test_it_is_no_method_of_the_paper() -> None:
-    assert SLICE_REFERENCE not in METHODS
-    assert len(METHODS) == 9
 
 
 def test_a_window_of_nothing_is_refused() -> None:

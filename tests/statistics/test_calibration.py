@@ -9,7 +9,6 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from sklearn.calibration import _SigmoidCalibration
-from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import roc_curve
 
 from normal_guidance.base.errors import UserError
@@ -42,10 +41,6 @@ def test_separated_scans_have_a_finite_calibration_and_a_note():
     assert chosen.point.threshold == pytest.approx(chosen.calibration.probability(1.0))  # the middle of the gap
     assert "separated without an error" in chosen.notes[0]
     assert "only 2 positive and 2 negative" in chosen.notes[1]
-
-
-def test_many_overlapping_scans_need_no_note():
-    assert choose_operation(*draw(5, scans=200)).notes == ()
 
 
 @given(st.integers(0, 10_000), st.integers(4, 60))
@@ -126,26 +121,6 @@ def test_the_line_is_that_of_scikit_learn(seed, scale):
     theirs = _SigmoidCalibration().fit(logits.numpy() / scale, labels.numpy())
     assert slope * scale == pytest.approx(-theirs.a_, rel=1e-4)
     assert intercept == pytest.approx(-theirs.b_, rel=1e-3, abs=1e-4)
-
-
-def test_the_line_is_a_logistic_regression_on_smoothed_targets():
-    logits, labels = draw(3)
-    positive, negative = int(labels.sum()), int((1 - labels).sum())
-    targets = np.where(labels == 1, (positive + 1) / (positive + 2), 1 / (negative + 2))
-    # Each scan twice, once in each class, with its target as the weight.
-    regression = LogisticRegression(C=1e12, tol=1e-10, max_iter=1000)
-    twice, classes = np.concatenate([logits, logits])[:, None], np.repeat([1, 0], len(logits))
-    regression.fit(twice, classes, sample_weight=np.concatenate([targets, 1 - targets]))
-    slope, intercept, _ = fit_line(logits, labels)
-    assert slope == pytest.approx(regression.coef_[0, 0], rel=1e-4)
-    assert intercept == pytest.approx(regression.intercept_[0], rel=1e-4)
-    p = (slope * logits + intercept).sigmoid()
-    assert p.mean().item() == pytest.approx(targets.mean(), abs=1e-6)  # what a fitted intercept does
-
-
-def test_the_error_is_that_of_repeated_draws():
-    lines = [fit_line(*draw(seed, scans=400)) for seed in range(60)]
-    assert np.mean([error for *_, error in lines]) == pytest.approx(np.std([slope for slope, *_ in lines]), rel=0.25)
 
 
 def test_scores_without_a_line():

@@ -1,7 +1,6 @@
 """Conformal intervals against a plain loop that grows them slice by slice, by hand, and by simulation."""
 
 import json
-import math
 from fractions import Fraction
 
 import pytest
@@ -101,29 +100,11 @@ def test_a_mirrored_scan_has_the_mirrored_interval(size: int, seed: int, share: 
     assert mirrored == (size - 1 - last, size - 1 - first)
 
 
-def test_flat_attention_grows_from_the_middle_and_favours_no_end() -> None:
-    lengths = torch.arange(1, 41)
-    sums = torch.stack([sum(at(size / 40).interval(torch.ones(820), lengths)) for size in range(1, 41)])
-    off = sums - (lengths - 1)
-    assert off.abs().max() <= 1  # half a slice
-    assert off.double().mean().abs() < 0.05
-
-
 def test_where_attention_is_0_intervals_still_grow() -> None:
     attention, lengths = torch.tensor([0.0] * 15 + [1.0] + [0.0] * 4), torch.tensor([20])
     assert [at(share).interval(attention, lengths)[0].item() for share in (0.6, 0.7, 0.8, 1.0)] == [13, 11, 8, 0]
     labels = torch.tensor([1] + [0] * 19).repeat(9)
     assert calibrate_intervals(attention.repeat(9), lengths.repeat(9), labels).threshold == 1.0
-
-
-@pytest.mark.parametrize("length", [1, 2, 5000])
-def test_short_and_long_scans(length: int) -> None:
-    attention, labels = torch.rand(9 * length) + 0.01, torch.zeros(9 * length, dtype=torch.int64)
-    labels[:: max(1, length)] = 1
-    calibration = calibrate_intervals(attention, torch.tensor([length] * 9), labels)
-    first, last = calibration.interval(attention, torch.tensor([length] * 9))
-    assert (first == 0).all()  # nine of nine scores are covered for 90 %
-    assert (last < length).all()
 
 
 def test_the_threshold_by_hand() -> None:
@@ -148,22 +129,6 @@ def test_the_threshold_is_the_kth_smallest_score(scans: int, coverage: float, k:
     covered = last >= 99 + torch.arange(scans)
     assert (first <= 99).all()
     assert covered.tolist() == [i < k for i in range(scans)]
-
-
-@given(seed=st.integers(0, 10_000), scans=st.integers(9, 40))
-def test_of_n_calibration_scans_k_are_covered(seed: int, scans: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(30, 60, (scans,), generator=generator)
-    attention = torch.rand(int(lengths.sum()), generator=generator)
-    labels = (torch.rand(len(attention), generator=generator) < 0.1).long()
-    labels[lengths.cumsum(0) - 1] = 1
-    first, last = calibrate_intervals(attention, lengths, labels).interval(attention, lengths)
-    found = [scan.nonzero() for scan in labels.split(lengths.tolist())]
-    covered = sum(
-        low <= int(one.min()) and int(one.max()) <= high
-        for one, low, high in zip(found, first.tolist(), last.tolist(), strict=True)
-    )
-    assert covered >= math.ceil((scans + 1) * Fraction(9, 10))
 
 
 def test_negative_and_unlabelled_scans_are_left_out() -> None:
@@ -194,14 +159,11 @@ def test_a_calibration_survives_json() -> None:
     ("changed", "complaint"),
     [
         ({"version": 2}, "version 2, this software's is 1; calibrate them again"),
-        ({"version": None}, "version None"),
         ({"coverage": 1.0}, r"coverage is 1.0; give a number between 0 and 1"),
         ({"coverage": "0.9"}, "the calibration of intervals.coverage is '0.9', not a number"),
         ({"scans": 8}, "8 scans with positive slices cannot calibrate"),
-        ({"scans": 30.5}, "intervals.scans is 30.5, not a whole number"),
         ({"scans": True}, "intervals.scans is True, not a whole number"),
         ({"threshold": None}, "intervals.threshold is None, not a number"),
-        ({"threshold": math.nan}, "intervals.threshold is nan, not a number"),
         ({"threshold": 1.1}, "the threshold of intervals is 1.1, not in"),
     ],
 )
@@ -216,9 +178,7 @@ def test_a_calibration_that_cannot_be_right_is_refused(changed: dict[str, object
     ("changed", "complaint"),
     [
         ({"coverage": 0.0}, "coverage is 0.0; give a number between 0 and 1"),
-        ({"coverage": math.nan}, "coverage is nan"),
         ({"lengths": torch.tensor([10] * 8)}, r"lengths add up to 80 slices, but attention has shape \(90,\)"),
-        ({"slice_labels": torch.ones(89)}, r"lengths add up to 90 slices, but slice_labels has shape \(89,\)"),
         ({"slice_labels": torch.full((90,), 2)}, "bag 0 has slice label 2"),
         ({"attention": torch.full((90,), -1.0)}, "scan 0, slice 0: attention -1.0 is not a finite number"),
         ({"attention": torch.zeros(90)}, "scan 0: attention is 0 on all of its slices"),
@@ -232,15 +192,3 @@ def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], compl
     }
     with pytest.raises(UserError, match=complaint):
         calibrate_intervals(**{**usual, **changed})  # type: ignore[arg-type]
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_cuda_equals_cpu() -> None:
-    lengths = torch.randint(1, 300, (200,))
-    attention = torch.rand(int(lengths.sum())).round(decimals=2) + 0.01
-    labels = torch.randint(2, attention.shape)
-    here = calibrate_intervals(attention, lengths, labels)
-    there = calibrate_intervals(attention.cuda(), lengths, labels)
-    assert here == there
-    for one, other in zip(here.interval(attention, lengths), there.interval(attention.cuda(), lengths), strict=True):
-        assert torch.equal(one, other.cpu())

@@ -15,7 +15,6 @@ from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import localization
 from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import (
-    PositionDensity,
     best_prior,
     mean_auroc,
     measure_skill,
@@ -64,22 +63,6 @@ def test_a_density_by_hand() -> None:
         (0.25 * positives[1] + 0.5 * positives[2]) / (0.25 * slices[1] + 0.5 * slices[2]),
     ]
     assert density.heights.tolist() == pytest.approx(expected)
-
-
-def test_scores_are_interpolated_between_the_middles_of_bins() -> None:
-    density = PositionDensity(torch.rand(20, dtype=torch.float64))
-    middles = (np.arange(20) + 0.5) / 20
-    expected = [np.interp((np.arange(size) + 0.5) / size, middles, density.heights) for size in (1, 7, 20, 333)]
-    scores = density.scores(torch.tensor([1, 7, 20, 333]))
-    np.testing.assert_allclose(scores.numpy(), np.concatenate(expected), rtol=0, atol=1e-12)
-
-
-def test_the_density_is_the_share_of_positives_whatever_the_lengths() -> None:
-    # A slice at relative position u is positive with probability u, in short scans and in long ones.
-    lengths = torch.randint(5, 400, (3000,))
-    labels = (torch.rand(int(lengths.sum())) < bell(lengths, 0.0).neg().sqrt()).long()
-    heights = position_density(lengths, labels).heights
-    np.testing.assert_allclose(heights[1:-1], (np.arange(1, 19) + 0.5) / 20, rtol=0, atol=0.02)
 
 
 def test_short_scans_leave_bins_at_the_mean() -> None:
@@ -202,14 +185,6 @@ def test_one_bell_for_all_scans_is_not_specific() -> None:
     labels, centre = findings(several)
     assert patient_specific(bell(several), labels, several).difference == pytest.approx(0.0, abs=0.01)
     assert patient_specific(bell(several, centre), labels, several).low > 0.1
-
-
-def test_attention_that_is_noise_is_not_specific() -> None:
-    lengths = torch.randint(20, 80, (200,))
-    labels, _ = findings(lengths)
-    found = patient_specific(torch.randn(len(labels)), labels, lengths)
-    assert found.low < 0 < found.high
-    assert abs(found.difference) < 0.05
 
 
 def test_attention_its_logarithm_and_its_shares_are_the_same() -> None:

@@ -17,7 +17,6 @@ from matplotlib.quiver import Quiver
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCES, normal_reference
 from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, METHODS, NAMED, REFERENCE_TITLES
-from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_COLORS,
@@ -95,11 +94,6 @@ def distance(one: str, other: str, sight: str) -> float:
 def test_methods_that_meet_in_a_panel_look_different_to_everybody(methods, sight):
     colors = [METHOD_COLORS[method] for method in methods]
     assert min(distance(one, other, sight) for one, other in combinations(colors, 2)) > 15
-
-
-def test_the_papers_own_orange_and_green_would_fail_that_test():
-    assert distance("#FF7F0E", "#2CA02C", "protanope") < 5
-    assert distance("#E69F00", "#009E73", "protanope") > 50
 
 
 def test_every_method_and_divergence_has_its_own_colour():
@@ -214,27 +208,11 @@ def test_methods_over_seeds_with_the_published_beside():
     assert panel.get_xlabel() == "localization AUROC"
 
 
-def test_nothing_published_and_nothing_ours(tmp_path: Path):
-    figure = plot_methods(
-        [MethodValues("ceiling", VALUES, title="Bayes oracle"), MethodValues("centered_gaussian", ())],
-        metric="scan AUROC",
-    )
-    (panel,) = figure.axes
-    assert words(figure) == [SEED, MEAN]
-    assert not panel.containers
-    assert len(lines(panel, MEAN)) == 1
-    assert [tick.get_text() for tick in panel.get_yticklabels()] == ["Bayes oracle", "Centered Gaussian"]
-    assert panel.get_xlabel() == "scan AUROC"
-    (panel,) = plot_methods([MethodValues("ng", (), MeanSd(0.8, 0.1, "population"))]).axes
-    assert segments(panel)[0][:, 0] == pytest.approx([0.7, 0.9])
-    assert draw_methods([MethodValues("ng", VALUES)], tmp_path / "a.svg").exists()
-
-
-def settings(metrics=("localization_auroc", "scan_auroc")) -> list[SettingValues]:
+def settings() -> list[SettingValues]:
     return [
         SettingValues(metric, kind, weight, tuple(weight / 100 + value for value in VALUES),
                       published_sensitivity(metric, "head-ct", kind, weight))
-        for metric in metrics for kind in DIVERGENCES for weight in (10.0, 0.1, 1.0)
+        for metric in ("localization_auroc", "scan_auroc") for kind in DIVERGENCES for weight in (10.0, 0.1, 1.0)
     ]  # fmt: skip
 
 
@@ -269,17 +247,6 @@ def test_published_settings_stand_at_their_lambda_in_their_colour():
         assert same_color(box.lines[0].get_color(), DIVERGENCE_COLORS["forward_kl"])
 
 
-def test_sensitivity_of_any_number_of_metrics(tmp_path: Path):
-    for count in (1, 3, 4):
-        figure = plot_sensitivity(
-            settings(("localization_auroc", "scan_auroc", "localization_auprc", "scan_auprc")[:count])
-        )
-        assert len(figure.axes) == count
-    only = [SettingValues("mine", "reverse_kl", 0.0, VALUES)]  # no lambda at all has its place, too
-    assert words(plot_sensitivity(only)) == ["Reverse KL, ours"]
-    assert draw_sensitivity(only, tmp_path / "a.png").exists()
-
-
 def test_differences_are_drawn_with_their_intervals_and_numbers(tmp_path: Path):
     rows = [
         ForestRow("NG against ABMIL", 0.135, 0.09, 0.18, significant=True),
@@ -300,6 +267,18 @@ def test_differences_are_drawn_with_their_intervals_and_numbers(tmp_path: Path):
     assert panel.get_xlabel() == "difference in scan AUROC"
     assert str(ForestRow("x", 0.0001, -0.02, 0.02, False)) == ".000 [-.020, .020]"
     assert draw_differences(rows, tmp_path / "a.png").exists()
+
+
+@pytest.mark.parametrize(
+    "draw",
+    [
+        lambda path: draw_methods([MethodValues("ng", VALUES), MethodValues("centered_gaussian", ())], path),
+        lambda path: draw_sensitivity([SettingValues("mine", "reverse_kl", 0.0, VALUES)], path),
+        lambda path: draw_divergences(two_peaks(), path, slice_labels=torch.ones(40, dtype=torch.int64)),
+    ],
+)
+def test_figures_with_little_to_show_are_written(draw, tmp_path: Path):
+    assert b"<svg" in draw(tmp_path / "a.svg").read_bytes()
 
 
 def test_text_of_a_long_forest_keeps_clear():
@@ -364,15 +343,6 @@ def test_arrows_start_at_attention_and_point_where_the_gradient_says():
             assert np.allclose(arrows.get_offsets()[:, 1] + arrows.V, reference)
 
 
-def test_truth_is_filled_in_all_panels(tmp_path: Path):
-    labels = torch.zeros(40, dtype=torch.int64)
-    labels[7:13] = 1
-    figure = plot_divergences(two_peaks(), slice_labels=labels)
-    assert [[(p.get_x(), p.get_width()) for p in panel.patches] for panel in figure.axes] == [[(7.5, 6.0)]] * 3
-    assert not any(panel.patches for panel in plot_divergences(two_peaks()).axes)
-    assert b"<svg" in draw_divergences(two_peaks(), tmp_path / "a.svg", slice_labels=labels).read_bytes()
-
-
 def test_attention_that_underflowed_or_does_not_sum_to_one_is_drawn():
     attention = two_peaks().where(torch.arange(40) > 4, 0)
     for panel in plot_divergences(attention).axes:
@@ -405,13 +375,11 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
     ("draw", "said"),
     [
         (lambda: plot_divergences(torch.tensor([0.0, 1.0, 0.0])), "there is no pull to draw"),
-        (lambda: plot_divergences(torch.full((9,), torch.nan)), "there is no pull to draw"),
         (lambda: plot_divergences([[0.5, 0.5]]), r"attention has the shape \(1, 2\); give \(slices\)"),
         (lambda: plot_divergences([0.1, 0.6, 0.3], slice_labels=[1]), "slice_labels are 1 for 3 slices"),
         (lambda: plot_heads({}), "no heads to draw"),
         (lambda: plot_heads({"mine": [0.5, 0.5]}), r"attention of 'mine' has the shape \(2,\); give \(heads, slices\)"),
         (lambda: AttendedScan("A", {"ng": [[0.5, 0.5]]}), r"attention by ng has the shape \(1, 2\); give \(slices\)"),
-        (lambda: AttendedScan("A", {"ng": ["a"]}), "which holds text"),
         (lambda: AttendedScan("A", {"abmil": torch.ones(4), "ng": torch.ones(3)}), "'A': 3 slices by ng, 4 by another"),
         (lambda: AttendedScan("A", {"abmil": torch.ones(4)}, torch.ones(5).long()), "'A': 5 slice labels for 4 slices"),
         (lambda: AttendedScan("A", {}), "'A' has no attention"),
@@ -426,11 +394,7 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
             lambda: plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
             "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
         ),
-        (lambda: plot_density({}), "no density"),
-        (lambda: plot_sensitivity([]), "no setting to draw"),
         (lambda: plot_differences([]), "no difference to draw"),
-        (lambda: plot_methods([]), "no method to draw"),
-        (lambda: plot_methods([MethodValues("mine", VALUES)]), "method 'mine' has no colour"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said, unchecked):
@@ -530,18 +494,6 @@ def test_the_grid_shows_each_configurations_best_selectable_epoch(history: pd.Da
     assert corners(panel, WINNER) == {corner}
 
 
-def test_only_the_cell_without_an_epoch_is_hatched(history: pd.DataFrame, result: Sweep):
-    everywhere = history.assign(selected=history["epoch"] == 3)
-    number = next(i for i, config in enumerate(result.configs) if (config.lr, config.l1) == (0.1, 0.01))
-    panel = plot_grid(everywhere.assign(selected=everywhere["selected"] & (everywhere["config"] != number))).axes[0]
-    (cell,) = [patch for patch in panel.patches if patch.get_hatch()]
-    assert cell.get_xy() == (0.5, 1.5)  # L1 .01 is the second column, learning rate .1 the third row
-    assert (1, 2) not in {text.get_position() for text in panel.texts}
-    assert not [patch for patch in plot_grid(everywhere).axes[0].patches if patch.get_hatch()]
-    panel = plot_grid(history[history["config"] != 0]).axes[0]  # what was not trained is blank
-    assert len(corners(panel, VALUE) | corners(panel, NONE)) == 8
-
-
 def test_several_studies_in_one_history_are_refused(history: pd.DataFrame, tmp_path: Path):
     both = pd.concat([history, history.assign(guidance_weight=10.0)])
     with pytest.raises(UserError, match="2 groups that differ in divergence, guidance_weight, seed"):
@@ -593,14 +545,6 @@ def test_two_rows_of_methods_and_a_column_for_each_scan():
     ]
     labels = [panel.get_xlabel() for panel in panels(figure)]
     assert labels == [""] * 4 + ["slice"] * 4
-
-
-def test_a_method_has_its_colour_whatever_else_is_drawn():
-    for methods in (ALL, ("ng",), ("mhng", "ng")):
-        lines = [line for panel in panels(plot_attention([scan(methods=methods)])) for line in panel.lines]
-        assert {line.get_label(): line.get_color() for line in lines} == {
-            METHODS[method].title: METHOD_COLORS[method] for method in methods
-        }
 
 
 def test_other_methods_get_rows_of_their_own():
@@ -696,12 +640,3 @@ def test_random_scans_are_repeatable_in_order_and_no_more_than_there_are():
     assert random_scans(candidates) != random_scans(candidates, seed=1)
     assert random_scans([7, 8]) == [7, 8]
     assert set(random_scans(candidates, 50)) <= set(candidates)
-
-
-def test_lists_and_arrays_are_drawn_as_tensors_are():
-    assert len(plot_divergences([0.1, 0.6, 0.2, 0.1], slice_labels=[0, 1, 1, 0]).axes) == 3
-    assert len(plot_heads({"mine": np.array([[0.1, 0.6, 0.3], [0.3, 0.3, 0.4]])}).axes) == 2
-    from_lists = AttendedScan("A", {"ng": [0.1, 0.6, 0.3]}, slice_labels=np.array([False, True, False]))
-    assert from_lists.curve("ng").tolist() == pytest.approx([0.1, 0.6, 0.3])
-    assert from_lists.truth().tolist() == [0, 1, 0]
-    assert len(plot_attention([from_lists]).axes) > 0

@@ -15,7 +15,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.methods import CEILING, METHODS, REFERENCES, SCAN_REFERENCE, method_title
+from normal_guidance.core.methods import CEILING, METHODS, REFERENCES, SCAN_REFERENCE
 from normal_guidance.core.metrics import MeanSd, mean_and_sd
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.split_results import METRICS, score
@@ -26,11 +26,9 @@ from normal_guidance.study.references import (
     oracle_pooled,
     published,
     published_choice,
-    published_sd_kind,
     published_seed,
     published_sensitivity,
     reference_row,
-    resampled,
     run_reference,
     slice_reference_config,
 )
@@ -62,11 +60,6 @@ def test_pooling_by_hand() -> None:
     assert pooled.lengths.tolist() == [1, 1, 1]
     assert pooled.slice_labels is None
     assert (pooled.scan_ids, pooled.patient_ids) == (tuple("ABC"), tuple("abc"))
-
-
-@pytest.mark.parametrize(("length", "wanted"), [(1, 4), (4, 1), (12, 60), (60, 12), (37, 37), (4, 7)])
-def test_resampling_is_rounding_numpys_linspace(length: int, wanted: int) -> None:
-    assert resampled(length, wanted).tolist() == np.rint(np.linspace(0, length - 1, wanted)).astype(int).tolist()
 
 
 def test_scans_that_tell_nothing_are_left_out() -> None:
@@ -189,33 +182,6 @@ def test_the_row_of_the_tables_is_of_both_runs(references: Runs, sets: tuple[Bag
 
 
 @pytest.mark.slow
-def test_reports_and_predictions_say_what_they_are(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    assert references.slices.report["options"] == {
-        "dataset": "easy",
-        "reference": "slices",
-        "receptive_field": 12,
-        "receptive_field_given": False,
-    }
-    assert references.scans.report["options"] == {
-        "dataset": "easy",
-        "reference": "scans",
-        "left_out": {"train": 0, "val": 0, "test": 1},
-    }
-    (winner,) = references.slices.report["winners"]
-    assert winner["test"]["scan_auroc"] is None, "the slice reference scores no scans"
-    assert winner["config"]["receptive_field"] == 12
-    table = pq.read_table(references.slices.folder / "predictions.parquet").to_pandas()
-    rows = table[table["part"] == "test"]
-    prediction = predict_bags(load_winner(references.slices.folder), sets[2])
-    assert np.concatenate(rows["attention"].tolist()).tolist() == prediction.attention.tolist()
-    (logits,) = rows["log_attention"].iloc[0]
-    assert logits.tolist() == prediction.slice_scores[: len(logits)].tolist()
-    scans = pq.read_table(references.scans.folder / "predictions.parquet").to_pandas()
-    assert set(scans["slices"]) == {1}
-    assert set(sets[2].scan_ids) - set(scans["scan_id"]) == {sets[2].scan_ids[int(sets[2].labels.nonzero()[0])]}
-
-
-@pytest.mark.slow
 def test_the_winner_is_chosen_by_validation_slices(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
     val, (winner,) = sets[1], references.slices.winners
     logits = predict_bags(load_winner(references.slices.folder), val).slice_scores
@@ -234,16 +200,6 @@ def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
     found = reference_row(*references).localization_auroc
     assert found > guided.localization_auroc + 0.02
     assert bayes.localization_auroc - 0.04 < found < bayes.localization_auroc
-
-
-@pytest.mark.slow
-def test_complete_references_are_only_loaded(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    folder = references.slices.folder.parent
-    again = run_references(folder, *sets, watch=lambda _: pytest.fail("it was trained again"))
-    assert again.slices.report == references.slices.report
-    assert reference_row(*again) == reference_row(*references)
-    with pytest.raises(UserError, match=r"receptive_field was 12, now it is 5"):
-        run_references(folder, *sets, receptive_field=5)
 
 
 def test_the_receptive_field_is_the_training_blocks_or_given(sets: tuple[Bags, Bags, Bags]) -> None:
@@ -299,14 +255,6 @@ def test_single_seeds_give_the_printed_mean_and_sd(metric, method):
     assert ours.sd == pytest.approx(printed.sd, abs=0.0005 + 5e-5)
 
 
-def test_the_oracle_prints_its_population_sd_on_scan_level():
-    values = [published_seed("scan_auroc", CEILING, "semi-synthetic", seed) for seed in PUBLISHED_SEEDS]
-    printed = published("scan_auroc", CEILING, "semi-synthetic")
-    assert printed == MeanSd(0.81, 0.006, "population")
-    assert mean_and_sd(values, "sample").sd > 0.0075  # would print .008
-    assert published_sd_kind("scan_auroc", CEILING, "chest-ct") == "sample"
-
-
 def test_cells_are_those_of_the_paper():
     assert published("localization_auroc", "centered_gaussian", "semi-synthetic") == MeanSd(0.689, 0.015, "population")
     assert published("localization_auprc", "mhng", "chest-ct") == MeanSd(0.535, 0.005, "population")
@@ -319,13 +267,6 @@ def test_cells_are_those_of_the_paper():
     assert published_choice("ng", "semi-synthetic", 2001) == PublishedChoice(l1=0.1, lr=0.0001)
     assert published_choice("mhng", "semi-synthetic", 1001) == PublishedChoice(l1=0.001, lr=0.1)
     assert published_choice("mean", "semi-synthetic", 1001) is None
-
-
-def test_another_dataset_has_nothing():
-    assert published("scan_auroc", "ng", "my-ct") is None
-    assert published_seed("scan_auroc", "ng", "my-ct", 1001) is None
-    assert published_choice("ng", "my-ct", 1001) is None
-    assert published_sensitivity("scan_auroc", "my-ct", "forward_kl", 1.0) is None
 
 
 def test_sensitivity_varies_one_thing_at_a_time():
@@ -352,11 +293,3 @@ def test_an_unknown_method_is_not_merely_unpublished():
     ):
         with pytest.raises(UserError, match=r"method 'amil' is unknown; choose one of .*abmil.*ceiling"):
             ask()
-
-
-def test_everything_in_a_table_has_a_title():
-    assert method_title("evidence_ng") == "Tied Evidence + Normal Guidance"
-    assert [method_title(method) for method in METHODS] == [about.title for about in METHODS.values()]
-    assert [method_title(name) for name in REFERENCES] == ["Slice reference", "Scan reference"]
-    assert method_title(CEILING, "semi-synthetic") == "Bayes oracle"
-    assert {method_title(CEILING, name) for name in ("", "head-ct", "my own")} == {"Supervised reference"}

@@ -47,6 +47,7 @@ from normal_guidance.sweep.predictions import PREDICTIONS
 from normal_guidance.sweep.run import load_winner
 from pages import check_page
 from small_study import (
+    HOPELESS,
     PROTOCOL,
     make_store,
     make_study,
@@ -59,8 +60,6 @@ from small_study import (
 )
 
 SUFFIXES = (".csv", ".json", ".md", ".tex")
-HOPELESS = 1e39
-"""A learning rate beyond float32: every logit is NaN after the first epoch, so no epoch can be selected."""
 
 
 RENDER = Figure.savefig
@@ -132,27 +131,6 @@ def test_differences_are_those_of_the_models(small_experiment):
     assert {(one.method, one.against, one.metric) for one in found} == {
         tuple(claim) for claim in claims(["centered_gaussian", "mean", "abmil", "ng"], "ceiling")
     }
-
-
-def test_measures_are_those_of_the_models(small_experiment):
-    summaries = evaluate(small_experiment).measures.summaries
-    assert [method for method, seed in summaries if seed == 2001] == [
-        "centered_gaussian",
-        "mean",
-        "abmil",
-        "ng",
-        "ceiling",
-    ]
-    for seed in small_experiment.seeds:
-        test = small_experiment.dataset.draw(seed, "test")
-        said = predict_bags(load_winner(small_experiment.folder / "ng" / str(seed)), test)
-        expected = localization_measures(
-            said.attention, test.slice_labels, test.lengths, scores=said.log_attention.mean(0)
-        )
-        own = summaries["ng", seed]
-        for name, one in expected.summary().items():
-            assert own[name].value == pytest.approx(one.value, nan_ok=True)
-            assert own[name].scans == one.scans
 
 
 def test_all_files_are_there(written):
@@ -471,25 +449,13 @@ def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(encoded, pha
     AttendedScan(row.scan_id, {"ng": torch.ones(len(row))}, thumbnails=thinned)
 
 
-def test_a_scan_of_few_slices_shows_each_once(encoded):
-    manifest, store = encoded
-    short = manifest.table.slice(0, 1).to_pylist()[0]
-    for name in ("files", "frames", "positions", "slice_labels"):
-        short[name] = short[name][:2]
-    few = Manifest(pa.Table.from_pylist([short], manifest.table.schema), manifest.about)
-    assert [number for number, _ in thumbnails(few, store, short["scan_id"])] == [1, 2]
-
-
 @pytest.mark.parametrize(
     ("provenance", "window"),
     [
         ({"preprocessing": {"windows": [[-100, 300], None]}}, (-100.0, 300.0)),
         ({"preprocessing": {"windows": [{"percentiles": [1, 99]}], "field": 20.0}}, Percentiles()),
         ({"preprocessing": {"windows": [None]}}, None),
-        ({"preprocessing": {"windows": []}}, None),
         ({"preprocessing": {"windows": ["lung"]}}, None),
-        ({"preprocessing": {"windows": 3}}, None),
-        ({"preprocessing": "resized"}, None),
         ({"imported_from": "hdf5"}, None),
     ],
 )

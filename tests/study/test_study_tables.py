@@ -64,11 +64,6 @@ def test_three_digits_as_a_reader_rounds(value, shown):
     assert digits(value) == shown
 
 
-@pytest.mark.parametrize("thousandths", range(0, 1000, 77))
-def test_every_half_goes_up(thousandths):
-    assert digits((thousandths + 0.5) / 1000) == digits((thousandths + 1) / 1000)
-
-
 def test_the_printed_difference_is_the_difference_of_what_is_printed():
     for ours in (0.6885, 0.6884, 0.6886, 0.6895, 0.6905):
         printed = float(digits(ours)) - 0.690
@@ -184,12 +179,6 @@ def test_another_dataset_has_no_published_columns_and_one_seed_no_sd():
     assert frame[["published_mean", "ours_sd"]].isna().all(axis=None)
 
 
-def test_all_methods_stand_in_the_order_of_the_paper():
-    results = dict.fromkeys(reversed(METHODS), GUIDED)
-    rows = paper_tables(results, "chest-ct").rows
-    assert [row.title for row in rows] == [method.title for method in METHODS.values()]
-
-
 def test_a_row_with_fewer_seeds_says_so():
     fewer = {seed: ORACLE[seed] for seed in (3001, 1001)}
     table = paper_tables({"ng": GUIDED, "ceiling": fewer}, "semi-synthetic")
@@ -233,12 +222,6 @@ def check_latex(text: str) -> None:
 def test_latex_is_well_formed(dataset):
     check_latex(paper_tables({"centered_gaussian": GAUSSIAN, "ng": GUIDED}, dataset).latex())
     check_latex(sensitivity_table(SENSITIVITY, dataset).latex())
-
-
-@pytest.mark.parametrize("broken", ["5% better", r"\begin{table}", "a_b", "$x", "{"])
-def test_the_latex_check_can_fail(broken):
-    with pytest.raises(AssertionError):
-        check_latex(TABLES.latex() + broken)
 
 
 def test_latex_rows():
@@ -285,20 +268,6 @@ def test_json_round_trip():
         fields = {name: record[name] for name in (*METRICS, "localized", "left_out")}
         results.setdefault(record["method"], {})[record["seed"]] = Scores(**fields)
     assert paper_tables(results, data["tables"][0]["dataset"]) == TABLES
-
-
-def test_json_is_the_csv_with_the_seeds():
-    data = json.loads(TABLES.json())
-    frame = read_csv(TABLES.csv())
-    assert [set(record) for record in data["tables"]] == [{*frame, "ours_per_seed"}] * 12
-    means = [math.nan if record["ours_mean"] is None else record["ours_mean"] for record in data["tables"]]
-    assert frame["ours_mean"].tolist() == pytest.approx(means, rel=1e-15, nan_ok=True)
-    guided = data["tables"][1]
-    assert guided["ours_per_seed"] == [0.6, 0.7, 0.8]
-    assert guided["inside_2_sd"] is False
-    seed = data["per_seed"][3]
-    assert (seed["method"], seed["seed"], seed["published_localization_auroc"]) == ("ng", 1001, 0.5051)
-    assert seed["published_scan_auroc"] is None
 
 
 def test_a_seed_without_a_number_leaves_the_method_without_one():
@@ -364,20 +333,6 @@ def test_sensitivity_elsewhere_or_of_another_method_stands_alone():
     assert read_csv(table.csv())["published_mean"].isna().all()
 
 
-def test_sensitivity_csv_and_json_agree():
-    table = sensitivity_table(SENSITIVITY, "head-ct")
-    frame, records = read_csv(table.csv()), json.loads(table.json())["tables"]
-    assert frame["lambda"].tolist() == [record["lambda"] for record in records] == [0.1, 10, 1] * 4
-    assert frame["best"].tolist()[:3] == ["no", "yes", "no"]
-    assert [record["best"] for record in records][3:6] == [False, True, False]  # NaN is never best
-    assert frame["published_mean"].tolist()[:3] == [0.846, 0.877, 0.834]
-    assert records[1]["ours_per_seed"] == [0.87, 0.89]
-    assert records[1]["ours_mean"] == pytest.approx(0.88, abs=1e-12)
-    assert (frame["ours_mean"][1],) == exactly(records[1]["ours_mean"])
-    assert frame["inside_2_sd"][0] == "yes"  # .006 <= 2 x .004
-    assert frame["inside_2_sd"][2] == "no"  # .024 > 2 x .007
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -386,7 +341,6 @@ def test_sensitivity_csv_and_json_agree():
             r"method 'amil' is unknown; choose one of .*abmil.*ceiling",
         ),
         (lambda: paper_tables({}, "head-ct"), "there are no results for a table; score"),
-        (lambda: paper_tables({"ng": {}}, "head-ct"), "'ng' has no scores; give one per seed"),
         (
             lambda: paper_tables({"ng": {1: GUIDED[1001], 2: GAUSSIAN[1001]}}, "head-ct"),
             "'ng' has scan_auroc for 1 of 2 seeds",
@@ -403,7 +357,6 @@ def test_sensitivity_csv_and_json_agree():
             lambda: sensitivity_table(SENSITIVITY, "head-ct", "abmil"),
             "method 'abmil' has no guidance to vary; choose one of ng, mhng",
         ),
-        (lambda: sensitivity_table(SENSITIVITY, "head-ct", "nng"), "method 'nng' has no guidance to vary"),
     ],
 )
 def test_mistakes_are_named(make, message):
@@ -446,14 +399,6 @@ def test_sentences(three):
         "ABMIL and Supervised reference cannot be compared in scan AUROC: too few patients (1)",
     ]
     assert three.sentences("scan_auprc") == []
-
-
-def test_only_tested_ones_are_drawn(three):
-    (row,) = three.forest("localization_auroc")
-    assert (row.label, row.estimate, row.low, row.high, row.significant) == (
-        "ABMIL + Normal Guidance − ABMIL", 0.1349, 0.0899, 0.1801, True,
-    )  # fmt: skip
-    assert [row.significant for row in three.forest("scan_auroc")] == [False]
 
 
 def test_files_of_differences_hold_every_digit(three, tmp_path):

@@ -11,7 +11,7 @@ from normal_guidance.sweep import estimate as estimate_module
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep.batches import draw_orders, heaviest_batch
 from normal_guidance.sweep.config import Config, Execution, grid
-from normal_guidance.sweep.engine import Engine, PackedEngine
+from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.estimate import estimate_sweep
 from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.stack import Stack
@@ -71,32 +71,6 @@ def test_a_slow_batch_is_trained_once(scans: tuple[Bags, Bags], monkeypatch: pyt
     found = estimate_sweep(configs(), *scans)
     assert clock.steps == 1
     assert found.step_s == pytest.approx(3.0)
-
-
-def test_parts_follow_each_other(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
-    Clock(monkeypatch)
-    found = estimate_sweep(configs(), *scans, Execution(chunk=2))
-    assert found.chunks == 2
-    assert found.total_s == pytest.approx(2 * 50 * (12 * 3.0 + 40 * 0.5))
-
-
-def test_memory_that_runs_out_halves_the_part(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
-    choose = execution_module.choose_engine
-
-    def small(some: list[Config], *rest: object) -> Engine:
-        if len(some) > 1:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return choose(some, *rest)
-
-    monkeypatch.setattr(estimate_module, "choose_engine", small)
-    assert estimate_sweep(configs(), *scans).chunks == 4
-
-
-@pytest.mark.parametrize("method", ["mean", "mhng"])
-def test_other_methods_are_estimated_too(method: str, scans: tuple[Bags, Bags]) -> None:
-    found = estimate_sweep(configs(method, epochs=3), *scans)
-    assert found.total_s > 0
-    assert found.method == method
 
 
 def test_long_work_on_a_card_is_estimated_as_compiled(

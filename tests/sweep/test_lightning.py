@@ -18,7 +18,7 @@ from normal_guidance.core.layout import unpack
 from normal_guidance.core.methods import build_model
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.lightning import GuidanceCallback, attention_of_prediction
+from normal_guidance.sweep.lightning import GuidanceCallback
 
 FEATURES, BATCH, LR = 4, 8, 0.1
 
@@ -166,14 +166,6 @@ def test_the_steps_are_those_of_a_loop_with_the_term_in_its_loss(
     assert not torch.equal(by_hand(0.0).score.weight, made.model.score.weight)  # the term has an effect
     assert "training_step" not in vars(made)
     assert not made.model._forward_hooks
-
-
-def test_a_mask_of_numpy_is_a_mask() -> None:
-    rows, mask = unpack(torch.randn(5, FEATURES), torch.tensor([2, 3]))
-    output = build_model("abmil", FEATURES)(rows, mask)
-    found = attention_of_prediction((rows, mask.numpy()), output)
-    assert torch.equal(found["mask"], mask)
-    assert "lengths" not in found
 
 
 def test_negatives_of_their_own_need_labels_that_the_callback_does_not_have() -> None:

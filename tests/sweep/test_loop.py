@@ -5,13 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.methods import BEYOND, build_model
-from normal_guidance.scans.features.store import write_store
+from normal_guidance.core.methods import build_model
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.loop import EpochScores, predict_bags, select_epoch, train_model
@@ -36,37 +34,6 @@ def test_objective_is_the_sum_of_its_three_terms() -> None:
     weights = sum(parameter.abs().sum().item() for parameter in model.parameters())
     guide = 3 * sum(NormalGuidance()(bag[None]).item() for bag in prediction.attention.split([4, 7, 2])) / 3
     assert got.item() == pytest.approx(bce / 3 + 0.01 * weights + guide, rel=1e-5)
-
-
-@pytest.mark.parametrize("method", ["abmil", "ng", "mean", "evidence", "whole_bells_ng"])
-def test_one_step_is_clipped_sgd_with_momentum_by_hand(method: str, sets: tuple[Bags, Bags]) -> None:
-    train, val = sets
-    config = Config(method, lr=0.1, l1=0.01, epochs=2, batch_size=len(train), seed=5)
-    got = train_model(config, train, val)
-    torch.manual_seed(5)
-    model = build_model(method, 16)
-    generator = torch.Generator().manual_seed(5)
-    velocity = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
-    for _ in range(2):
-        batch = train[torch.randperm(len(train), generator=generator)]
-        prediction = model(batch.features, batch.layout)
-        loss = F.binary_cross_entropy_with_logits(prediction.logit, batch.labels.float())
-        counted = [model.classifier.weight] if method in BEYOND else model.parameters()
-        loss = loss + 0.005 * sum(p.abs().sum() for p in counted)
-        if method in ("ng", "whole_bells_ng"):
-            loss = loss + NormalGuidance()(prediction.attention, lengths=batch.lengths)
-        gradients = torch.autograd.grad(loss, list(model.parameters()))
-        norm = torch.stack([g.norm() for g in gradients]).norm()
-        with torch.no_grad():
-            for (name, p), g in zip(model.named_parameters(), gradients, strict=True):
-                velocity[name] = 0.9 * velocity[name] + g * min(1.0, (1 / (norm + 1e-6)).item())
-                p -= 0.1 * velocity[name]
-    assert got.history[-1].number == 2
-    if got.best is None or got.best.number == 2:
-        for (name, p), q in zip(model.named_parameters(), got.model.parameters(), strict=True):
-            torch.testing.assert_close(q, p, msg=lambda text, name=name: f"{name}: {text}", atol=1e-5, rtol=1e-4)
-    else:
-        pytest.fail(f"epoch {got.best.number} was kept; the comparison needs the last one")
 
 
 def test_the_best_epoch_is_kept(sets: tuple[Bags, Bags]) -> None:
@@ -134,10 +101,3 @@ def test_a_prediction_leaves_every_part_of_the_model_in_its_mode():
     assert not train_model(
         config, shifted_mean(8, seed=1, features=4), shifted_mean(8, seed=2, features=4)
     ).model.training
-
-
-def test_a_store_is_trained_on_like_its_bags(tmp_path):
-    train, val = shifted_mean(16, seed=1, features=4), shifted_mean(16, seed=2, features=4)
-    stores = [write_store(tmp_path / str(number), bags, provenance={}) for number, bags in enumerate((train, val))]
-    config = Config("abmil", epochs=2, batch_size=8)
-    assert train_model(config, *stores).history == train_model(config, train, val).history

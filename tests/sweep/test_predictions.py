@@ -67,12 +67,6 @@ def test_a_probability_may_be_given(tmp_path):
     assert plain == pytest.approx(prediction.logit.sigmoid().tolist())
 
 
-def test_nothing_predicted_is_a_file_without_rows(tmp_path):
-    write_predictions_table(tmp_path / "none.parquet", [])
-    table = read_predictions(tmp_path / "none.parquet")
-    assert (table.num_rows, table.schema) == (0, PREDICTIONS)
-
-
 def test_files_of_others_are_refused_by_name(path, tmp_path):
     whole = pq.read_table(path)
     other = {

@@ -18,7 +18,7 @@ from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import estimate_sweep
 from normal_guidance.sweep.execution import fitting_chunk
 from normal_guidance.sweep.loop import train_model
-from normal_guidance.sweep.stack import Stack, balanced_weights, objective
+from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import Sweep, sweep
 
 FEATURES = 8
@@ -149,13 +149,6 @@ def test_the_learning_rate_falls_where_graphs_read_it() -> None:
     assert stack.lr.data_ptr() == place
 
 
-def test_class_weights_have_a_mean_of_one(train: Bags) -> None:
-    weights = balanced_weights(train.labels)
-    assert weights[train.labels].mean().item() == pytest.approx(1.0)
-    positives = int(train.labels.sum())
-    assert (weights[1] * positives).item() == pytest.approx((weights[0] * (len(train) - positives)).item())
-
-
 def test_adamw_needs_memory_for_one_more_moment(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
     sizes, disks = [], []
     monkeypatch.setattr(execution_module, "machine_memory", lambda: (None, 2**27))
@@ -175,15 +168,3 @@ def test_lambda_rises_where_graphs_read_it() -> None:
         stack.begin_epoch(epoch)
         assert stack.guidance_weights.tolist() == [[want, 0.0], [0.0, 0.0]]
     assert stack.guidance_weights.data_ptr() == place, "recorded graphs read it where it was"
-
-
-def test_the_objective_knows_the_scans_labels() -> None:
-    model, lengths = build_model("ng", FEATURES), torch.tensor([4, 7, 2])
-    bags = Bags(torch.randn(13, FEATURES), lengths, torch.tensor([0, 1, 1]))
-    prediction = model(bags.features, bags.layout)
-    guidance = NormalGuidance(negatives="none")
-    with_term, without = (
-        objective(prediction, bags.labels, bags.layout, model.parameters(), regularizer=one) for one in (guidance, None)
-    )
-    own = NormalGuidance().per_bag(prediction.attention, lengths=lengths)
-    torch.testing.assert_close(with_term - without, own[1:].sum() / 3)

@@ -10,14 +10,14 @@ import torch.nn.functional as F
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 
+from engines import first_orders, make_engine
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import engine as engine_module
-from normal_guidance.sweep.batches import draw_orders
 from normal_guidance.sweep.config import Config, Execution, grid
-from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
+from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 
@@ -94,20 +94,6 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
     return history, model
 
 
-def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
-    stack = Stack.of(configs, FEATURES, dtype=torch.float64)
-    if kind == "packed":
-        return PackedEngine(stack, train, val, 16, "float64")
-    orders = iter([torch.arange(len(train.lengths)), *epoch_orders(train, configs)])
-    slots = slot_numbers(train.lengths, 16, orders, classes=2)
-    return SlottedEngine(stack, train, val, 16, "float64", slots, streamed=kind == "streamed")
-
-
-def epoch_orders(train: Bags, configs: Sequence[Config]) -> list[Tensor]:
-    orders = draw_orders(len(train.lengths), configs[0].seed)
-    return [next(orders)[0] for _ in range(configs[0].epochs)]
-
-
 @pytest.mark.slow(but="recorded-12")
 @pytest.mark.parametrize("width", [1, 4, 12, 15])
 @pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
@@ -115,7 +101,7 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
     configs = small_grid(width)
     engine = make_engine(kind, configs, train, val)
     want = [textbook(config, train, val) for config in configs]
-    for number, order in enumerate(epoch_orders(train, configs)):
+    for number, (order, _) in enumerate(first_orders(train, configs)):
         loss, train_auroc = engine.train_epoch(order)
         got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
         torch.testing.assert_close(got, torch.tensor([history[number] for history, _ in want]).double())

@@ -1,7 +1,5 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
-import errno
-import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +10,6 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 import torch
-from filelock import FileLock
 from safetensors.torch import load_file
 
 from normal_guidance.base.errors import UserError
@@ -73,12 +70,6 @@ def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> 
     begin(tmp_path, identity())
 
 
-def test_a_run_is_not_written_twice_by_one_process(tmp_path: Path) -> None:
-    with open_run(tmp_path, identity()), pytest.raises(UserError, match="is being written by process"):
-        begin(tmp_path, identity())
-    begin(tmp_path, identity())
-
-
 def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "thesis.tex").write_text("years of work")
@@ -90,39 +81,6 @@ def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             begin(path, identity())
-
-
-def fail(number: int) -> Any:
-    """A function that fails as the system does."""
-
-    def failing(*_: object, **__: object) -> None:
-        raise OSError(number, os.strerror(number))
-
-    return failing
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "message"),
-    [
-        (FileLock, "acquire", r"cannot be locked \(Permission denied\); choose another folder"),
-        (Path, "iterdir", r"cannot be read \(Permission denied\); choose another folder"),
-    ],
-)
-def test_a_folder_that_may_not_be_used_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, message: str
-) -> None:
-    """Which nobody may for the one reason or the other; the tests may run as root, who may everything."""
-    monkeypatch.setattr(owner, name, fail(errno.EACCES))
-    with pytest.raises(UserError, match=message):
-        begin(tmp_path, identity())
-
-
-def test_the_same_run_goes_on(tmp_path: Path) -> None:
-    begin(tmp_path, identity())
-    written = (tmp_path / "config.json").read_bytes()
-    with open_run(tmp_path, identity()) as path:
-        assert state_of(path, identity()).load(FRESH) is not FRESH
-    assert (tmp_path / "config.json").read_bytes() == written
 
 
 @pytest.mark.parametrize(
@@ -388,15 +346,6 @@ def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> 
         about = read_json(tmp_path / f"best-{name}.json")
         assert Config(**about["config"]) == winner.config
         assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
-
-
-@pytest.mark.parametrize("method", ["mean", "smap", "smtp"])
-def test_every_kind_of_model_is_rebuilt(method: str, tmp_path: Path) -> None:
-    scans = shifted_mean(16, 1, features=8)
-    trained = sweep([Config(method, epochs=1, batch_size=8, train_above_val=False)], scans, scans)
-    finish(tmp_path, trained)
-    weights = trained.winners[0].weights
-    assert all(torch.equal(p, weights[name]) for name, p in load_winner(tmp_path).named_parameters())
 
 
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:

@@ -16,15 +16,13 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.prediction import Prediction
 from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.predictions import prediction_table
-from normal_guidance.sweep.run import Run, check_sweep, environments_of, load_run, load_winner, run_sweep
+from normal_guidance.sweep.run import Run, check_sweep, load_run, load_winner, run_sweep
 from normal_guidance.sweep.sweep import StateFile
 
 Sets = tuple[Bags, Bags, Bags]
@@ -58,11 +56,6 @@ def run(sets: Sets, configs: tuple[Config, ...], tmp_path_factory: pytest.TempPa
 def small(folder: Path, sets: Sets, **changes: Any) -> Run:
     arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "train_above_val": False} | changes
     return run_sweep(folder, [Config("abmil", **arguments)], *sets)
-
-
-def interrupt(_: object) -> None:
-    """Stop a short run; it is watched only in its last epoch."""
-    raise KeyboardInterrupt
 
 
 @contextmanager
@@ -161,27 +154,6 @@ def test_changed_data_and_configurations_are_refused(sets: Sets, tmp_path: Path)
     small(tmp_path, sets)
 
 
-def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="do not fill one batch"):
-        small(tmp_path / "run", sets, batch_size=1000)
-    assert not (tmp_path / "run").exists()
-    with pytest.raises(UserError, match="do not fill one batch"):
-        check_sweep(tmp_path / "run", [Config("abmil", batch_size=1000)], *sets)
-    assert small(tmp_path / "run", sets).winners
-
-
-def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
-    arguments = (tmp_path, [Config("abmil", epochs=3, batch_size=16)], *sets)
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(*arguments, save_epochs=1, watch=interrupt)
-    state = tmp_path / "state.safetensors"
-    state.write_bytes(state.read_bytes()[:-9])
-    with pytest.raises(UserError, match=r"state\.safetensors is damaged"):
-        run_sweep(*arguments)
-    state.unlink()
-    assert run_sweep(*arguments).report["resumed"] == 0
-
-
 def test_stores_and_bags_give_the_same_run(sets: Sets, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
     parts = store.part("train"), store.part("val"), store.part("test")
@@ -268,29 +240,6 @@ def test_an_incomplete_or_damaged_run_is_not_loaded(run: Run, tmp_path: Path) ->
             load_run(tmp_path)
 
 
-def test_a_killed_run_tells_of_all_its_starts(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    configs = [Config("abmil", epochs=4, batch_size=16, train_above_val=False)]
-    for commit in ("aaa", "bbb"):
-        monkeypatch.setenv("NGUIDE_COMMIT", commit)
-        with stopped_after_saving(monkeypatch):
-            run_sweep(tmp_path, configs, *sets, save_epochs=1)
-    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
-    report = run_sweep(tmp_path, configs, *sets).report
-    assert report["resumed"] == 2
-    assert [one["commit"]["id"] for one in report["environments"]] == ["aaa", "bbb"]
-    assert environments_of(report) == report["environments"]
-
-
-def test_a_lost_start_is_not_told_of(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It left nothing that later starts went on from."""
-    configs = [Config("abmil", epochs=2, batch_size=16, train_above_val=False)]
-    monkeypatch.setenv("NGUIDE_COMMIT", "aaa")
-    with pytest.raises(KeyboardInterrupt):
-        run_sweep(tmp_path, configs, *sets, watch=interrupt)
-    monkeypatch.setenv("NGUIDE_COMMIT", "bbb")
-    assert [one["commit"]["id"] for one in run_sweep(tmp_path, configs, *sets).report["environments"]] == ["bbb"]
-
-
 def test_what_cannot_be_trained_is_refused_before_its_turn(
     sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -318,6 +267,32 @@ def test_what_cannot_be_trained_is_refused_before_its_turn(
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == files
 
 
+def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert runs.environment(Execution())["commit"] is None
+
+
+def test_a_mistake_does_not_spoil_the_folder(sets: Sets, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="do not fill one batch"):
+        small(tmp_path / "run", sets, batch_size=1000)
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(UserError, match="do not fill one batch"):
+        check_sweep(tmp_path / "run", [Config("abmil", batch_size=1000)], *sets)
+    assert small(tmp_path / "run", sets).winners
+
+
+def test_a_corrupted_state_is_refused(sets: Sets, tmp_path: Path) -> None:
+    arguments = (tmp_path, [Config("abmil", epochs=3, batch_size=16)], *sets)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(*arguments, save_epochs=1, watch=interrupt)
+    state = tmp_path / "state.safetensors"
+    state.write_bytes(state.read_bytes()[:-9])
+    with pytest.raises(UserError, match=r"state\.safetensors is damaged"):
+        run_sweep(*arguments)
+    state.unlink()
+    assert run_sweep(*arguments).report["resumed"] == 0
+
+
 def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On cuda:1 work must not wait in the streams of cuda:0, so the device is made the current one."""
     current: list[str] = []
@@ -335,16 +310,3 @@ def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, m
     monkeypatch.setattr(runs, "current_device", noting)
     monkeypatch.setattr(runs, "predict_bags", watched)
     small(tmp_path, sets)
-
-
-def test_the_table_of_predictions_has_every_slice_of_many_scans() -> None:
-    lengths = torch.full((1000,), 40)
-    bags = Bags(torch.zeros(40_000, 1), lengths, torch.zeros(1000, dtype=torch.int64))
-    prediction = Prediction(torch.randn(1000), torch.rand(40_000), torch.randn(8, 40_000))
-    table = prediction_table(bags, prediction, part="test")
-    assert table["log_attention"][999].as_py() == prediction.log_attention[:, -40:].tolist()
-
-
-def test_without_git_there_is_no_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert runs.environment(Execution())["commit"] is None

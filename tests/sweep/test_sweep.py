@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from engines import first_orders, make_engine
 from memory_checkpoint import MemoryCheckpoint
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
@@ -18,11 +19,9 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import BEYOND, DISTINCT, METHODS
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
-from normal_guidance.sweep.batches import batched, draw_orders, pool_scans
 from normal_guidance.sweep.config import Config, Execution, grid
-from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers
-from normal_guidance.sweep.loop import TrainedModel, select_epoch, train_model
-from normal_guidance.sweep.stack import Stack
+from normal_guidance.sweep.engine import Engine, PackedEngine
+from normal_guidance.sweep.loop import TrainedModel, train_model
 from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
 FEATURES = 16
@@ -78,21 +77,6 @@ def val() -> Bags:
 def small_grid(method: str, l1: Sequence[float] = (0.01, 0.0), **options: object) -> tuple[Config, ...]:
     base = Config(method, **{"epochs": 3, "batch_size": 16, "seed": 5, **options})
     return grid(base, lr=[0.1, 0.01], l1=l1)
-
-
-def make_engine(kind: str, configs: Sequence[Config], train: Bags, val: Bags) -> Engine:
-    stack = Stack.of(configs, FEATURES, dtype=torch.float64)
-    size = configs[0].batch_size
-    if kind == "packed":
-        return PackedEngine(stack, train, val, size, "float64")
-    orders = iter([torch.arange(len(train.lengths))] + [order for order, _ in first_orders(train, configs)])
-    slots = slot_numbers(train.lengths, size, orders, classes=2)
-    return SlottedEngine(stack, train, val, size, "float64", slots, streamed=kind == "streamed")
-
-
-def first_orders(train: Bags, configs: Sequence[Config]) -> list[tuple[Tensor, Tensor]]:
-    orders = draw_orders(len(train.lengths), configs[0].seed)
-    return [next(orders) for _ in range(configs[0].epochs)]
 
 
 @pytest.fixture(scope="module")
@@ -172,24 +156,6 @@ def test_a_resumed_sweep_has_the_same_bits(case: str, engine: str, train: Bags, 
     assert resumed.best_epoch.tolist() == whole.best_epoch.tolist()
     for winner, other in zip(resumed.winners, whole.winners, strict=True):
         assert all(winner.weights[name].equal(weight) for name, weight in other.weights.items())
-
-
-@pytest.mark.slow(but="True")
-@pytest.mark.parametrize("train_above_val", [True, False])
-def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
-    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
-    result = sweep(configs, train, val, EXACT)
-    for number, config in enumerate(configs):
-        history = sweep_history(result, number)
-        want = select_epoch(history, train_above_val=train_above_val)
-        assert result.best_epoch[number] == (want.number if want else 0), config
-
-
-def sweep_history(result: sweep_module.Sweep, number: int):
-    from normal_guidance.sweep.loop import EpochScores
-
-    rows = result.history[:, number].tolist()
-    return tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
 
 
 @pytest.mark.slow(but=("ng-3", "slice_reference-1"))
@@ -283,20 +249,6 @@ def test_one_configuration_too_large_is_the_users_error(
         sweep(small_grid("ng"), train, val, EXACT)
 
 
-@pytest.mark.slow
-def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
-    base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
-    configs = grid(
-        base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
-    )
-    result = sweep(configs, train, val, EXACT)
-    groups = [(winner.config.divergence, winner.config.guidance_weight) for winner in result.winners]
-    assert len(set(groups)) == len(groups) == 4
-    for winner in result.winners:
-        alone = sweep([winner.config], train, val, EXACT)
-        torch.testing.assert_close(alone.history[:, 0], result.history[:, winner.number])
-
-
 def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val: Bags) -> None:
     good = Config("abmil", lr=0.01, epochs=4, batch_size=16)
     mad = replace(good, lr=1e308)
@@ -304,21 +256,6 @@ def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val:
     assert result.history[-1, 1].isnan().any()
     assert result.best_epoch[1] <= 1
     torch.testing.assert_close(result.history[:, 0], sweep([good], train, val, EXACT).history[:, 0])
-
-
-def test_initial_seeds_are_an_axis(train: Bags, val: Bags) -> None:
-    base = Config("abmil", epochs=2, batch_size=16, seed=3)
-    both = sweep(grid(base, lr=[0.1], l1=[0.0], seed=[3, 4]), train, val, EXACT)
-    torch.testing.assert_close(both.history[:, 0], sweep([replace(base, lr=0.1)], train, val, EXACT).history[:, 0])
-    assert not torch.allclose(both.history[:, 0], both.history[:, 1])
-
-
-def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
-    configs = small_grid("ng")
-    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
-    torch.testing.assert_close(
-        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
-    )
 
 
 def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
@@ -401,19 +338,6 @@ def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str
         state.load(fresh)
 
 
-@pytest.mark.slow
-def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
-    configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
-    fits = [train_model(config, train, val) for config in configs]
-    assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
-    for execution in (EXACT, replace(EXACT, chunk=2)):
-        result = sweep(configs, train, val, execution)
-        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
-        assert result.trained.tolist() == [len(one.history) for one in fits]
-        assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
-        assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
-
-
 def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: Bags) -> None:
     configs = small_grid("mean")
     half, full = [
@@ -441,18 +365,47 @@ def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
         sweep([config], train, val[val.labels == 0])
 
 
+@pytest.mark.slow(but="True")
+@pytest.mark.parametrize("train_above_val", [True, False])
+def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
+    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
+    result = sweep(configs, train, val, EXACT)
+    for number, config in enumerate(configs):
+        history = sweep_history(result, number)
+        want = select_epoch(history, train_above_val=train_above_val)
+        assert result.best_epoch[number] == (want.number if want else 0), config
+
+
 @pytest.mark.slow
-def test_slots_for_very_many_batches() -> None:
-    lengths = torch.full((200,), 3)
-    orders = (torch.arange(200) for _ in range(90_000))
-    assert slot_numbers(lengths, 1, orders, classes=3) == (64,)
+def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
+    base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
+    configs = grid(
+        base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
+    )
+    result = sweep(configs, train, val, EXACT)
+    groups = [(winner.config.divergence, winner.config.guidance_weight) for winner in result.winners]
+    assert len(set(groups)) == len(groups) == 4
+    for winner in result.winners:
+        alone = sweep([winner.config], train, val, EXACT)
+        torch.testing.assert_close(alone.history[:, 0], result.history[:, winner.number])
 
 
-def test_pooled_scans_are_one_row_each(train: Bags) -> None:
-    pooled = pool_scans(train, lambda rows: rows.mean(0))
-    assert pooled.lengths.tolist() == [1] * len(train)
-    torch.testing.assert_close(pooled.features[3], train[3].features.mean(0))
+def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
+    configs = small_grid("ng")
+    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
+    torch.testing.assert_close(
+        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
+    )
 
 
-def test_batches_are_filled_up() -> None:
-    assert batched(torch.arange(5), 3, filler=9).tolist() == [[0, 1, 2], [3, 4, 9]]
+@pytest.mark.slow
+def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
+    configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
+    fits = [train_model(config, train, val) for config in configs]
+    assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
+    for execution in (EXACT, replace(EXACT, chunk=2)):
+        result = sweep(configs, train, val, execution)
+        assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
+        assert result.trained.tolist() == [len(one.history) for one in fits]
+        assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+        assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()

@@ -5,7 +5,7 @@ some tests start in a process of their own: `compiled [cuda]` or, with TRITON_IN
 """
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
 import pytest
@@ -72,13 +72,6 @@ def three(u: Tensor, x: Tensor, a: Tensor, first: Tensor, count: Tensor) -> tupl
 
 
 STACKED = (0, 0, 0, None, None)
-
-
-def test_equal_loops_over_bags() -> None:
-    u, x, a, first, count = make_inputs(2, 3, 7)
-    for c in range(2):
-        for got, want in zip(three(u[c], x[c], a[c], first, count), by_hand(u[c], x[c], a[c]), strict=True):
-            torch.testing.assert_close(got, want)
 
 
 def test_vmap_is_a_loop_over_configurations() -> None:
@@ -194,23 +187,16 @@ def check_against_float64(got: tuple[Tensor, ...], inputs: Inputs, tolerance: fl
     return worst_error(got, want, tolerance)
 
 
-@pytest.fixture
-def exact_float32() -> Iterator[None]:
-    with float32_products("highest"):
-        yield
-
-
 @needs_cuda
 @pytest.mark.parametrize("queries", [8, 88])
 @pytest.mark.parametrize("features", [768, 129])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-@pytest.mark.usefixtures("exact_float32")
 def test_cuda_equals_float64(dtype: torch.dtype, tolerance: float, features: int, queries: int) -> None:
     inputs = make_inputs(3, queries, features, dtype, "cuda")
-    got = vmap(three, STACKED)(*inputs)
+    with float32_products("highest"):
+        got, again = vmap(three, STACKED)(*inputs), vmap(three, STACKED)(*inputs)
     check_against_float64(got, inputs, tolerance)
-    for one, again in zip(got, vmap(three, STACKED)(*inputs), strict=True):
-        assert torch.equal(one, again), "two runs differ"
+    assert all(map(torch.equal, got, again)), "two runs differ"
 
 
 @needs_cuda
@@ -220,20 +206,6 @@ def test_cuda_in_tf32_and_in_float64() -> None:
         check_against_float64(vmap(three, STACKED)(*inputs), inputs, 5e-3)
     inputs = make_inputs(2, 8, 64, torch.float64, "cuda")
     check_against_float64(vmap(three, STACKED)(*inputs), inputs, 1e-12)
-
-
-@needs_cuda
-@pytest.mark.usefixtures("exact_float32")
-def test_cuda_gradients_equal_the_cpu() -> None:
-    u, x, a, first, count = make_inputs(3, 8, 96, torch.float32)
-    results = []
-    for device, dtype in (("cpu", torch.float64), ("cuda", torch.float32)):
-        leaves = [t.to(device, dtype).requires_grad_() for t in (u, x[0], a.nan_to_num())]
-        outputs = vmap(three, (0, None, 0, None, None))(*leaves, first.to(device), count.to(device))
-        loss = sum((o * torch.linspace(-1, 1, o.numel()).view(o.shape).to(o)).sum() for o in outputs)
-        results.append(torch.autograd.grad(loss, leaves))
-    for want, got in zip(*results, strict=True):
-        torch.testing.assert_close(got.cpu().double(), want, atol=1e-4 * want.abs().max().item(), rtol=0)
 
 
 @needs_cuda

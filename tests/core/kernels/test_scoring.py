@@ -62,15 +62,6 @@ def test_gradients_are_the_derivatives() -> None:
     assert torch.autograd.gradcheck(stacked_scores, (columns, bias, vector))
 
 
-def test_transposed_columns_give_the_same() -> None:
-    rows, weight, bias, vector = make_inputs(2, 5, 7, 4)
-    columns = stacked_columns(rows, weight)
-    wide = torch.zeros(2, 7, 8, dtype=torch.float64)
-    wide[:, :, :5] = columns.mT
-    view = wide[:, :, :5].mT
-    torch.testing.assert_close(stacked_scores(view, bias, vector), stacked_scores(columns, bias, vector))
-
-
 def test_rows_of_their_own_are_refused() -> None:
     rows, weight, _, _ = make_inputs(2, 3, 4, 3)
     with pytest.raises(NotImplementedError, match="rows must be the same for all configurations"):

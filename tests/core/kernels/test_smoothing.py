@@ -5,7 +5,6 @@ some tests start in a process of their own: `compiled [cuda]` or, with TRITON_IN
 """
 
 import sys
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -13,11 +12,14 @@ from torch import Tensor
 from torch.func import vmap
 
 from in_a_process import (
+    assert_a_graph_serves_other_bags,
     assert_compiled_equals_eager,
     assert_script_passes,
+    float32_products,
     let_interpreter_loop,
     needs_cuda,
     needs_triton,
+    worst_error,
 )
 from normal_guidance.core.kernels.smoothing import smooth, stacked_kernel_gradient, stacked_smooth
 from normal_guidance.core.layers import Sm
@@ -89,16 +91,6 @@ def test_equals_the_layer_with_gradients() -> None:
     leaves = [rows, layer.raw_alpha]
     for one, other in zip(torch.autograd.grad(got, leaves, side), torch.autograd.grad(want, leaves, side), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_kernel_gradient_is_one_product_a_tap() -> None:
-    rows, kernel, first, count = make_inputs(2, 3)
-    gradient = torch.randn_like(rows)
-    got = stacked_kernel_gradient(gradient, rows, first, count, LONGEST, kernel.shape[1])
-    for k in range(kernel.shape[1]):
-        tap = torch.eye(kernel.shape[1], dtype=torch.float64)[k].expand(2, -1)
-        want = (gradient * stacked_smooth(rows, tap, first, count, LONGEST, False)).sum((1, 2))
-        torch.testing.assert_close(got[:, k], want)
 
 
 @pytest.mark.parametrize("transposed", [False, True])
@@ -190,13 +182,9 @@ def check_against_float64(
         stacked_smooth(gradient, kernel, first, count, LONGEST, True),
         stacked_kernel_gradient(gradient, rows, first, count, LONGEST, kernel.shape[1]),
     )
-    worst = 0.0
     for one, other in zip(got, want, strict=True):
-        assert one.shape == other.shape
         assert (one.cpu()[other == 0] == 0).all(), "unused rows are exactly zero"
-        worst = max(worst, ((one.cpu() - other).abs().max() / other.abs().max()).item())
-    assert worst < tolerance, f"off by {worst:.1e}"
-    return worst
+    return worst_error(got, want, tolerance)
 
 
 def forward_and_backward(inputs: Inputs) -> tuple[tuple[Tensor, ...], Tensor]:
@@ -208,44 +196,25 @@ def forward_and_backward(inputs: Inputs) -> tuple[tuple[Tensor, ...], Tensor]:
     return (smoothed.detach(), *torch.autograd.grad(smoothed, leaves, gradient)), gradient
 
 
-@pytest.fixture
-def exact_float32() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    yield
-    torch.set_float32_matmul_precision(before)
-
-
 @needs_cuda
 @pytest.mark.parametrize("features", [768, 129])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
-@pytest.mark.usefixtures("exact_float32")
 def test_cuda_equals_float64(dtype: torch.dtype, tolerance: float, features: int) -> None:
     inputs = make_inputs(3, features, dtype, "cuda")
-    got, gradient = forward_and_backward(inputs)
+    with float32_products("highest"):
+        got, gradient = forward_and_backward(inputs)
+        again, _ = forward_and_backward(inputs)
     check_against_float64(got, gradient, inputs, tolerance)
-    for one, again in zip(got, forward_and_backward(inputs)[0], strict=True):
-        assert torch.equal(one, again), "two runs differ"
+    assert all(map(torch.equal, got, again)), "two runs differ"
 
 
 @needs_cuda
 def test_cuda_in_tf32_and_in_float64() -> None:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
     inputs = make_inputs(2, 129, torch.float32, "cuda")
-    check_against_float64(*forward_and_backward(inputs), inputs, 5e-3)
-    torch.set_float32_matmul_precision(before)
+    with float32_products("high"):
+        check_against_float64(*forward_and_backward(inputs), inputs, 5e-3)
     inputs = make_inputs(2, 40, torch.float64, "cuda")
     check_against_float64(*forward_and_backward(inputs), inputs, 1e-12)
-
-
-@needs_cuda
-def test_cuda_bfloat16_keeps_a_constant() -> None:
-    """The kernel is rounded to bfloat16 for the tensor cores; its sum must stay within bfloat16 of one."""
-    _, _, first, count = make_inputs(1, 64, torch.bfloat16, "cuda")
-    kernel = sm().kernel().float().detach().cuda()
-    smoothed = smooth(torch.ones(ROWS, 64, device="cuda", dtype=torch.bfloat16), kernel, first, count, LONGEST)
-    torch.testing.assert_close(smoothed[5:75].float(), torch.ones(70, 64, device="cuda"), atol=2**-7, rtol=0)
 
 
 @needs_cuda
@@ -261,15 +230,7 @@ def test_cuda_graph_replays_with_other_bags() -> None:
             stacked_kernel_gradient(rows, rows, *bags, kernel.shape[1]),
         )
 
-    want = [tensor.clone() for tensor in run(other_first, other_count)]
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        got = run(first, count)
-    first.copy_(other_first)
-    count.copy_(other_count)
-    graph.replay()
-    for one, other in zip(got, want, strict=True):
-        assert torch.equal(one, other)
+    assert_a_graph_serves_other_bags(run, (first, count), (other_first, other_count))
 
 
 @needs_cuda

@@ -17,10 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torchmil.datasets import BinaryClassificationDataset, ProcessedMILDataset
-from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS, export_store, import_store
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
@@ -438,7 +436,6 @@ NAMES = "scan_id,any,epidural,subdural"
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (f"{NAMES}\nA,0,0,0\nB,1,x,0\nC,1,1,1\n", "t.csv, scan 'B', finding epidural: label 'x' is neither 0 nor 1; c"),
         (
             f"{NAMES}\nA,0,0,0\nB,x,0,0\nC,1,1,1\n",
             "t.csv, row 2, scan 'B': any 'x' is neither 0 nor 1; correct the row",
@@ -458,7 +455,6 @@ def test_tables_of_findings_that_do_not_fit(tmp_path, table, message):
     [
         ("scan_id,label\nA,0\nB,1\n", r"in.npz: scan 'C' has no row in --labels .*t.csv \(its first scan_id is 'A'\)"),
         ("scan_id,label\nA,0\nB,1\nB,1\n", r"t.csv, row 3: scan_id 'B' occurs twice"),
-        ("scan_id,label\nA,0\n,1\n", r"t.csv, row 2: scan_id '' is empty"),
         ("scan_id,label\nA,1\nB,1\nC,1\n", r"scan 'A' has another label than in --labels .* \(0 and 1\)"),
         ("scan_id,label\nA,x\nB,1\nC,1\n", r"t.csv, row 1, scan 'A': label 'x' is neither 0 nor 1"),
         ("scan_id,slice_labels\nA,0 0 0\nB,\nC,\n", r"t.csv, row 1, scan 'A': 3 slice labels for 2 slices"),
@@ -500,7 +496,6 @@ def refused(path: Path, message: str) -> None:
         ({"lengths": None, "scan_index": [0, 0, 2, 2, 2, 2, 1, 1, 1]}, r"scan_index does not count the scans in order"),
         ({"lengths": None, "ids": list("AABBABCCC")}, r"slices of one scan_id do not stand together"),
         ({"y": [0, 1]}, r"label has 2 values for 3 scans"),
-        ({"y": [0, 2, 1]}, r"the label is 2, not 0 or 1"),
         ({"y": [0, 0, 0, 1, 1, 1, 1, 1, 1]}, r"label changes within a scan \(slices 2 to 5\)"),
         ({"ids": ["A", "B", "A"]}, r"scan 'A' is in .*in.npz and in .*in.npz; give each scan once"),
         ({"slice_labels": [0, 1]}, r"2 slice labels for 9 slices"),
@@ -512,21 +507,13 @@ def refused(path: Path, message: str) -> None:
             {"x": None, "lengths": None, "y": None, "ids": None, "A": PACKED.astype(int)},
             r"found A; the array 'A' is int64 of shape \(9, 5\), not \(slices, features\) of floats",
         ),
-        (
-            {"x": None, "lengths": None, "y": None, "ids": None, "A": PACKED[None]},
-            r"found A; the array 'A' is float32 of shape \(1, 9, 5\), not \(slices, features\)",
-        ),
         ({"x": np.array([PACKED, PACKED[:2]], object)}, r"write one array for each scan, or the slices of .* lengths"),
         ({"x": PACKED[0]}, r"features are float32 of shape \(5,\)"),
-        ({"x": PACKED[:, :0]}, r"features are float32 of shape \(9, 0\), not"),
-        ({"x": PADDED[None]}, r"features are float32 of shape \(1, 3, 4, 5\)"),
-        ({"x": PADDED[..., :0]}, r"features are float32 of shape \(3, 4, 0\), not"),
         ({"x": PADDED, "lengths": [2, 5, 3]}, r"lengths are not 3 numbers up to 4"),
         ({"x": PADDED, "lengths": None}, r"the last slice of scan 0 is 0 throughout, like padding; add mask"),
         ({"x": PADDED, "mask": MASK[:, :3]}, r"mask is bool of shape \(3, 3\), not 0 and 1 of shape \(3, 4\)"),
         ({"x": PADDED, "slice_labels": [[0]]}, r"slice_labels has the shape \(1, 1\), not \(3, 4\)"),
         ({"x": np.where(np.arange(5) == 3, np.nan, PACKED)}, r"in.npz: scan 'A', slice 0, feature 3: value nan; .*fin"),
-        ({"x": np.where(np.arange(5) == 3, np.inf, PACKED)}, r"scan 'A', slice 0, feature 3: value inf"),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, fields, message):
@@ -699,15 +686,6 @@ def test_damaged_files_are_named(tmp_path, suffix):
         refused(path, rf"a.{suffix} cannot be read")
 
 
-def test_an_empty_file_is_one_line_of_the_command(tmp_path):
-    """click takes an EOFError for Ctrl-D and prints 'Aborted.'."""
-    (tmp_path / "a.npz").touch()
-    result = CliRunner().invoke(app, ["store", "import", str(tmp_path / "a.npz"), "-o", str(tmp_path / "store")])
-    assert result.exit_code == 2
-    assert f"error: {tmp_path / 'a.npz'} cannot be read" in " ".join(result.stderr.split())
-    assert "Aborted" not in result.stderr
-
-
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -722,8 +700,6 @@ def test_an_empty_file_is_one_line_of_the_command(tmp_path):
             json.dumps({"provenance": {}, "recipe": "", "order": 0}),
             r"about.json is damaged: order is 0, n",
         ),
-        ("about.json", json.dumps({"provenance": 0, "recipe": "", "order": []}), r"provenance is 0, not an object"),
-        ("about.json", json.dumps({"recipe": "x"}), r"about.json is damaged: provenance is missing"),
     ],
 )
 def test_torchmil_tables_that_are_damaged(tmp_path, name, content, message):

@@ -12,10 +12,8 @@ import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.base.workers import Pool
 from normal_guidance.core.bags import UNKNOWN
-from normal_guidance.scans.features import encoding_machine
-from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest, plan_units
+from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.store import open_store
@@ -220,34 +218,6 @@ def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
     assert stores[0].scan_ids == expected.scan_ids
     torch.testing.assert_close(stores[0].bags().features, expected.bags().features, rtol=1e-3, atol=1e-3)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
-    """As many as scans want, and none for a store that is there."""
-    happened = []
-
-    class Told(Pool):
-        def start(self, tasks, modules=()):
-            super().start(tasks, modules)
-            happened.append(("started", len(self._started)))
-
-        def close(self):
-            super().close()
-            happened.append("closed")
-
-    def told_load(**options):
-        happened.append("loaded")
-        return load(**options)
-
-    monkeypatch.setattr(encoding_machine, "Pool", Told)
-    with pytest.raises(TypeError):
-        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
-    assert happened == [("started", 1), "closed"]
-    happened.clear()
-    for started in (1, 0):
-        run(scans.take([0, 1]), tmp_path / "store", workers=1, load=told_load)
-        assert happened == [("started", started), "loaded", "closed"]
-        happened.clear()
 
 
 def test_the_store_has_the_dtype_that_was_asked_for(scans, whole, tmp_path):
@@ -588,6 +558,42 @@ def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):
+    read_again = read_manifest(scans.root.parent)
+    assert fingerprint_manifest(read_again) == fingerprint_manifest(scans)
+    assert fingerprint_manifest(Manifest(scans.table, {"root": "elsewhere"})) == fingerprint_manifest(scans)
+    assert fingerprint_manifest(scans.take(range(9))) != fingerprint_manifest(scans)
+    assert fingerprint_manifest(scans.take([1, 0, *range(2, 10)])) != fingerprint_manifest(scans)
+
+
+def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
+    """As many as scans want, and none for a store that is there."""
+    happened = []
+
+    class Told(Pool):
+        def start(self, tasks, modules=()):
+            super().start(tasks, modules)
+            happened.append(("started", len(self._started)))
+
+        def close(self):
+            super().close()
+            happened.append("closed")
+
+    def told_load(**options):
+        happened.append("loaded")
+        return load(**options)
+
+    monkeypatch.setattr(encoding_machine, "Pool", Told)
+    with pytest.raises(TypeError):
+        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
+    assert happened == [("started", 1), "closed"]
+    happened.clear()
+    for started in (1, 0):
+        run(scans.take([0, 1]), tmp_path / "store", workers=1, load=told_load)
+        assert happened == [("started", started), "loaded", "closed"]
+        happened.clear()
+
+
 def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
     table = scans.table.set_column(2, "label", [[0] * len(scans)]).cast(scans.table.schema)
     with pytest.raises(UserError, match="scan 's001' is labelled negative but has 1 positive slices"):
@@ -601,21 +607,3 @@ def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path)
         run(Manifest(table, scans.about), tmp_path / "store")
     with pytest.raises(UserError, match="the manifest has no scan"):
         run(scans.take([]), tmp_path / "store")
-
-
-def test_units_hold_every_scan_once():
-    lengths = np.random.default_rng(0).integers(1, 60, 200)
-    units = plan_units(lengths, 100)
-    assert [number for unit in units for number in unit] == list(range(200))
-    sizes = [int(lengths[unit.start : unit.stop].sum()) for unit in units]
-    assert min(sizes[:-1]) >= 100
-    assert all(size - lengths[unit.stop - 1] < 100 for size, unit in zip(sizes, units, strict=True))
-    assert plan_units([], 5) == []
-
-
-def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):
-    read_again = read_manifest(scans.root.parent)
-    assert fingerprint_manifest(read_again) == fingerprint_manifest(scans)
-    assert fingerprint_manifest(Manifest(scans.table, {"root": "elsewhere"})) == fingerprint_manifest(scans)
-    assert fingerprint_manifest(scans.take(range(9))) != fingerprint_manifest(scans)
-    assert fingerprint_manifest(scans.take([1, 0, *range(2, 10)])) != fingerprint_manifest(scans)

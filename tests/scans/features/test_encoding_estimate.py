@@ -5,13 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_scans import PREPROCESSING, WIDTH, load, make_manifest, make_parts, read
+from fake_scans import PREPROCESSING, WIDTH, load, make_manifest, read
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.features import encoding as encoding_estimate
 from normal_guidance.scans.features.encoding import EncodingOptions, encode, estimate_encoding
 from normal_guidance.scans.features.preprocessing import Statistics
-from own_clock import OwnClock
 
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3]
 OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
@@ -82,42 +81,6 @@ def test_a_slow_machine_measures_less(tmp_path, monkeypatch):
     monkeypatch.setattr(encoding_estimate, "SECONDS", -1.0)
     found = run(make_manifest(tmp_path / "data", [8] * 50), tmp_path / "store")
     assert (found.measured_scans, found.measured_slices) == (2, 16)
-
-
-def test_times_are_those_of_a_clock(scans, tmp_path, monkeypatch):
-    """Every batch takes 2 s, and the training scans are measured before."""
-    clock = OwnClock(monkeypatch, encoding_estimate)
-
-    def clocked(**options):
-        encoder = load(**options)
-
-        def tick(module, inputs, features):
-            clock.now += 2.0
-
-        encoder.module.register_forward_hook(tick)
-        clock.now += 5.0  # it takes so long to load
-        return encoder
-
-    def read_in_half_a_second(row, root, *, repair=True):
-        clock.now += 0.5 * (not normal[0])
-        return read(row, root, repair=repair)
-
-    normal = [False]
-
-    class Told(encoding_estimate.Machine):
-        def encode(self, *given):
-            normal[0] = True
-            return super().encode(*given)
-
-    monkeypatch.setattr(encoding_estimate, "Machine", Told)
-    parts = make_parts(scans)
-    found = run(scans, tmp_path / "store", load=clocked, read=read_in_half_a_second, parts=parts, statistics=None)
-    training = sum(length for length, scan in zip(LENGTHS, scans.scan_ids, strict=True) if parts[scan] == "train")
-    rows = encoding_estimate._first(encoding_estimate._draw(scans, 1000), 16)
-    assert found.statistics_s == pytest.approx(training * 0.5 * len(rows) / sum(map(len, rows)))
-    assert found.first_batch_s == pytest.approx(7.0)
-    assert 1.0 < found.slices_per_s <= 2.0, "at most 4 slices in 2 s"
-    assert found.total_s == pytest.approx(7.0 + found.statistics_s + sum(LENGTHS) / found.slices_per_s)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,7 @@ import pytest
 from fake_scans import PREPROCESSING, contents, load, make_manifest, make_parts
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import fits
 from normal_guidance.scans.features.encoding import EncodingOptions, encode
-from normal_guidance.scans.features.encoding_machine import Setup, _needs
 from small_cluster import quiet, started
 
 ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a cluster is not tested")
@@ -76,27 +74,6 @@ def test_machines_that_differ_are_refused(cluster, tmp_path):
         run(manifest, tmp_path / "weights", load=partial(fake_scans.load_by_process, os.getpid()), **at)
     with pytest.raises(UserError, match=r"none of the cluster's \d machines has 64 CPU; ask for less \(--threads"):
         run(manifest, tmp_path / "cores", options=EncodingOptions(threads=64), **at)
-
-
-def test_what_a_task_needs():
-    def setup(device, workers, threads):
-        return Setup(load, "f", "t", EncodingOptions(device=device, threads=threads), workers, 60.0)
-
-    assert _needs(setup("cpu", 8, 4)) == {"CPU": 4.0}
-    assert _needs(setup("cuda", 8, 4)) == {"GPU": 1.0, "CPU": 8.0}
-    assert _needs(setup("cuda:1", 0, 4)) == {"GPU": 1.0, "CPU": 1.0}
-    assert fits({"CPU": 16.0, "GPU": 3.0, "memory": 1.0}, {"GPU": 1.0, "CPU": 8.0}) == 2
-    assert fits({"CPU": 16.0}, {"GPU": 1.0, "CPU": 8.0}) == 0
-
-
-def test_no_cluster_is_an_error(tmp_path, monkeypatch):
-    def no_answer(**options):
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(ray, "init", no_answer)
-    manifest = make_manifest(tmp_path / "data", [3])
-    with pytest.raises(UserError, match=r"--ray auto: no cluster answers \(nobody there\); start one"):
-        run(manifest, tmp_path / "store", parts={"s000": "train"}, ray="auto")
 
 
 def test_without_ray_it_says_what_to_install(tmp_path, monkeypatch):

@@ -11,6 +11,7 @@ from normal_guidance.scans.features.convert import import_store
 from normal_guidance.scans.features.feature_files import open_file
 from normal_guidance.scans.features.hdf5_files import CHUNK_BYTES, PIECE_BYTES, open_hdf5
 
+HUGE_CHUNK = CHUNK_BYTES // 20 + 1
 VALUES = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 
 
@@ -80,15 +81,6 @@ def refuse(path: Path, message: str) -> None:
     assert not out.exists()
 
 
-@pytest.mark.parametrize("chunks", [None, (1000, 6)])
-def test_declared_sizes_without_data_are_refused(path, chunks):
-    with h5py.File(path, "w") as file:
-        file.create_dataset("features", (10**9, 6), "f4", chunks=chunks)
-        file["label"] = 1
-    assert path.stat().st_size < 10_000
-    refuse(path, r"/features declares 24,000,000,000 bytes, more than the 268,435,456 that 0 stored bytes")
-
-
 def test_nothing_leads_to_another_file(path, tmp_path):
     """A password file was imported as features."""
     secret = tmp_path / "secret"
@@ -111,28 +103,39 @@ def test_nothing_leads_to_another_file(path, tmp_path):
     refuse(path, r"/features is a link to another file \(.*other.h5\); copy the data")
 
 
-def test_links_that_lead_nowhere_are_refused(path):
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        *(
+            (
+                lambda file, chunks=chunks: file.create_dataset("features", (10**9, 6), "f4", chunks=chunks),
+                r"/features declares 24,000,000,000 bytes, more than the 268,435,456 that 0 stored bytes",
+            )
+            for chunks in (None, (1000, 6))
+        ),
+        (
+            lambda file: file.create_dataset("features", data=VALUES, scaleoffset=3),
+            "/features is packed by filter 6; write it with one of deflate, shuffle, fletcher32, lzf",
+        ),
+        (
+            lambda file: file.create_dataset("features", (9, 5), "f4", maxshape=(None, 5), chunks=(HUGE_CHUNK, 5)),
+            r"/features has chunks of 536,870,92\d bytes, more than 536,870,912; write it with chunks=True",
+        ),
+        (
+            lambda file: (file.update(features=VALUES), file.create_dataset("label", (1,), h5py.vlen_dtype("f4"))),
+            "/label holds neither numbers nor text",
+        ),
+        (lambda file: file.update(features=h5py.SoftLink("/features")), "/features is a link that leads in a circle"),
+        (lambda file: file.update(features=h5py.SoftLink("/nowhere")), "/features is a link to 'nowhere', which is no"),
+    ],
+)
+def test_what_is_not_plain_is_refused(path, write, message):
     with h5py.File(path, "w") as file:
-        file["features"], file["label"] = h5py.SoftLink("/features"), 1
-    refuse(path, "/features is a link that leads in a circle")
-    with h5py.File(path, "w") as file:
-        file["features"], file["label"] = h5py.SoftLink("/nowhere"), 1
-    refuse(path, "/features is a link to 'nowhere', which is not there")
-
-
-def test_filters_chunks_and_kinds_that_are_not_plain(path):
-    with h5py.File(path, "w") as file:
-        file.create_dataset("features", data=VALUES, scaleoffset=3)
-        file["label"] = 1
-    refuse(path, "/features is packed by filter 6; write it with one of deflate, shuffle, fletcher32, lzf")
-    with h5py.File(path, "w") as file:
-        file.create_dataset("features", (9, 5), "f4", maxshape=(None, 5), chunks=(CHUNK_BYTES // 20 + 1, 5))
-        file["label"] = 1
-    refuse(path, r"/features has chunks of 536,870,92\d bytes, more than 536,870,912; write it with chunks=True")
-    with h5py.File(path, "w") as file:
-        file["features"] = VALUES
-        file.create_dataset("label", (1,), h5py.vlen_dtype(np.float32))
-    refuse(path, "/label holds neither numbers nor text")
+        write(file)
+        if "label" not in file:
+            file["label"] = 1
+    assert path.stat().st_size < 20_000
+    refuse(path, message)
 
 
 def test_damage_is_one_line(path):

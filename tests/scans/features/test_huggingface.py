@@ -137,24 +137,12 @@ def test_mean_sd_and_size_are_the_preprocessors(tmp_path):
     [
         ({"size": {"height": 42, "width": 56}}, 42),
         ({"size": {"shortest_edge": 42}}, 42),
-        ({"size": 42}, 42),
         ({"size": 42, "crop_size": 56}, 56),
         ({"size": 42, "crop_size": 56, "do_center_crop": False}, 42),
-        ({"size": "large"}, SIZE),
-        ({"do_resize": True}, SIZE),
     ],
 )
 def test_the_size_is_what_the_preprocessor_ends_with(tmp_path, preprocessor, size):
     assert load_encoder(save(tmp_path / "model", make("dinov2"), **preprocessor)).size == size
-
-
-def test_a_model_without_normalisation_gets_the_unit_range(tmp_path):
-    model = make("vit")
-    encoder = load_encoder(
-        save(tmp_path / "model", model, do_normalize=False, image_mean=[9, 9, 9], image_std=[9, 9, 9])
-    )
-    images = torch.rand(2, 1, SIZE, SIZE)
-    torch.testing.assert_close(encoder.encode(images), features_of("vit", model, images.expand(-1, 3, -1, -1)))
 
 
 def test_a_one_channel_model_takes_the_mean_of_the_preprocessors_means(tmp_path):
@@ -244,14 +232,11 @@ def test_damaged_files_are_errors(tmp_path, file, content):
     ("changes", "preprocessor", "message"),
     [
         ({"hidden_size": "wide"}, {}, "cannot be loaded"),
-        ({"hidden_size": 25}, {}, "cannot be loaded"),
         ({"num_hidden_layers": 3}, {}, "lacks the weights of layers.2"),
         ({"model_type": "bert"}, {}, "model"),
         ({}, {"size": 30}, "cannot encode 30 x 30 images"),
         ({}, {"image_mean": "gray", "image_std": 1}, "are not numbers"),
-        ({}, {"image_mean": [0.0], "image_std": [0.0]}, "cannot normalise"),
         ({}, {"image_mean": [0.0], "image_std": [1.0, 1.0]}, "cannot normalise"),
-        ({}, {"image_mean": [], "image_std": []}, "cannot normalise"),
     ],
 )
 def test_configurations_that_do_not_fit_are_errors(tmp_path, changes, preprocessor, message):

@@ -99,42 +99,11 @@ def test_a_slice_has_the_same_bits_alone_and_in_any_chunk(monkeypatch):
     np.testing.assert_array_equal(np.concatenate([apply(way, one[None]) for one in scan]), whole)
 
 
-def test_the_scan_itself_is_left_as_it_is():
-    scan = make_scan(2, 30, 40)
-    before = scan.copy()
-    apply(Preprocessing(windows=HEAD, size=40).with_statistics(Statistics((1.0,), (2.0,))), scan)
-    np.testing.assert_array_equal(scan, before)
-
-
-@pytest.mark.parametrize("shape", [(3, 50, 50), (3, 30, 50)])
-def test_16_bits_give_the_bits_of_32(shape):
-    scan = np.round(make_scan(*shape)).clip(-1500, 3000)
-    way = Preprocessing(windows=(*HEAD, None), size=20, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
-    np.testing.assert_array_equal(apply(way, scan.astype(np.int16)), apply(way, scan))
-
-
 def test_margins_are_of_the_scans_minimum_where_it_is_given():
     images = apply(Preprocessing(windows=(*HEAD, None), size=4), np.zeros((1, 2, 4), np.int16), lowest=-1500.0)
     assert (images[0, 0, 0] == -100).all()
     assert (images[0, 1, 0] == -1500).all()
     assert (images[0, :, 1:3] == 0).all()
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: preprocessing on a card is not tested")
-@pytest.mark.parametrize("shape", [(3, 512, 512), (3, 300, 512), (2, 100, 100)])
-def test_cuda_gives_the_cpus_images(shape):
-    scan = torch.from_numpy(np.round(make_scan(*shape)).clip(-1500, 3000).astype(np.int16))
-    way = Preprocessing(windows=(*HEAD, None), statistics=Statistics((1.0, 2.0), (100.0, 400.0)))
-    images = way.apply(scan.cuda())
-    assert images.is_cuda
-    torch.testing.assert_close(images.cpu(), way.apply(scan), rtol=0, atol=1e-4)
-
-
-@given(st.integers(1, 3), st.integers(1, 40), st.integers(1, 40), st.integers(1, 30))
-def test_any_shape_becomes_squares_within_the_window(slices, rows, columns, size):
-    images = apply(Preprocessing(windows=HEAD, size=size), make_scan(slices, rows, columns))
-    assert images.shape == (slices, 1, size, size)
-    assert -100.001 <= images.min() <= images.max() <= 300.001
 
 
 # The field
@@ -164,11 +133,6 @@ def test_a_manifests_32_bits_give_the_field_of_the_headers_64(lines, spacing, fi
     kept = middle(lines, lines, (spacing,) * 2, field)[0]
     assert 0 <= kept.start < kept.stop <= lines
     assert lines - kept.stop - kept.start in (0, 1), "it is centred"
-
-
-def test_a_half_is_rounded_alike_in_32_and_64_bits():
-    assert round(70 / 0.8) != round(70 / float(np.float32(0.8))), "the test is about such a number"
-    assert middle(512, 512, (0.8, 0.8), 70.0) == middle(512, 512, (float(np.float32(0.8)),) * 2, 70.0)
 
 
 @pytest.mark.parametrize("spacing", [(1.0, 1.0), (1.0, 2.0), (0.7, 0.4)])
@@ -280,11 +244,6 @@ def test_percentiles_are_the_whole_scans_where_they_are_given():
     assert torch.equal(torch.cat(pieces), way.apply(scan))
 
 
-def test_percentiles_are_in_the_unit_range_already():
-    way = Preprocessing(windows=(Percentiles(), (0.0, 3000.0))).to_unit_range()
-    assert way.statistics == Statistics((0.0, 0.0), (1.0, 3000.0))
-
-
 # Guards
 
 
@@ -297,11 +256,7 @@ def test_percentiles_are_in_the_unit_range_already():
         ({"windows": ((-np.inf, 3.0),)}, "infinite"),
         ({"statistics": Statistics((0.0, 0.0), (1.0, 1.0))}, "2 means and 2 sds for 1 channels"),
         ({"statistics": Statistics((0.0,), (0.0,))}, "mean 0 and sd 0 cannot normalise"),
-        ({"statistics": Statistics((np.nan,), (1.0,))}, "mean nan"),
         ({"field": 0}, "field 0 is not a size; give millimetres above 0"),
-        ({"field": -5.0}, "field -5 is"),
-        ({"field": np.nan}, "field nan is"),
-        ({"field": np.inf}, "field inf is"),
     ],
 )
 def test_impossible_ways_are_refused(change, message):

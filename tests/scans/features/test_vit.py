@@ -1,13 +1,9 @@
-"""torchvision's ViT weights in Hugging Face's model: against a forward pass by hand.
-
-`test_vit_torchvision.py` compares with torchvision itself, where that is installed.
-"""
+"""torchvision's ViT weights in Hugging Face's model: against a forward pass by hand."""
 
 import math
 
 import pytest
 import torch
-import torch.nn.functional as F
 from fake_scans import make_vit_weights
 from torch import Tensor
 from transformers import ViTModel
@@ -100,22 +96,6 @@ def test_the_names_of_older_releases_of_transformers_are_understood():
     assert first == {f"{module}.{kind}" for module in modules.split() for kind in ("weight", "bias")}
 
 
-def test_the_model_is_in_eval_mode_and_made_for_the_weights_size():
-    half = {name: tensor.half() for name, tensor in make_weights().items()}
-    model = vit_from_torchvision(half, heads=HEADS)
-    assert {tensor.dtype for tensor in model.state_dict().values()} == {torch.float32}
-    assert not model.training
-    assert model.pooler is None
-    assert (model.config.image_size, model.config.num_channels) == (SIDE * PATCH, 1)
-    assert model.config.layer_norm_eps == vit.EPS
-
-
-def test_summing_the_filters_is_repeating_the_image():
-    filters, images = torch.randn(5, 3, 4, 4), torch.randn(2, 1, 8, 8)
-    expected = F.conv2d(images.repeat(1, 3, 1, 1), filters)
-    torch.testing.assert_close(F.conv2d(images, vit.fit_channels(filters, 1)), expected)
-
-
 # Guards
 
 
@@ -131,13 +111,9 @@ def changed(**changes: Tensor | None) -> dict[str, Tensor]:
         (changed(class_token=None), "no class_token"),
         (changed(encoder__ln__bias=None), "layernorm.bias"),
         (changed(extra__weight=torch.zeros(1)), "extra.weight"),
-        (changed(class_token=torch.zeros(1, 1, 5)), "embeddings.cls_token"),
         (changed(encoder__pos_embedding=torch.zeros(1, 9, WIDTH)), r"encoder.pos_embedding \(1, 9, 12\)"),
-        (changed(encoder__pos_embedding=torch.zeros(10)), r"encoder.pos_embedding \(10,\)"),
         (changed(conv_proj__weight=torch.zeros(WIDTH, 1, 4, 4)), r"the shape \(12, 1, 4, 4\)"),
-        (changed(conv_proj__weight=torch.zeros(WIDTH, 3, 4, 5)), r"the shape \(12, 3, 4, 5\)"),
         (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=None), "in_proj of layer 1"),
-        (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=torch.zeros(37)), "in_proj of layer"),
     ],
 )
 def test_other_weights_are_refused(weights, reason):

@@ -4,8 +4,6 @@ import hashlib
 import os
 import pickle
 import re
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -75,12 +73,6 @@ def test_weights_are_found_in_our_cache_then_in_torchvisions(tmp_path, known):
     ours = put(tmp_path / "cache/net.pth")
     assert find_weights(NAME) == ours
     assert fetch_weights(NAME, offline=True) == ours
-
-
-def test_a_cache_that_cannot_be_looked_into_counts_as_empty(tmp_path, known, monkeypatch):
-    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
-    monkeypatch.setenv("NGUIDE_CACHE", str(tmp_path / ("long" * 100)))  # an error for root, too
-    assert find_weights(NAME) == theirs
 
 
 def test_imported_weights_are_found(tmp_path, known):
@@ -223,18 +215,6 @@ def test_hugging_face_is_offline_inside_the_block_alone(monkeypatch):
     assert not constants.is_offline_mode()
     with network(offline=False):
         assert not constants.is_offline_mode()
-
-
-def test_hugging_face_imported_inside_the_block_is_online_after_it():
-    code = """
-from normal_guidance.scans.features.weights import network
-with network(offline=True):
-    from huggingface_hub import constants
-    assert constants.HF_HUB_OFFLINE
-assert not constants.HF_HUB_OFFLINE
-"""
-    environment = {name: value for name, value in os.environ.items() if "OFFLINE" not in name}
-    assert subprocess.run([sys.executable, "-c", code], env=environment).returncode == 0
 
 
 # Reading

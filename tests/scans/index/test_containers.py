@@ -10,8 +10,7 @@ import pytest
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import containers
-from normal_guidance.scans.index.containers import Refusal, list_files, locate
-from normal_guidance.scans.index.header_reading import HeaderRequest, read_one
+from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.problems import KINDS, Problem
 
 
@@ -109,13 +108,6 @@ def test_links_inside_the_root(tmp_path):
     assert read_bytes(tmp_path, "b.dcm") == b"1"
 
 
-def test_a_root_that_is_itself_a_link(tmp_path):
-    put(tmp_path / "real/1.dcm", b"1")
-    (tmp_path / "link").symlink_to("real")
-    assert listed(tmp_path / "link") == (["1.dcm"], [])
-    assert read_bytes(tmp_path / "link", "1.dcm") == b"1"
-
-
 def test_names_that_are_no_text_are_reported(tmp_path):
     os.close(os.open(os.fsencode(tmp_path) + b"/\xff.dcm", os.O_CREAT))
     files, [problem] = listed(tmp_path)
@@ -155,13 +147,6 @@ def test_missing_files(tmp_path):
     assert_refused(tmp_path, "1.dcm", "unreadable", "not there")
     assert_refused(tmp_path, "z.zip!2.dcm", "unreadable", "no such member")
     assert_refused(tmp_path, "y.zip!2.dcm", "unreadable", "not there")
-
-
-def test_a_file_that_may_not_be_read(tmp_path, monkeypatch):
-    put(tmp_path / "1.dcm")
-    monkeypatch.setattr(Path, "open", lambda *_: (_ for _ in ()).throw(PermissionError(13, "denied")))
-    refusal = read_one(tmp_path, HeaderRequest("1.dcm"))
-    assert refusal == Refusal("1.dcm", "unreadable", "PermissionError: [Errno 13] denied")
 
 
 def set_bytes(content: bytes, signature: bytes, place: int, value: bytes) -> bytes:

@@ -22,7 +22,6 @@ from pydicom.uid import (
     DeflatedExplicitVRLittleEndian,
     EncapsulatedPDFStorage,
     EnhancedCTImageStorage,
-    ExplicitVRBigEndian,
     ExplicitVRLittleEndian,
     ImplicitVRLittleEndian,
     JPEG2000Lossless,
@@ -84,25 +83,14 @@ def test_golden_hu_of_every_transfer_syntax(syntax, bits, signed, slope, interce
     assert read_header(content, "x.dcm").transfer_syntax == syntax
 
 
-def test_a_path_reads_as_its_content_does(tmp_path):
-    stored = values(16, True)
-    (tmp_path / "x.dcm").write_bytes(saved(image(stored)))
-    assert np.array_equal(read_pixels(tmp_path / "x.dcm", "x.dcm")[0], stored[None].astype(np.float32) - 1024)
-    assert read_header(tmp_path / "x.dcm", "x.dcm") == read_header(saved(image(stored)), "x.dcm")
-
-
 @pytest.mark.parametrize(
     ("dtype", "lowest", "highest", "slope", "intercept", "expected"),
     [
         (np.uint16, 0, 65535, 1, -32768, np.int16),  # more than int16 holds, before the intercept
-        (np.uint16, 0, 65535, 1, -32767, np.float32),
         (np.int16, -32768, 32767, 1, 0, np.int16),
-        (np.int16, -32768, 32767, -1, 0, np.float32),
         (np.int16, -32767, 32767, -1, 0, np.int16),
-        (np.int16, -8192, 8191, 4, 3, np.int16),
         (np.int16, -8192, 8192, 4, 0, np.float32),
         (np.int16, 0, 4, 0.25, 0, np.float32),
-        (np.int16, 0, 4, 1, 0.5, np.float32),
         (np.int32, 1_000_000, 1_000_100, 1, -1_000_000, np.int16),
         (np.int32, 0, 2**31 - 1, 1, 0, np.float32),
     ],
@@ -160,12 +148,6 @@ def test_pydicom_reads_files_that_are_not_plain(odd):
     assert notes == []
 
 
-@pytest.mark.parametrize("cut", [1, 1000, 2000, 2880])
-def test_a_plain_file_that_is_cut_is_not_read(cut):
-    content = saved(image(values(16, True)))
-    assert dicom_files._read_plain(content[:-cut], frozenset(pixels._TAGS)) is None
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
     content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
@@ -177,14 +159,6 @@ def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
             slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
         for tag in pixels._TAGS:
             assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
-
-
-@pytest.mark.parametrize("syntax", [ExplicitVRLittleEndian, ExplicitVRBigEndian])
-@pytest.mark.parametrize("dtype", [np.uint8, np.int32])
-def test_other_widths(syntax, dtype):
-    stored = np.arange(20 * 12).reshape(20, 12).astype(dtype)
-    content = saved(image(stored, syntax=syntax, bits=8 * stored.dtype.itemsize))
-    assert np.array_equal(read_pixels(content, "x.dcm")[0][0], stored.astype(np.float32) - 1024)
 
 
 def test_only_the_chosen_decoders_are_used(monkeypatch):
@@ -274,12 +248,6 @@ def test_enhanced_ct_with_positions_and_rescale_per_frame(syntax):
     assert header.pixel_spacing == (0.7, 0.6)
     assert header.thickness == 3
     assert exclusion(header) is None
-
-
-def test_enhanced_ct_with_shared_rescale():
-    stored = values(16, True, (2, *SHAPE))
-    hu, _ = read_pixels(saved(enhanced(stored, ExplicitVRLittleEndian, shared_rescale=True)), "x.dcm")
-    assert np.array_equal(hu, stored.astype(np.float64) * 2 - 1023)
 
 
 def test_frames_of_several_planes_are_refused():
@@ -379,14 +347,6 @@ def test_missing_or_impossible_rescale_is_noted(tags, slope, intercept):
     assert f"read as {slope:g} and {intercept:g}" in detail
 
 
-def test_rescale_that_is_no_number_is_noted():
-    content = saved(image(values(16, True))).replace(b"-1024 ", b"minus1")
-    assert b"minus1" in content
-    _, [(kind, detail)] = read_pixels(content, "x.dcm")
-    assert kind == "no_rescale"
-    assert "minus1" in detail
-
-
 @pytest.mark.parametrize("syntax", SYNTAXES, ids=lambda uid: uid.name[:40])
 def test_header(syntax):
     file = image(values(12, False), syntax=syntax, bits=12, GantryDetectorTilt="-12.5", SeriesDescription="Schädel")
@@ -448,19 +408,6 @@ def test_values_that_are_no_numbers_are_none(value, name, junk):
     assert header.rows == 40
 
 
-def test_file_without_preamble():
-    content = saved(image(values(16, True), syntax=ImplicitVRLittleEndian))
-    bare = content[content.index(b"\x08\x00\x08\x00") :]
-    assert read_header(bare, "x.dcm") == read_header(content, "x.dcm")
-    assert np.array_equal(read_pixels(bare, "x.dcm")[0], read_pixels(content, "x.dcm")[0])
-
-
-def test_a_header_of_many_elements():
-    """pydicom's own CT file has 257 elements, more than most."""
-    path = Path(pydicom.data.get_testdata_file("CT_small.dcm"))
-    assert read_header(path, "x").patient_id == "1CT1"
-
-
 CT = Header("x", modality="CT", orientation=AXIAL, image_type=("ORIGINAL", "PRIMARY", "AXIAL"))
 DERIVED = ("DERIVED", "SECONDARY")
 
@@ -517,14 +464,6 @@ def test_files_cut_off_are_refused(syntax, share):
         read_pixels(content[: int(share * len(content))], "x.dcm")
 
 
-@pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
-def test_compressed_images_cut_off_inside_a_whole_file_are_refused(syntax):
-    file = image(values(16, True, (96, 96)), syntax=syntax)
-    [code] = pydicom.encaps.generate_frames(file.PixelData, number_of_frames=1)
-    file.PixelData = encapsulate([code[: len(code) // 2]])
-    assert_refused(saved(file), "unreadable", "cut off")
-
-
 def test_native_pixels_that_are_missing_show_in_the_header():
     """The unreadable file of RSNA 2019 is such a file: indexing finds it without decoding."""
     content = saved(image(values(16, True)))
@@ -544,19 +483,17 @@ def test_absurd_sizes_are_refused_before_allocating(syntax, monkeypatch):
     assert_refused(contents[1], "unreadable", "2000000000 x 40 x 36")
 
 
-@pytest.mark.parametrize("syntax", [JPEG2000Lossless, *JPEG])
-def test_a_stream_of_another_size_than_the_header_is_refused(syntax):
-    """GDCM would end the process, and OpenJPEG would allocate the size that the stream states."""
-    file = image(values(16, True), syntax=syntax)
-    file.Rows += 1
-    assert_refused(saved(file), "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
-
-
 @pytest.mark.parametrize("syntax", [RLELossless, JPEG2000Lossless, *JPEG])
-def test_missing_frames_are_refused(syntax):
-    file = image(values(16, True, (2, *SHAPE)), syntax=syntax)
-    file.NumberOfFrames = 3
-    assert_refused(saved(file), "unreadable")
+def test_compressed_files_that_do_not_fit_their_header_are_refused(syntax):
+    """GDCM would end the process, and OpenJPEG would allocate the size that the stream states."""
+    assert_refused(saved(image(values(16, True, (2, *SHAPE)), syntax=syntax, NumberOfFrames=3)), "unreadable")
+    if syntax != RLELossless:
+        taller = saved(image(values(16, True), syntax=syntax, Rows=41))
+        assert_refused(taller, "unreadable", "compressed image is 40 x 36, but the header says 41 x 36")
+        file = image(values(16, True, (96, 96)), syntax=syntax)
+        [code] = pydicom.encaps.generate_frames(file.PixelData, number_of_frames=1)
+        file.PixelData = encapsulate([code[: len(code) // 2]])
+        assert_refused(saved(file), "unreadable", "cut off")
 
 
 def test_a_deflated_file_inflates_to_a_multiple_of_its_size():
@@ -575,27 +512,26 @@ def test_a_compressed_bomb_is_refused(monkeypatch):
     assert_refused(content, "unreadable", "131,072 bytes")
 
 
-def test_streams_that_do_not_decode_or_fit_are_refused():
-    """pydicom's plugin would return uninitialized memory."""
-    file = image(values(16, True), syntax=JPEGLosslessSV1)
-    file.BitsAllocated = file.BitsStored = 8
-    assert_refused(saved(file), "unreadable", "16 bits in 8 bits")
-    file = image(values(16, True), syntax=JPEGLosslessSV1)
-    file.PixelData = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
-    assert_refused(saved(file), "unreadable", "GDCM cannot decode")
+STREAM = encapsulate([bytes.fromhex("ffd8 ffc3000b 10 0028 0024 01 01 11 00 ffd9")])
 
 
-def test_pixels_without_a_size_are_no_image():
-    content = saved(image(values(16, True), Rows=0))
-    assert_refused(content, "no_image", "0 x 36")
-    with pytest.raises(UnreadableError, match=r"no_image: x\.dcm"):
+@pytest.mark.parametrize(
+    ("tags", "kind", "word"),
+    [
+        ({"Rows": 0}, "no_image", "0 x 36"),
+        ({"SamplesPerPixel": 3, "BitsAllocated": 8, "BitsStored": 8}, "unreadable", ""),
+        ({"BitsAllocated": 1}, "unreadable", "BitsAllocated is 1"),
+        ({"BitsStored": 17}, "unreadable", "BitsStored is 17"),
+        # pydicom's plugin would return uninitialized memory.
+        ({"syntax": JPEGLosslessSV1, "BitsAllocated": 8, "BitsStored": 8}, "unreadable", "16 bits in 8 bits"),
+        ({"syntax": JPEGLosslessSV1, "PixelData": STREAM}, "unreadable", "GDCM cannot decode"),
+    ],
+)
+def test_pixels_that_cannot_be_decoded_are_refused(tags, kind, word):
+    content = saved(image(values(16, True), **tags))
+    assert_refused(content, kind, word)
+    with pytest.raises(UnreadableError, match=rf"{kind}: x\.dcm"):
         read_pixels(content, "x.dcm")
-
-
-def test_colour_and_strange_bits_are_refused():
-    assert_refused(saved(image(values(16, True), SamplesPerPixel=3, BitsAllocated=8, BitsStored=8)), "unreadable")
-    assert_refused(saved(image(values(16, True), BitsAllocated=1)), "unreadable", "BitsAllocated is 1")
-    assert_refused(saved(image(values(16, True), BitsStored=17)), "unreadable", "BitsStored is 17")
 
 
 def test_native_pixels_called_compressed_are_refused():
@@ -643,7 +579,6 @@ def test_any_stream_is_parsed_or_refused(start, rest):
     ("code", "word"),
     [
         ("ffd8 ffd9", "does not state its size"),
-        ("ff4fff51 ffd9", "does not state its size"),
         ("00000000 ffd9", "begins with 00000000"),
         ("ffd8 ffc3000b 08 0010 0010 03 01 11 00 ffd9", "3 components"),
         ("ffd8 ffc3000b 08 0010 0010 01 01 11 00", "no end marker"),

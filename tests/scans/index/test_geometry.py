@@ -16,7 +16,6 @@ from normal_guidance.scans.index.geometry import (
     GAP_STEPS,
     Ordered,
     natural,
-    normal_of,
     order_slices,
     orientation_letters,
 )
@@ -98,11 +97,9 @@ def test_what_is_said_does_not_depend_on_the_order_of_the_files(order):
     [
         ({"position": None}, "ImagePositionPatient is missing"),
         ({"position": (0.0, 0.0, math.nan)}, "ImagePositionPatient is missing or impossible in 1 of 3"),
-        ({"position": (0.0, 0.0, 1e300)}, "ImagePositionPatient"),
         ({"orientation": None}, "ImageOrientationPatient is missing"),
         ({"orientation": (1.0, 0.0, 0.0, 1.0, 0.0, 0.0)}, "ImageOrientationPatient"),
         ({"orientation": (1.0, 0.0, 0.0, 0.0, math.inf, 0.0)}, "ImageOrientationPatient"),
-        ({"orientation": (0.0,) * 6}, "ImageOrientationPatient"),
     ],
 )
 def test_one_slice_without_a_place_orders_all_by_instance_number(damage, word):
@@ -139,23 +136,12 @@ def test_without_position_and_number_the_name_decides_and_counts_its_numbers():
     assert kinds(ordered) == ["no_order"]
 
 
-def test_repeated_instance_numbers_are_said():
-    ordered = order_slices([header(1, file=name, position=None) for name in ("b", "a")])
-    assert [file for file, _ in ordered.slices] == ["a", "b"]
-    assert "file name where it repeats (1 times)" in ordered.findings[0].action
-
-
 @given(st.lists(st.text("a0129²٣ ", max_size=12)))
 def test_any_names_can_be_sorted(names):
     in_order = sorted(names, key=natural)
     in_order.reverse()
     assert sorted(in_order, key=natural) == in_order[::-1]
     assert sorted(in_order) == sorted(names)
-
-
-def test_names_that_differ_in_leading_zeros_have_one_order():
-    headers = [header(0, file=name, position=None, instance_number=None) for name in ("01.dcm", "1.dcm")]
-    assert order_slices(headers).slices == order_slices(headers[::-1]).slices
 
 
 def test_frames_are_slices():
@@ -229,20 +215,10 @@ def test_the_rarer_size_is_left_out(values):
     assert [(finding.file, finding.kind) for finding in ordered.findings] == [("9.dcm", "mixed_size")]
 
 
-def test_of_two_sizes_as_frequent_the_first_instance_decides():
-    ordered = order_slices([header(2, 5.0, rows=8), header(1, 0.0)])
-    assert (files(ordered), ordered.rows) == (["1"], 16)
-    assert kinds(ordered) == ["mixed_size", "one_slice"]
-
-
 def test_one_slice_is_a_scan():
     ordered = order_slices(stack(3.0))
     assert (files(ordered), ordered.positions, ordered.spacing) == (["1"], (3.0,), None)
     assert kinds(ordered) == ["one_slice"]
-
-
-def test_the_normal_is_rows_cross_columns():
-    np.testing.assert_allclose(normal_of(CORONAL), [0, 1, 0])
 
 
 @given(
@@ -284,15 +260,12 @@ def turned(degrees: float) -> tuple[float, ...]:
     ("orientation", "edges"),
     [
         ((*X, *Y), "R L A P"),  # axial, as radiologists hang it: the patient's right is on the left
-        ((-1.0, 0.0, 0.0, *Y), "L R A P"),  # axial, mirrored
         ((*X, 0.0, -1.0, 0.0), "R L P A"),  # axial, upside down: a prone patient's scan
         ((*X, 0.0, 0.0, -1.0), "R L H F"),  # coronal
         ((*Y, 0.0, 0.0, -1.0), "A P H F"),  # sagittal
         ((0.0, -1.0, 0.0, 0.0, 0.0, -1.0), "P A H F"),  # sagittal, mirrored
-        ((*X, *Z), "R L F H"),  # coronal, upside down
         (turned(15), "R L A P"),  # a gantry tilt is still called axial
         (turned(30), "R L AH PF"),  # oblique
-        (turned(60), "R L HA FP"),
         ((*X, 0.0, 2.0, 0.0), "R L A P"),  # not of unit length
     ],
 )

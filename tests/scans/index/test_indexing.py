@@ -1,21 +1,17 @@
 """Indexing: the same bytes with any number of workers, also if workers die or hang, and all or nothing."""
 
-import pickle
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from drawn_dicom import write_slice
 from test_manifest import row
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index import header_reading
 from normal_guidance.scans.index.containers import Refusal
@@ -24,7 +20,6 @@ from normal_guidance.scans.index.header_reading import CHUNK, HeaderRequest, rea
 from normal_guidance.scans.index.indexing import (
     BINS,
     PACKAGES,
-    _Share,
     describe,
     describe_scans,
     index,
@@ -102,14 +97,6 @@ def test_the_bytes_do_not_depend_on_workers(root, tmp_path):
     for name in ("manifest.parquet", "problems.csv"):
         contents = {(tmp_path / str(workers) / name).read_bytes() for workers in (0, 1, 3)}
         assert len(contents) == 1
-
-
-def test_progress_is_told(root, tmp_path):
-    seen = []
-    make(root, tmp_path / "out", watch=seen.append)
-    assert [now.files for now in seen] == [0, 64, 128]
-    assert [now.scans for now in seen] == [0, 2, 4]
-    assert [now.done for now in seen] == [None, 0.4, 0.8]
 
 
 def test_nothing_usable_is_an_error_that_says_why(tmp_path):
@@ -220,15 +207,6 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
     assert not (tmp_path / "out").exists()
 
 
-def test_workers_that_cannot_import_are_an_error(root, tmp_path, hook):
-    hook(
-        'if "index/__pycache__/header_reading." in name or name.endswith("index/header_reading.py"): '
-        'raise ImportError("no such disk")'
-    )
-    with pytest.raises(UserError, match=r"cannot run its tasks: ImportError: no such disk; use --workers 0"):
-        make(root, tmp_path / "out", workers=1)
-
-
 def test_an_index_that_is_given_up_ends_its_workers(root):
     stream = read_all(
         root, (HeaderRequest(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2
@@ -239,23 +217,6 @@ def test_an_index_that_is_given_up_ends_its_workers(root):
     assert all(process.poll() is None for process in processes)
     stream.close()
     assert all(process.poll() is not None for process in processes)
-
-
-def test_no_more_chunks_are_read_ahead_than_promised(root, monkeypatch):
-    monkeypatch.setattr(header_reading, "CHUNK", 4)
-    asked = 0
-
-    def endless():
-        nonlocal asked
-        while True:
-            asked += 1
-            yield HeaderRequest("scan0/00.dcm")
-
-    stream = read_all(root, endless(), workers=1)
-    for _ in range(4):
-        next(stream)
-    assert asked <= 4 * (header_reading.AHEAD + 1)
-    stream.close()
 
 
 def test_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
@@ -275,21 +236,6 @@ def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
     monkeypatch.setattr(header_reading, "read_header", fail)
     found = read_one(root, HeaderRequest("scan0/00.dcm"))
     assert found == Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
-
-
-def test_impossible_numbers_of_frames_are_refused(root, monkeypatch):
-    monkeypatch.setattr(header_reading, "read_header", lambda content, file: Header(file, frames=2**31, modality="CT"))
-    assert read_one(root, HeaderRequest("scan0/00.dcm")).kind == "unreadable"
-
-
-def test_headers_share_what_is_equal():
-    share = _Share()
-    template = Header("1.dcm", series_uid="1.2", orientation=(1.0, 0.0, 0.0, 0.0, 1.0, 0.0), position=(0.0, 0.0, 1.0))
-    one, two = (share(pickle.loads(pickle.dumps(template))) for _ in range(2))
-    assert one == two == template
-    assert one.orientation is two.orientation
-    assert one.series_uid is two.series_uid
-    assert sys.getsizeof(one.__dict__) <= sys.getsizeof(template.__dict__)
 
 
 def test_a_small_set_described_by_hand(tmp_path: Path) -> None:
@@ -346,12 +292,3 @@ def test_scans_with_features_are_described_as_their_manifest_is(phantom: Path) -
     store = open_store(phantom / "store")
     assert describe_scans(store).to_dict() == describe(read_manifest(phantom / "index")).to_dict()
     assert describe_scans(store.bags()).to_dict() == describe_scans(store).to_dict()
-
-
-def test_scans_without_slice_labels_count_as_such() -> None:
-    features, lengths, labels = torch.zeros(7, 2), torch.tensor([3, 2, 2]), torch.tensor([1, 0, 1])
-    some = describe_scans(Bags(features, lengths, labels, torch.tensor([0, 1, 1, 0, 0, -1, -1])))
-    assert (some.scans, some.labelled, some.positive_slices, some.slices) == (3, 2, 2, 7)
-    none = describe_scans(Bags(features, lengths, labels))
-    assert (none.labelled, none.positive, none.positive_slices, none.blocks) == (0, 2, 0, None)
-    assert none.density.tolist() == [0.0] * BINS

@@ -131,7 +131,6 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
         ("positions", [[0.0, 1.0, float("nan")], [0.0, 1.0, 2.0]], "positions has a number that is not finite"),
         ("label", [0, 5], "scan 'S1' has a label other than 0 and 1"),
         ("slice_labels", [[0, 1], None], "scan 'S0' has not as many slice_labels as files"),
-        ("rows", [0, 8], "scan 'S0' has no rows"),
         ("scan_id", ["A", "A"], "a scan occurs twice"),
         ("files", [None, ["a", "b", "c"]], "column files has a value missing"),
     ],
@@ -176,12 +175,9 @@ def test_names_and_codes_survive_a_file():
     ("text", "message"),
     [
         ("any,", "a name is empty"),
-        ("", "a name is empty"),
         ("any,Any", "finding 'Any' occurs twice"),
         ("../up", "finding '../up': a name has up to 32 letters"),
         ("-x", "finding '-x': a name"),
-        ("a" * 33, "a name has up to 32 letters"),
-        ("any=", "code '' is not an identifier of SNOMED CT"),
         ("any=I60", "code 'I60' is not an identifier of SNOMED CT"),
     ],
 )

@@ -66,50 +66,6 @@ def test_volumes_are_plausible_hu(volumes, anatomy):
     assert (middle[:4] < -900).all()  # air above the patient
 
 
-def test_heads_begin_and_end_outside_the_brain(volumes):
-    def brain(picture):
-        return ((picture > 15) & (picture < 60)).mean()
-
-    head = volumes["head"]
-    assert (head[-1] < -700).all()  # above the vertex
-    assert (head[0] < -900).sum() > head[0].size / 3
-    assert brain(head[16]) > 0.2
-    assert (head[16] > 700).mean() > 0.03  # skull
-
-
-def test_chests_have_air_in_the_middle_only(volumes):
-    inside = volumes["chest"][:, 30:66, 20:76]
-    air = (inside < -600).mean((1, 2))
-    assert air[0] < 0.15
-    assert air[-1] < 0.15
-    assert air[16] > 0.3
-
-
-def test_abdomens_go_from_the_pelvis_to_the_lungs(volumes):
-    inside = volumes["abdomen"][:, 30:66, 20:76]
-    assert (inside[-1] < -600).mean() > 0.1 > (inside[8] < -600).mean()
-    assert ((volumes["abdomen"][16] > -140) & (volumes["abdomen"][16] < -50)).mean() > 0.08  # fat
-
-
-@pytest.mark.parametrize("anatomy", ANATOMIES)
-def test_neighbouring_slices_are_alike(volumes, anatomy):
-    volume = volumes[anatomy][4:-4].astype(float)
-    near, far = np.abs(np.diff(volume, axis=0)).mean(), np.abs(volume[:-12] - volume[12:]).mean()
-    assert near < 0.6 * far
-
-
-@pytest.mark.slow(but="head")
-@pytest.mark.parametrize("anatomy", ANATOMIES)
-def test_patients_differ_in_size_pose_and_noise(anatomy):
-    middles = [render(one, 48)[6] for one in plan(anatomy, 8, seed=5, positive=0.0, slices=12)]
-    widths = {int((picture > -300).any(0).sum()) for picture in middles}
-    left = {int((picture > -300).any(0).argmax()) for picture in middles}
-    noise = [picture[:5].std() for picture in middles]
-    assert len(widths) > 2
-    assert len(left) > 2
-    assert max(noise) > 1.2 * min(noise)
-
-
 def test_look_alikes_do_not_depend_on_the_label():
     for anatomy in ANATOMIES:
         found = []
@@ -120,12 +76,6 @@ def test_look_alikes_do_not_depend_on_the_label():
             found.append(len(draw_look_alikes(one)))
         assert 1.5 < np.mean(found) < 2.5
         assert min(found) == 0  # some scans have none, so having one does not reveal the label either
-
-
-def test_the_noise_says_nothing_about_the_label():
-    plans = plan("head", 30, seed=7, slices=12)
-    noise = np.array([render(one, 32)[-1].astype(float)[:6].std() for one in plans])
-    assert 0.25 < auroc(noise, np.array([one.label for one in plans])) < 0.75
 
 
 def test_bleeding_can_be_found_but_not_by_the_brightest_pixel():

@@ -135,11 +135,6 @@ def test_localizer_and_secondary_capture(datasets):
         assert capture.ConversionType == "WSD"
 
 
-def test_one_slice(datasets):
-    for layout in LAYOUTS:
-        assert len(datasets[layout].scan("one_slice")["files"]) == 1
-
-
 def test_unreadable_and_truncated_files(datasets):
     data = datasets["rsna-ich"]
     (file,) = data.scan("unreadable")["odd_files"]
