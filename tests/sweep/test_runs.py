@@ -16,6 +16,7 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.bags import Bags
+from normal_guidance.core.prediction import Prediction
 from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
@@ -310,3 +311,8 @@ def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, m
     monkeypatch.setattr(runs, "current_device", noting)
     monkeypatch.setattr(runs, "predict_bags", watched)
     small(tmp_path, sets)
+
+
+def interrupt(_: object) -> None:
+    """Stop a short run; it is watched only in its last epoch."""
+    raise KeyboardInterrupt

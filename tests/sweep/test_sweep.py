@@ -21,7 +21,7 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import sweep as sweep_module
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import Engine, PackedEngine
-from normal_guidance.sweep.loop import TrainedModel, train_model
+from normal_guidance.sweep.loop import EpochScores, TrainedModel, select_epoch, train_model
 from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
 FEATURES = 16
@@ -409,3 +409,8 @@ def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None
         assert result.trained.tolist() == [len(one.history) for one in fits]
         assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
         assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
+
+
+def sweep_history(result: sweep_module.Sweep, number: int):
+    rows = result.history[:, number].tolist()
+    return tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])

@@ -12,7 +12,9 @@ import torch
 from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.base.workers import Pool
 from normal_guidance.core.bags import UNKNOWN
+from normal_guidance.scans.features import encoding_machine
 from normal_guidance.scans.features.encoding import EncodingOptions, encode, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
