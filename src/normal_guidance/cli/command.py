@@ -84,9 +84,7 @@ DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 TRACKERS = ("tensorboard", "mlflow")
 ENGINES = ("auto", "packed", "recorded", "compiled")
-
-Complete = Callable[[str], list[str]]
-"""Maps the text typed so far to its completions."""
+Complete = Callable[[str], list[str]]  # maps the text typed so far to its completions
 
 
 def one_of(names: Sequence[str]) -> Complete:

@@ -23,17 +23,10 @@ from normal_guidance.cli.command import Out
 if TYPE_CHECKING:
     from rich.console import Console
 
-MARK = "demo.json"
-"""The file that marks the folder as a demo and records its options."""
-
-SLICES = 20
-"""The slices of a scan are few enough for two minutes on two cores."""
-
-NEW_SCANS = 2
-"""One positive, one negative."""
-
-COLUMNS = 72
-"""Longer command lines are continued on the next line."""
+MARK = "demo.json"  # the file that marks the folder as a demo and records its options
+SLICES = 20  # the slices of a scan are few enough for two minutes on two cores
+NEW_SCANS = 2  # one positive, one negative
+COLUMNS = 72  # longer command lines are continued on the next line
 
 
 def demo(

@@ -44,14 +44,9 @@ from normal_guidance.base.system import (
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import AsJson, print_result
 
-PROBE_SECONDS = 60.0
-"""Time limit of an import; a network disk may need some seconds."""
-
-KERNELS_NEED = 8.0
-"""The compute capability that the recorded and the compiled engine need."""
-
-LOW_DISK = 5 * 2**30
-"""Less free space than this is reported: the features of 20,000 scans need about as much."""
+PROBE_SECONDS = 60.0  # time limit of an import; a network disk may need some seconds
+KERNELS_NEED = 8.0  # the compute capability that the recorded and the compiled engine need
+LOW_DISK = 5 * 2**30  # less free space than this is reported: the features of 20,000 scans need about as much
 
 MODULES = {
     "fhir-resources": "fhir.resources",
@@ -63,12 +58,8 @@ MODULES = {
 }
 """Packages whose module has another name."""
 
-GONE = "is not installed"
-"""The fault of a package that is not there."""
-
-State = Literal["ok", "none", "missing", "broken"]
-"""'none': absent, and not needed."""
-
+GONE = "is not installed"  # the fault of a package that is not there
+State = Literal["ok", "none", "missing", "broken"]  # 'none': absent, and not needed
 COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
 
 

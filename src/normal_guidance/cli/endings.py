@@ -31,10 +31,8 @@ class Ending(NamedTuple):
     """One way to end."""
 
     code: int
-    when: str
-    """The row of the documentation."""
-    line: str = ""
-    """The line on stderr, with {place}, {detail} and {after}; none if empty."""
+    when: str  # the row of the documentation
+    line: str = ""  # the line on stderr, with {place}, {detail} and {after}; none if empty
 
 
 DONE = Ending(0, "The command did its work.")
@@ -100,8 +98,7 @@ RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
 SECONDS_TO_NOTICE = 0.5
 """An interrupt is repeated after this time if the command goes on: libraries lose one that comes while they start."""
 
-PATIENCE = 3
-"""The signal of this number ends the process at once, whatever it is cleaning up."""
+PATIENCE = 3  # the signal of this number ends the process at once, whatever it is cleaning up
 
 SECONDS_OF_UNWINDING = 10.0
 """An error so soon after a signal is a consequence of it: libraries turn KeyboardInterrupt into errors of their own."""
@@ -110,11 +107,9 @@ SECONDS_OF_UNWINDING = 10.0
 class Job(NamedTuple):
     """What a command is and where it writes."""
 
-    name: str = ""
-    """The words that one types: encode, store export."""
+    name: str = ""  # the words that one types: encode, store export
     out: Path | None = None
-    dry: bool = False
-    """Whether it only estimates."""
+    dry: bool = False  # whether it only estimates
     begin: float = 0.0
 
     def after(self) -> str:
@@ -253,13 +248,10 @@ class _Signals:
 
     last = ""
     at = float("-inf")
-    count = 0
-    """Those of the user, who may lose patience."""
-    is_repeated = False
-    """Whether the next one comes from `_repeat`."""
+    count = 0  # those of the user, who may lose patience
+    is_repeated = False  # whether the next one comes from `_repeat`
     repeater: threading.Thread | None = None
-    ended = threading.Event()
-    """Set when the command has ended, by an interrupt or otherwise."""
+    ended = threading.Event()  # set when the command has ended, by an interrupt or otherwise
 
 
 _signals = _Signals()

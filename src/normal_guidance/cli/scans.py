@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.splits import Split
 
 
-MOST_WORKERS = 8
-"""More processes than this seldom read one disk faster."""
+MOST_WORKERS = 8  # more processes than this seldom read one disk faster
 
 DOUBLE = "double_scan"
 """The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""

@@ -176,8 +176,7 @@ def run_study(
     say(console, f"Report: {page}")
 
 
-EVERY_ROW = "all,field,committee"
-"""The methods of a study of public scans, unless the user names others."""
+EVERY_ROW = "all,field,committee"  # the methods of a study of public scans, unless the user names others
 
 
 def reproduce(
@@ -324,15 +323,11 @@ def show_page(console: Console, page: str) -> None:
 class ScanRecipe(NamedTuple):
     """How `nguide reproduce` reads a public set of scans."""
 
-    source: str
-    """The source of `nguide index`."""
-    origin: str
-    """Where the user gets the scans, for errors."""
+    source: str  # the source of `nguide index`
+    origin: str  # where the user gets the scans, for errors
     window: str
-    field: str
-    """Side, in mm, of each slice's middle that is encoded."""
-    normalize: str
-    """Mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all."""
+    field: str  # side, in mm, of each slice's middle that is encoded
+    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
 
 
 SCAN_RECIPES = {
@@ -340,8 +335,7 @@ SCAN_RECIPES = {
 }
 """The datasets of `nguide reproduce` that need --root."""
 
-ENCODER = "efficientnet-lite0"
-"""The default encoder: its weights come inside a package."""
+ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def reproduce_scans(

@@ -90,20 +90,14 @@ UNPAIRED = frozenset(
 BODY_PARTS = {name.upper(): code for name, code in codes.cid4031.concepts.items()} | OTHERS
 """The SNOMED CT codes of body parts, as far as pydicom's tables know them."""
 
-FIRST_NUMBER = 9800
-"""Series numbers end with this and more: scanners seldom use such large ones."""
+FIRST_NUMBER = 9800  # series numbers end with this and more: scanners seldom use such large ones
 
 SOURCE_STEP = 10_000
 """The results of the source series 7 have the numbers from 79801 on, those of a series 0 from 9801 on."""
 
-FINDING_STEP = 10
-"""The series of the next finding have numbers that are larger by this."""
-
-LARGEST = 100_000
-"""Larger source numbers, negative and missing ones are replaced by a hash between this and its double."""
-
-LONGEST_DESCRIPTION = 64
-"""Characters of a SeriesDescription."""
+FINDING_STEP = 10  # the series of the next finding have numbers that are larger by this
+LARGEST = 100_000  # larger source numbers, negative and missing ones are replaced by a hash between this and its double
+LONGEST_DESCRIPTION = 64  # characters of a SeriesDescription
 
 
 class ObjectKind(NamedTuple):
@@ -125,8 +119,7 @@ KINDS = {
 # the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
 # a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
 
-METHOD = f"normal-guidance {__version__}, basic profile"
-"""DeidentificationMethod of the results."""
+METHOD = f"normal-guidance {__version__}, basic profile"  # DeidentificationMethod of the results
 
 DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
 """They replace the date of the result, which is required: a scan is often scored on the day it was made."""
@@ -163,13 +156,9 @@ def anonymize(source: SourceSeries) -> SourceSeries:
     )
 
 
-NAME = "normal-guidance"
-"""The program's name as equipment, observer and algorithm."""
-
+NAME = "normal-guidance"  # the program's name as equipment, observer and algorithm
 NOTICE = "AI-generated, for research use only, not for diagnosis."
-
-UNICODE = "ISO_IR 192"
-"""Character set of the results: the source's may not hold what is written here."""
+UNICODE = "ISO_IR 192"  # character set of the results: the source's may not hold what is written here
 
 DATES = (
     "InstanceCreationDate",
@@ -194,8 +183,7 @@ class Result:
     prediction: ScanPrediction
     source: SourceSeries
     kind: ObjectKind
-    finding: int = 0
-    """The finding's place among those of the scan."""
+    finding: int = 0  # the finding's place among those of the scan
 
     def uid(self, purpose: str) -> str:
         """The UID for a purpose, for example 'series' or 'instance'."""
@@ -377,9 +365,7 @@ def key_objects(result: Result) -> Dataset:
 # the interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
 # All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
 
-SCHEME = "99NGUIDE"
-"""Designator of our own codes; designators that begin with 99 are private."""
-
+SCHEME = "99NGUIDE"  # designator of our own codes; designators that begin with 99 are private
 ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
 INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
 THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
@@ -554,9 +540,7 @@ def _library(result: Result, objects: list[Dataset], modality: Code) -> Containe
 
 
 SHOWN = "Key slices and the attention of all slices."
-
-LONGEST = 10240
-"""Characters of ImageComments."""
+LONGEST = 10240  # characters of ImageComments
 
 
 def capture(result: Result, content: bytes, name: str) -> Dataset:

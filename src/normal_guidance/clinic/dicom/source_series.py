@@ -22,8 +22,7 @@ from normal_guidance.scans.index.dicom_files import Dataset, integer, read_eleme
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, Report
 
-KIND = "header"
-"""Kind of the problems that are found here."""
+KIND = "header"  # kind of the problems that are found here
 
 REQUIRED = (
     "PatientName",
@@ -47,8 +46,7 @@ CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO"
 FREE_TEXT = ("PN", "LO", "SH")
 """Value representations whose invalid values, such as too long ones, are kept: archives match by them."""
 
-UNSTATED = "not stated by the source"
-"""The method for a source that says only that it was made anonymous."""
+UNSTATED = "not stated by the source"  # the method for a source that says only that it was made anonymous
 
 OF_SERIES = ("SeriesNumber", "SeriesDescription", "BodyPartExamined", "Laterality")
 """Attributes of the series that results are told from; they are left out where they are missing or wrong."""
@@ -64,8 +62,7 @@ class Reference:
     sop_class: str
     sop_uid: str
     series_uid: str
-    frame: int | None = None
-    """Its number in a multi-frame object, from 1."""
+    frame: int | None = None  # its number in a multi-frame object, from 1
 
 
 @dataclass(frozen=True)
@@ -74,10 +71,8 @@ class Series:
 
     number: int | None = None
     description: str = ""
-    body_part: str = ""
-    """BodyPartExamined."""
-    laterality: str = ""
-    """R or L, of a paired body part."""
+    body_part: str = ""  # BodyPartExamined
+    laterality: str = ""  # R or L, of a paired body part
 
 
 @dataclass(frozen=True)
@@ -85,15 +80,12 @@ class SourceSeries:
     """A scan as its results refer to it."""
 
     study_uid: str
-    frame_of_reference: str
-    """UID; empty where the headers have none."""
+    frame_of_reference: str  # UID; empty where the headers have none
     slices: tuple[Reference, ...]
     identity: Mapping[str, str]
     """Patient and study: the attributes of `REQUIRED`, and those of `OPTIONAL` that are there, by keyword."""
-    burned_in: bool = False
-    """A slice says that its pixels name the patient."""
-    lossy: bool = False
-    """A slice says that it was compressed with loss."""
+    burned_in: bool = False  # a slice says that its pixels name the patient
+    lossy: bool = False  # a slice says that it was compressed with loss
     anonymous: bool = False
     series: Series = Series()
 
@@ -142,8 +134,7 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
 class _Header:
     """What is read from every file."""
 
-    values: Mapping[str, str]
-    """Values of `_UIDS`, and PatientID as it is in the file."""
+    values: Mapping[str, str]  # values of `_UIDS`, and PatientID as it is in the file
     frames: int
     burned_in: bool
     lossy: bool

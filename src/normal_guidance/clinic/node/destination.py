@@ -31,8 +31,7 @@ class SentSeries:
     round: int = 1
 
 
-Accepted = Callable[[Path], object]
-"""Receives each file when the destination has it, so that it is not sent again."""
+Accepted = Callable[[Path], object]  # receives each file when the destination has it, so that it is not sent again
 
 
 class Destination(ABC):

@@ -32,12 +32,8 @@ TEXTS = {
 BodyPartExamined, SeriesDescription, StudyDescription, ProtocolName, StationName.  Upper and lower case are the same; *
 stands for anything."""
 
-NUMBERS = {"thickness": 0x00180050}
-"""Conditions on numbers, with the tags of their values: SliceThickness in mm."""
-
-FILES = "files"
-"""The condition on the number of files that arrived."""
-
+NUMBERS = {"thickness": 0x00180050}  # conditions on numbers, with the tags of their values: SliceThickness in mm
+FILES = "files"  # the condition on the number of files that arrived
 _RANGE = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 
@@ -102,13 +98,9 @@ def why_ignored(rules: Sequence[Rule], values: Mapping[str, str]) -> str | None:
     return "no rule takes it: " + "; ".join(filter(None, misfits))
 
 
-UID = re.compile(r"[0-9.]{1,64}")
-"""What counts as a UID here; leading zeros, which the standard forbids, are common."""
-
+UID = re.compile(r"[0-9.]{1,64}")  # what counts as a UID here; leading zeros, which the standard forbids, are common
 _STUDY, _SERIES, _CLASS, _OBJECT = 0x0020000D, 0x0020000E, 0x00080016, 0x00080018
-
-HASH_LETTERS = 32
-"""Letters of a hash that names a folder or a file: 128 bits."""
+HASH_LETTERS = 32  # letters of a hash that names a folder or a file: 128 bits
 
 
 class NotTakenError(ValueError):
@@ -123,10 +115,8 @@ class Received:
     series_uid: str
     sop_uid: str
     sop_class: str
-    digest: str
-    """SHA-256 of the data set, without the file's own header, which names the sender."""
-    content: bytes
-    """The whole file."""
+    digest: str  # SHA-256 of the data set, without the file's own header, which names the sender
+    content: bytes  # the whole file
 
     @property
     def series(self) -> str:

@@ -55,24 +55,15 @@ SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD, DUPLICATE = 0x0000, 0xA700, 0xA
 """Answers to a C-STORE."""
 
 NOT_ALLOWED = 0x0124
-
-FREE_BYTES = 2**30
-"""With less space on the disk nothing more is taken."""
-
-MOST_ASSOCIATIONS = 20
-"""Associations at once; further ones are rejected, and told to come back later."""
-
-MOST_WAITING = 64
-"""Connections that have not yet said who they are; a further one takes the place of the oldest."""
-
-HELLO_SECONDS = 10.0
-"""A connection that has not asked for an association after so long is closed."""
+FREE_BYTES = 2**30  # with less space on the disk nothing more is taken
+MOST_ASSOCIATIONS = 20  # associations at once; further ones are rejected, and told to come back later
+MOST_WAITING = 64  # connections that have not yet said who they are; a further one takes the place of the oldest
+HELLO_SECONDS = 10.0  # a connection that has not asked for an association after so long is closed
 
 QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
 """The log has one line about rejected calls from an address in so many seconds; so many addresses are remembered."""
 
-PDU_BYTES = 2**17
-"""The size of PDUs that senders are asked for."""
+PDU_BYTES = 2**17  # the size of PDUs that senders are asked for
 
 REJECT_CALLER, REJECT_CALLED, REJECT_BUSY = (0x01, 0x01, 0x03), (0x01, 0x01, 0x07), (0x02, 0x03, 0x02)
 """Answers to a request for an association: result, source, reason."""
@@ -87,8 +78,7 @@ class Listening(NamedTuple):
     tls: ssl.SSLContext | None = None
 
 
-Committing = Callable[[Event], tuple[int, Any]]
-"""Answers a request or a report of storage commitment."""
+Committing = Callable[[Event], tuple[int, Any]]  # answers a request or a report of storage commitment
 
 
 class Receiver:
@@ -315,26 +305,16 @@ def address_of(association: Association) -> str:
 # handshake in the only thread that accepts connections, waits without end for the rest of a truncated PDU, and takes
 # PDUs of any stated length (up to 4 GB).
 
-HANDSHAKE_SECONDS = 10.0
-"""A TLS handshake that takes longer is given up."""
-
-SILENCE_SECONDS = 30.0
-"""A sender that says nothing within a message for so long has gone."""
-
-PDU_SECONDS = 120.0
-"""A PDU, which has at most 4 MB, takes at most so long."""
-
-LARGEST_PDU = 4 * 2**20
-"""Largest PDU that is read; the node asks for far smaller ones."""
-
-LARGEST_OBJECT = 2**31
-"""Largest message, pixels included; a longer one ends its association."""
+HANDSHAKE_SECONDS = 10.0  # a TLS handshake that takes longer is given up
+SILENCE_SECONDS = 30.0  # a sender that says nothing within a message for so long has gone
+PDU_SECONDS = 120.0  # a PDU, which has at most 4 MB, takes at most so long
+LARGEST_PDU = 4 * 2**20  # largest PDU that is read; the node asks for far smaller ones
+LARGEST_OBJECT = 2**31  # largest message, pixels included; a longer one ends its association
 
 WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001
 """Seconds between two looks at a connection: each is a thread that polls, and 64 silent ones would fill a core."""
 
-CHUNK = 2**16
-"""Bytes that are read at once."""
+CHUNK = 2**16  # bytes that are read at once
 
 
 class BoundedServer(ThreadedAssociationServer):
@@ -342,8 +322,7 @@ class BoundedServer(ThreadedAssociationServer):
 
     request_queue_size = 64  # connections that may wait to be accepted
     daemon_threads = True
-    may_connect: Callable[[str], bool]
-    """Whether an IP address may connect now."""
+    may_connect: Callable[[str], bool]  # whether an IP address may connect now
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
         """Accept a connection; TLS shakes hands later, in the connection's own thread."""

@@ -42,25 +42,14 @@ REPORT = "structured_report.dcm"
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
 
 VERSION = "2.5.1"
-
-START, END = b"\x0b", b"\x1c\r"
-"""The frame of a message in MLLP."""
-
-LARGEST_ANSWER = 65_536
-"""Bytes of an acknowledgement; a longer one is refused."""
-
+START, END = b"\x0b", b"\x1c\r"  # the frame of a message in MLLP
+LARGEST_ANSWER = 65_536  # bytes of an acknowledgement; a longer one is refused
 ACCEPTED = ("AA", "CA")
 
 PRELIMINARY = "P"
-
-SCHEME = "99NGUIDE"
-"""Our own codes in HL7."""
-
+SCHEME = "99NGUIDE"  # our own codes in HL7
 STUDY_UID = "110180^Study Instance UID^DCM"
-
-TOKEN = "NGUIDE_FHIR_TOKEN"
-"""Environment variable of the bearer token."""
-
+TOKEN = "NGUIDE_FHIR_TOKEN"  # environment variable of the bearer token
 SNOMED, UCUM = "http://snomed.info/sct", "http://unitsofmeasure.org"
 OURS = "urn:normal-guidance"
 """Our own identifiers in FHIR."""
@@ -73,21 +62,15 @@ INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpreta
 class FindingResult:
     """What a model says of one finding; `key_slices` are DICOM's instance numbers, or places from 1 without such."""
 
-    name: str
-    """Empty where the model does not name it."""
-    code: str | None
-    """Its SNOMED CT identifier."""
-    meaning: str | None
-    """What SNOMED CT calls it."""
-    sought: str
-    """What was looked for, in words."""
+    name: str  # empty where the model does not name it
+    code: str | None  # its SNOMED CT identifier
+    meaning: str | None  # what SNOMED CT calls it
+    sought: str  # what was looked for, in words
     probability: float
     threshold: float | None
-    positive: bool | None
-    """None without a threshold."""
+    positive: bool | None  # None without a threshold
     key_slices: tuple[int, ...]
-    model: str
-    """Fingerprint of the model."""
+    model: str  # fingerprint of the model
 
     @property
     def title(self) -> str:
@@ -99,8 +82,7 @@ class FindingResult:
 class ResultContent:
     """The result of one scan: patient and study from its DICOM report, numbers from prediction.json."""
 
-    identity: str
-    """A hash of the series and its slices: the same result has the same, however often it is sent."""
+    identity: str  # a hash of the series and its slices: the same result has the same, however often it is sent
     patient: Dataset
     findings: tuple[FindingResult, ...]
     cautions: tuple[str, ...]

@@ -20,8 +20,7 @@ from normal_guidance.clinic.predict.dicomweb import parse_server
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
 """Seconds before the second attempt, and the longest pause; each pause is twice as long as the one before."""
 
-REPORT_PATIENCE = 600.0
-"""Seconds after which storage commitment is asked for again."""
+REPORT_PATIENCE = 600.0  # seconds after which storage commitment is asked for again
 
 
 def pause(attempts: int) -> float:

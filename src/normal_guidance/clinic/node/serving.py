@@ -37,12 +37,8 @@ from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.clinic.results.result_folder import dicom_results, write_scan
 from normal_guidance.scans.index.problems import KINDS, Problem
 
-ATTEMPTS = 3
-"""Attempts at a series that ends the whole program."""
-
-ABORTED_FACTOR = 10
-"""A series whose association was aborted waits so many times longer: its sender will come back."""
-
+ATTEMPTS = 3  # attempts at a series that ends the whole program
+ABORTED_FACTOR = 10  # a series whose association was aborted waits so many times longer: its sender will come back
 OUTCOME = "outcome.json"
 
 
@@ -50,10 +46,8 @@ OUTCOME = "outcome.json"
 class Taking:
     """Which series are predicted, and when they are complete."""
 
-    rules: tuple[Rule, ...] = ()
-    """One must fit; without rules all series are taken."""
-    settle: float = 60.0
-    """Seconds without a new slice after which a series is complete."""
+    rules: tuple[Rule, ...] = ()  # one must fit; without rules all series are taken
+    settle: float = 60.0  # seconds without a new slice after which a series is complete
 
 
 class Arrivals:

@@ -37,9 +37,7 @@ from normal_guidance.clinic.viewer.server import (
     with_headers,
 )
 
-LISTED = 50
-"""Failures that are shown."""
-
+LISTED = 50  # failures that are shown
 HOUR, DAY = 60 * 60, 24 * 60 * 60
 
 RELOAD_SECONDS = 10

@@ -23,25 +23,14 @@ with importing("node", "DICOMweb needs dicomweb_client, pydicom and requests"):
     from dicomweb_client.api import DICOMwebClient
     from pydicom import dcmread
 
-TOKEN = "NGUIDE_DICOMWEB_TOKEN"
-"""Environment variable of the bearer token."""
-
-SECONDS = (10.0, 300.0)
-"""Longest wait for a connection, and for the next bytes of an answer."""
-
-ATTEMPTS = 2
-"""Calls of a server that is busy or cannot be reached, two seconds apart."""
-
+TOKEN = "NGUIDE_DICOMWEB_TOKEN"  # environment variable of the bearer token
+SECONDS = (10.0, 300.0)  # longest wait for a connection, and for the next bytes of an answer
+ATTEMPTS = 2  # calls of a server that is busy or cannot be reached, two seconds apart
 UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-
-PAGE = 200
-"""Series that are asked for at a time."""
-
-AS_STORED = (("application/dicom", "*"),)
-"""Asks for objects as the server holds them: it need not decompress them."""
-
+PAGE = 200  # series that are asked for at a time
+AS_STORED = (("application/dicom", "*"),)  # asks for objects as the server holds them: it need not decompress them
 _STUDY, _SERIES, _MODALITY, _COUNT, _DESCRIPTION = "0020000D", "0020000E", "00080060", "00201209", "0008103E"
 
 
@@ -52,8 +41,7 @@ class RemoteSeries(NamedTuple):
     series_uid: str
     modality: str = ""
     description: str = ""
-    slices: int | None = None
-    """How many objects the server has; None if it does not say it."""
+    slices: int | None = None  # how many objects the server has; None if it does not say it
 
 
 class WebPlace(NamedTuple):

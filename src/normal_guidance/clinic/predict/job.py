@@ -42,9 +42,7 @@ from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, folder_name
 
 CONFIG, SUMMARY, PREDICTION = "config.json", "summary.json", "prediction.json"
-
-COMMAND = "command"
-"""The member of summary.json that says what was predicted with what."""
+COMMAND = "command"  # the member of summary.json that says what was predicted with what
 
 
 class Score(NamedTuple):

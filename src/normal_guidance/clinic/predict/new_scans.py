@@ -37,11 +37,8 @@ NOT_DICOM = "not a DICOM file"
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
 """Files of the output folder; a scan's folder cannot have such a name."""
 
-TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
-"""What a user may give."""
-
-GO_ON = "refused; --force goes on"
-"""The action for a scan that the model was not made for."""
+TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"  # what a user may give
+GO_ON = "refused; --force goes on"  # the action for a scan that the model was not made for
 
 COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"
 """What to do about links that lead out of a folder."""
@@ -65,15 +62,12 @@ class NotPredicted:
 class FoundScans:
     """The scans in the given paths, in their order."""
 
-    root: Path
-    """The folder that the rows' files are relative to."""
+    root: Path  # the folder that the rows' files are relative to
     rows: tuple[ScanRow, ...]
-    problems: Mapping[str, tuple[Problem, ...]]
-    """By scan id; those of no scan stand under ""."""
+    problems: Mapping[str, tuple[Problem, ...]]  # by scan id; those of no scan stand under ""
     incomplete: Mapping[str, tuple[Problem, ...]]
     """Scans with unreadable files, by scan id: the problems of these files."""
-    unusable: tuple[NotPredicted, ...]
-    """What should be a scan and cannot be read."""
+    unusable: tuple[NotPredicted, ...]  # what should be a scan and cannot be read
 
 
 def find_scans(
@@ -146,12 +140,10 @@ def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
 class _Leaf:
     """A folder with files (on disk or in an archive), a single file, or an archive or folder that cannot be listed."""
 
-    place: str
-    """The given path that led to it."""
+    place: str  # the given path that led to it
     name: str
     files: Sequence[str] = ()
-    series: list[str] = field(default_factory=list)
-    """UIDs of the series that are scans."""
+    series: list[str] = field(default_factory=list)  # UIDs of the series that are scans
 
 
 class _LeafSeries(NamedTuple):

@@ -51,8 +51,7 @@ from normal_guidance.scans.index.problems import Problem, folder_name, read_prob
 from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
-FORMAT = 1
-"""Version of prediction.json and summary.json."""
+FORMAT = 1  # version of prediction.json and summary.json
 
 NO = "no "
 """How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
@@ -65,8 +64,7 @@ NAMED_PIXELS = (
 )
 """Why an anonymous scan has no picture."""
 
-PART = "new"
-"""The name in predictions.parquet for the part of scans without a split."""
+PART = "new"  # the name in predictions.parquet for the part of scans without a split
 
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""

@@ -66,14 +66,9 @@ def _one_a_scan(lines: Iterable[Line]) -> list[Line]:
     return list({line["scan_id"]: line for line in lines}.values())
 
 
-SIDES = {None: "no threshold", True: "positive", False: "negative"}
-"""The result by the threshold, in words."""
-
-READ_FIRST = "Caution: read this before the result"
-"""The title of the banner with a scan's cautions."""
-
-LISTED = 50
-"""A page shows at most so many problems; prediction.json has all."""
+SIDES = {None: "no threshold", True: "positive", False: "negative"}  # the result by the threshold, in words
+READ_FIRST = "Caution: read this before the result"  # the title of the banner with a scan's cautions
+LISTED = 50  # a page shows at most so many problems; prediction.json has all
 
 
 def scan_page(

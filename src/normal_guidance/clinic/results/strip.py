@@ -25,20 +25,11 @@ from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, label_slices, rounded, save, styled
 
-CURVE_HEIGHT = 2.1
-"""Height of the attention curve in inches."""
-
-NARROWEST = 3
-"""A strip has room for at least so many pictures: a single one as wide as the page would be too large."""
-
-LINE, CAUTION_LINE = 0.16, 0.22
-"""Height of a line of the heading, and of the cautions, in inches."""
-
-LINE_LETTERS, CAUTION_LETTERS = 130, 92
-"""Letters of such a line."""
-
-HEADS_SHOWN = 8
-"""With more heads, their curves are not drawn: they could not be told apart."""
+CURVE_HEIGHT = 2.1  # height of the attention curve in inches
+NARROWEST = 3  # a strip has room for at least so many pictures: a single one as wide as the page would be too large
+LINE, CAUTION_LINE = 0.16, 0.22  # height of a line of the heading, and of the cautions, in inches
+LINE_LETTERS, CAUTION_LETTERS = 130, 92  # letters of such a line
+HEADS_SHOWN = 8  # with more heads, their curves are not drawn: they could not be told apart
 
 
 def draw_strip(

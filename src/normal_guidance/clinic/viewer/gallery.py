@@ -49,8 +49,7 @@ from normal_guidance.sweep.run import NOT_OURS
 TABLE_BYTES = 2**28
 """Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
 
-ROWS = 16
-"""Scans whose files and positions stay in memory: every slice needs them."""
+ROWS = 16  # scans whose files and positions stay in memory: every slice needs them
 
 
 class NotHereError(LookupError):

@@ -25,8 +25,7 @@ from normal_guidance.base.workers import Failure, Pool
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.volumes import read_volume
 
-LOWEST, HIGHEST = -32768, 32767
-"""The HU that 16 bits hold; values outside are set to these."""
+LOWEST, HIGHEST = -32768, 32767  # the HU that 16 bits hold; values outside are set to these
 
 
 class SliceRequest(NamedTuple):
@@ -89,20 +88,11 @@ class Cache(Generic[CacheKey, Value]):
             self.bytes -= self._size(self._held.pop(key))
 
 
-CACHE_BYTES = 2**29
-"""Bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels."""
-
-WORKERS = 2
-"""Processes that decode."""
-
-PATIENCE = 120.0
-"""Seconds for one file; a decoder that needs longer is ended."""
-
-FAILURE_SECONDS = 10.0
-"""After so many seconds an unreadable file is tried again: it may have been restored."""
-
-FAILURE_BYTES = 1024
-"""Size of a failure in the cache."""
+CACHE_BYTES = 2**29  # bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels
+WORKERS = 2  # processes that decode
+PATIENCE = 120.0  # seconds for one file; a decoder that needs longer is ended
+FAILURE_SECONDS = 10.0  # after so many seconds an unreadable file is tried again: it may have been restored
+FAILURE_BYTES = 1024  # size of a failure in the cache
 
 
 class UnreadableSliceError(RuntimeError):
@@ -117,8 +107,7 @@ class _File(NamedTuple):
     since: float = 0.0
 
 
-Key = tuple[int, str]
-"""A scan's number and the name of one of its files."""
+Key = tuple[int, str]  # a scan's number and the name of one of its files
 
 
 def _bytes(file: _File) -> int:

@@ -143,8 +143,7 @@ def _method_of(folder: Path) -> str:
     return method if isinstance(method, str) else "model"
 
 
-NOTE = "note"
-"""The flag of what changes nothing."""
+NOTE = "note"  # the flag of what changes nothing
 
 NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about it is not known.")
 """The caution of a scan whose folder was deleted or renamed after it was predicted."""
@@ -182,10 +181,8 @@ class ScanResult:
     first: Called
     findings: dict[str, Called]
     problems: tuple[Problem, ...]
-    description: str
-    """SeriesDescription; empty where it is unknown."""
-    of_model: tuple[str, ...] = ()
-    """Cautions about the model."""
+    description: str  # SeriesDescription; empty where it is unknown
+    of_model: tuple[str, ...] = ()  # cautions about the model
 
     def of(self, finding: str) -> Called:
         """The result for a finding; without a name, that for the only one."""
@@ -251,11 +248,8 @@ def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[
     return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]
 
 
-FLAT = 0.01
-"""Attention is flat if its slices differ by less than this share of the highest."""
-
-DIGITS = 7
-"""Significant digits of a float32; the page receives no more."""
+FLAT = 0.01  # attention is flat if its slices differ by less than this share of the highest
+DIGITS = 7  # significant digits of a float32; the page receives no more
 
 
 def curve(
@@ -323,8 +317,7 @@ BODY_OF_SOURCE = {"rsna-ich": "head", "rsna-pe": "chest", "rsna-at": "abdomen"}
 BODY_OF_WINDOW = {"head": "head", "lung": "chest", "mediastinum": "chest", "abdomen": "abdomen"}
 """Part of the body by the dataset, and by the encoder's window: manifests do not record it."""
 
-WHOLE_SCALE = (-1024.0, 3071.0)
-"""The HU of twelve bits: the window for slices of CT that the encoder saw without one."""
+WHOLE_SCALE = (-1024.0, 3071.0)  # the HU of twelve bits: the window for slices of CT that the encoder saw without one
 
 
 def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | None]) -> str | None:

@@ -53,9 +53,7 @@ with importing("viewer", "the viewer needs fastapi and uvicorn"):
 LOOPBACK = "127.0.0.1"
 
 METHODS = ("GET", "HEAD")
-
-SCHEME = "Bearer"
-"""The word before the token in the Authorization header."""
+SCHEME = "Bearer"  # the word before the token in the Authorization header
 
 POLICY = "; ".join(
     [
@@ -177,8 +175,7 @@ async def answer(send: Send, status: int, kind: str, body: bytes, headers: Mappi
     await send({"type": "http.response.body", "body": body})
 
 
-STATIC = Path(__file__).parent / "static"
-"""Built from frontend/ by `make viewer`."""
+STATIC = Path(__file__).parent / "static"  # built from frontend/ by `make viewer`
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -188,11 +185,8 @@ FILES = {
 }
 """The files of the page by address; no other file can be requested."""
 
-PORT = 8765
-"""The port, unless it is taken or the user chooses another."""
-
-BACKLOG = 2048
-"""Connections that may wait; uvicorn's default."""
+PORT = 8765  # the port, unless it is taken or the user chooses another
+BACKLOG = 2048  # connections that may wait; uvicorn's default
 
 
 def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
