@@ -16,11 +16,7 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, need_extras, one_of, print_json
-from normal_guidance.cli.options import (
-    Device,
-    choose_execution,
-    choose_precision,
-)
+from normal_guidance.cli.options import Device, choose_execution, choose_precision
 
 if TYPE_CHECKING:
     import ssl

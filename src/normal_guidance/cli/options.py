@@ -70,8 +70,7 @@ Track = Annotated[
 Device = Annotated[str | None, one_of(DEVICES), option("device")]
 Precision = Annotated[str, one_of(PRECISIONS), option("precision")]
 DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing."),
+    bool, typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing.")
 ]
 
 

@@ -210,11 +210,7 @@ Scans = Annotated[
 
 
 def split(
-    scans: Scans,
-    out: Out,
-    seeds: str = "1001,2001,3001",
-    proportions: str = "4:1:1",
-    as_json: AsJson = False,
+    scans: Scans, out: Out, seeds: str = "1001,2001,3001", proportions: str = "4:1:1", as_json: AsJson = False
 ) -> None:
     """Split scans into train, val and test, by patient and stratified by label.
 

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import (
-    DATASETS,
-    ENCODERS,
-    SCAN_DATASETS,
-    AsJson,
-    Out,
-    one_of,
-    print_json,
-)
+from normal_guidance.cli.command import DATASETS, ENCODERS, SCAN_DATASETS, AsJson, Out, one_of, print_json
 from normal_guidance.cli.options import (
     DryRun,
     Track,
@@ -331,7 +323,7 @@ class ScanRecipe(NamedTuple):
 
 
 SCAN_RECIPES = {
-    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820"),
+    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")
 }
 """The datasets of `nguide reproduce` that need --root."""
 

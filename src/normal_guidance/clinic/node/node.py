@@ -31,12 +31,7 @@ from normal_guidance.clinic.node.receiver import Listening, Receiver
 from normal_guidance.clinic.node.send_dicom import Committer, DicomDestination, Reports
 from normal_guidance.clinic.node.sending import Sending
 from normal_guidance.clinic.node.series_queue import ABORTED, Limits, SeriesQueue
-from normal_guidance.clinic.node.serving import (
-    Arrivals,
-    NodeResults,
-    Predicting,
-    Taking,
-)
+from normal_guidance.clinic.node.serving import Arrivals, NodeResults, Predicting, Taking
 from normal_guidance.clinic.predict.dicomweb import DicomWeb
 from normal_guidance.clinic.predict.predicting import Predictor
 

@@ -40,13 +40,7 @@ from normal_guidance.scans.features.convert import checked, read_scans
 from normal_guidance.scans.features.decoding import Decoding
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import Encoded
-from normal_guidance.scans.features.encoding_machine import (
-    EncodingOptions,
-    Inputs,
-    Machine,
-    Setup,
-    start_workers,
-)
+from normal_guidance.scans.features.encoding_machine import EncodingOptions, Inputs, Machine, Setup, start_workers
 from normal_guidance.scans.features.feature_files import has_suffix
 from normal_guidance.scans.features.store import DTYPES, FeatureStore, open_store
 from normal_guidance.scans.features.store_place import is_store
@@ -406,11 +400,7 @@ NewScans = ScansLike | str | Path | Sequence[str | Path]
 
 
 def predict(
-    scans: NewScans,
-    model: Bundle | str | Path,
-    *,
-    encoder: Encoder | None = None,
-    options: PredictOptions = DEFAULTS,
+    scans: NewScans, model: Bundle | str | Path, *, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
     """Predict each scan, one after the other, as `nguide predict` does; scans that cannot be used come first.
 
