@@ -56,7 +56,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.dicom.source_series import REQUIRED, Reference, SourceSeries
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.scans.index.geometry import orientation_letters
-from normal_guidance.scans.index.manifest import Finding
 
 # What DICOM knows of a BodyPartExamined (PS3.16, annex L): its code, and whether there is a left and a right one.
 
@@ -161,10 +160,7 @@ NOTICE = "AI-generated, for research use only, not for diagnosis."
 UNICODE = "ISO_IR 192"  # character set of the results: the source's may not hold what is written here
 
 DATES = (
-    "InstanceCreationDate",
-    "InstanceCreationTime",
-    "DateOfSecondaryCapture",
-    "TimeOfSecondaryCapture",
+    *("InstanceCreationDate", "InstanceCreationTime", "DateOfSecondaryCapture", "TimeOfSecondaryCapture"),
     "ContributionDateTime",
 )
 """Optional attributes that say when a result was made."""
@@ -172,13 +168,11 @@ DATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """One DICOM object about a scan, in its own series.
+    """One DICOM object about a scan, in its own series."""
 
-    Its UIDs are a hash of what it is of and what it says in whole numbers: the source's UIDs and identity, the model,
-    the finding, the options, the key slices, the interval and the cautions.  Probability and attention are left out,
-    because their last digits differ with the number of threads.  So a result that is computed and sent again is not a
-    second one in the archive, and one that says something else, or of other slices, never has the same UIDs.
-    """
+    # Its UIDs are a hash of what it is of and what it says in whole numbers; the last digits of probability and
+    # attention differ with the number of threads.  So a result that is computed and sent again is not a second one in
+    # the archive, and one that says something else, or of other slices, never has the same UIDs.
 
     prediction: ScanPrediction
     source: SourceSeries
@@ -243,10 +237,7 @@ class Result:
 
     @property
     def series_description(self) -> str:
-        """The finding, a warning where there are cautions, the kind, and which source series it is of.
-
-        Where there is no room, the source's description is cut first, then the finding's name.
-        """
+        """Finding, warning, kind and source; without room its description is cut first, then the finding's name."""
         series, finding = self.source.series, self.prediction.finding
         warning = "CAUTION" if self.prediction.cautions else ""
         of = "" if series.number is None else f", of {series.number}"
@@ -327,10 +318,7 @@ def code_item(code: Any) -> Dataset:
 
 
 def key_objects(result: Result) -> Dataset:
-    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
-
-    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
-    """
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object."""
     chosen = [result.source.slices[number] for number in result.prediction.key_slices]
     objects = evidence(result, chosen)
     content = KeyObjectSelection(
@@ -366,6 +354,7 @@ def key_objects(result: Result) -> Dataset:
 # All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
 
 SCHEME = "99NGUIDE"  # designator of our own codes; designators that begin with 99 are private
+# Concepts for which DICOM has no code.
 ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
 INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
 THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
@@ -374,13 +363,12 @@ FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
 LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
 SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
 SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
-"""Concepts for which DICOM has no code."""
 
+# Concepts with a DICOM code; made once, not for every slice.
 PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
 NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
 SOURCE = CodedConcept.from_code(codes.SCT.Source)
 COMMENT = CodedConcept.from_code(codes.DCM.Comment)
-"""Concepts with a DICOM code; made once, not for every slice."""
 
 WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
 NO_KEYS = "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
@@ -471,14 +459,18 @@ def _slices(result: Result) -> ContainerContentItem:
 
 def _shared(result: Result, name: str) -> dict[str, Any]:
     """What every group says: its name, the finding and the algorithm."""
-    prediction, model = result.prediction, result.prediction.model
+    prediction, model, finding = result.prediction, result.prediction.model, result.prediction.finding
     parameters = [NOTICE, f"method: {prediction.method}"]
     if model is not None:
         parameters += [f"model: {model.fingerprint}", str(model)]
     parameters.append(f"the interval {prediction.meaning}")
+    concept = None
+    if finding is not None:
+        code = (finding.name, SCHEME) if finding.code is None else (finding.code, "SCT")
+        concept = CodedConcept(*code, finding.meaning or finding.name.replace("_", " "))
     return {
         "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
-        "finding_type": _finding(prediction.finding),
+        "finding_type": concept,
         "algorithm_id": AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
     }
 
@@ -503,26 +495,14 @@ def _whole(result: Result, number: int) -> tuple[np.ndarray, SourceImageForRegio
     return corners, SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
 
 
-def _finding(finding: Finding | None) -> CodedConcept | None:
-    """The finding by its SNOMED CT code or, where none is known, by its name in our own scheme."""
-    if finding is None:
-        return None
-    meaning = finding.meaning or finding.name.replace("_", " ")
-    if finding.code is None:
-        return CodedConcept(finding.name, SCHEME, meaning)
-    return CodedConcept(finding.code, "SCT", meaning)
-
-
 def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
     images = [SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
     return Measurement(name, value, NO_UNITS, referenced_images=images)
 
 
 def _library(result: Result, objects: list[Dataset], modality: Code) -> ContainerContentItem:
-    """List all objects of the scan in one group, with the attributes that they share.
-
-    highdicom's own library refuses images without spacing or position, and repeats both for every image.
-    """
+    """List all objects of the scan in one group, with the attributes that they share."""
+    # highdicom's own library refuses images without spacing or position, and repeats both for every image.
     context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
     shared = ContentSequence([CodeContentItem(codes.DCM.Modality, modality, context)])
     region = BODY_PARTS.get(result.source.series.body_part)
@@ -544,11 +524,8 @@ LONGEST = 10240  # characters of ImageComments
 
 
 def capture(result: Result, content: bytes, name: str) -> Dataset:
-    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image.
-
-    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but it shows slices
-    whose pixels may.  PatientOrientation is that of the slices, which all lie the same way in the strip.
-    """
+    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image."""
+    # The strip itself names nobody, but it shows slices whose pixels may; they all lie the same way in it.
     pixels = _pixels(content, name)
     source, row = result.source, result.prediction.row
     image = SCImage(

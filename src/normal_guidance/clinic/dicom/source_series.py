@@ -25,15 +25,8 @@ from normal_guidance.scans.index.problems import Problem, Report
 KIND = "header"  # kind of the problems that are found here
 
 REQUIRED = (
-    "PatientName",
-    "PatientID",
-    "PatientBirthDate",
-    "PatientSex",
-    "StudyDate",
-    "StudyTime",
-    "AccessionNumber",
-    "StudyID",
-    "ReferringPhysicianName",
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
+    *("StudyDate", "StudyTime", "AccessionNumber", "StudyID", "ReferringPhysicianName"),
 )
 """Attributes of patient and study that every object must have and that may be empty (type 2)."""
 
@@ -91,12 +84,9 @@ class SourceSeries:
 
 
 def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
-    """Read the headers of a scan's slices; `report` receives missing and wrong attributes, which become empty.
-
-    Problems name attributes, never their values.
-    Raises UserError where results would have no DICOM object to refer to, or an ambiguous one: NIfTI, missing UIDs, two
-    slices with one UID, two patients or studies.
-    """
+    """Read the headers of a scan's slices; `report` receives missing and wrong attributes, which become empty."""
+    # Problems name attributes, never their values.  Where results would have no DICOM object to refer to, or an
+    # ambiguous one (NIfTI, missing UIDs, two slices with one UID, two patients or studies), this is an error.
     if row.kind != "dicom":
         raise UserError(
             f"scan {row.scan_id!r} is the NIfTI file {row.files[0]}, which has no DICOM identity (patient, study, SOP "
@@ -107,7 +97,14 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
     identity, series, says_characters = _read_identity(row.scan_id, root, first_file)
     _refuse_two(row.scan_id, headers, "PatientID", "patient")
     _refuse_two(row.scan_id, headers, "StudyInstanceUID", "study")
-    _refuse_same_uid(row.scan_id, headers)
+    file_of: dict[str, str] = {}
+    for file, header in headers.items():
+        earlier = file_of.setdefault(header.values["SOPInstanceUID"], file)
+        if earlier != file:
+            raise UserError(
+                f"scan {row.scan_id!r}: {earlier} and {file} have the same {_named('SOPInstanceUID')}, so DICOM "
+                "results cannot say which slice they mean; give every slice its own"
+            )
 
     def note(detail: str, action: str) -> None:
         report(Problem(row.scan_id, first_file, KIND, detail, action))
@@ -246,17 +243,6 @@ def _refuse_two(scan_id: str, headers: Mapping[str, _Header], name: str, what: s
             f"scan {scan_id!r}: {files[0]} and {files[1]} differ in {_named(name)}; DICOM results belong to one "
             f"{what}, so separate the files"
         )
-
-
-def _refuse_same_uid(scan_id: str, headers: Mapping[str, _Header]) -> None:
-    file_of: dict[str, str] = {}
-    for file, header in headers.items():
-        first = file_of.setdefault(header.values["SOPInstanceUID"], file)
-        if first != file:
-            raise UserError(
-                f"scan {scan_id!r}: {first} and {file} have the same {_named('SOPInstanceUID')}, so DICOM results "
-                "cannot say which slice they mean; give every slice its own"
-            )
 
 
 def _tag(name: str) -> int:

@@ -95,11 +95,7 @@ class PollError(Exception):
 
 @dataclass
 class Polling:
-    """Fetches new series from a DICOMweb server, for sites whose archive does not send.
-
-    A series is fetched when the server has had the same number of its objects twice in a row; again, only if the server
-    has more of it.
-    """
+    """Fetches series from a DICOMweb server that have as many objects as at the last step, and more than the node."""
 
     server: DicomWeb
     modalities: Sequence[str]  # those that the model takes; empty for all

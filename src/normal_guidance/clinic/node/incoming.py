@@ -39,10 +39,7 @@ _RANGE = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions that a series fits all of: patterns for text, low and high for numbers.
-
-    A series is taken if one rule fits, or if there are none.
-    """
+    """Conditions that a series fits all of: patterns for text, low and high for numbers."""
 
     texts: Mapping[str, str]
     ranges: Mapping[str, tuple[float, float]]
@@ -142,9 +139,8 @@ def read_received(content: bytes, begin: int | None = None) -> Received:
         values = [text(dataset, tag) for tag in (_STUDY, _SERIES, _OBJECT, _CLASS)]
     except Exception as error:  # parsers raise any exception on foreign bytes
         raise NotTakenError("not a DICOM object") from error
-    for value, name in zip(
-        values, ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"), strict=True
-    ):
+    names = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID")
+    for value, name in zip(values, names, strict=True):
         if not UID.fullmatch(value):
             raise NotTakenError(f"{name} is missing or not a UID")
     study, series, sop, kind = values

@@ -80,8 +80,7 @@ class Loop(threading.Thread):
     def __init__(self, name: str, step: Callable[[], bool], ended: threading.Event, idle: float = IDLE_SECONDS) -> None:
         super().__init__(name=name, daemon=True)
         self.step, self.ended, self.idle = step, ended, idle
-        self.problem = ""
-        """Why the last step failed; empty if it did not."""
+        self.problem = ""  # why the last step failed
 
     def run(self) -> None:
         while not self.ended.is_set():
@@ -108,7 +107,7 @@ class Node:
         self.incoming, self.results = Incoming(state / "incoming"), NodeResults(state / "results")
         self.arrivals = Arrivals()
         listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
-        peers = tuple(place.peer for place in settings.destinations if isinstance(place, DicomDestination))
+        peers = tuple(archive.peer for archive in settings.destinations if isinstance(archive, DicomDestination))
         self.callers = Callers(settings.senders, peers)
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)

@@ -132,10 +132,7 @@ KEPT = 10  # older files that are kept: audit.jsonl.1 is the newest of them
 
 
 class Audit:
-    """Appends what happened, without patients' data, to a file: a JSON object a line, by one write, whole after a kill.
-
-    A series is named by the hash that is also the name of its folder.  The file is rotated by size.
-    """
+    """Appends events, without patients' data, to a file: a JSON object a line, by one write, whole after a kill."""
 
     def __init__(self, path: Path, largest: int = LARGEST_BYTES, kept: int = KEPT) -> None:
         self.path, self.largest, self.kept = path, largest, kept

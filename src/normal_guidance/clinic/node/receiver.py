@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,9 +52,8 @@ STORAGE = {
 SYNTAXES = tuple(dict.fromkeys((*PYDICOM, *GDCM, *OPENJPEG)))
 """Transfer syntaxes that our decoders read; of those that a sender offers, its first one among them is taken."""
 
+# Answers to a C-STORE.
 SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD, DUPLICATE = 0x0000, 0xA700, 0xA900, 0xC000, 0x0111
-"""Answers to a C-STORE."""
-
 NOT_ALLOWED = 0x0124
 FREE_BYTES = 2**30  # with less space on the disk nothing more is taken
 MOST_ASSOCIATIONS = 20  # associations at once; further ones are rejected, and told to come back later
@@ -95,8 +95,7 @@ class Receiver:
     ) -> None:
         self.listening, self.callers, self.queue = listening, callers, queue
         self.incoming, self.audit, self.touched = incoming, audit, touched
-        self.counts = {"rejected calls": 0, "refused objects": 0}
-        """What was turned away since the start."""
+        self.counts = {"rejected calls": 0, "refused objects": 0}  # since the start
         self._told: dict[str, float] = {}
         self._series: dict[Association, set[str]] = defaultdict(set)
         self._storing = threading.Lock()
@@ -120,19 +119,18 @@ class Receiver:
             (evt.EVT_N_EVENT_REPORT, report),
             (evt.EVT_N_ACTION, commit),
         ]
-        where = self.listening
+        _, address, port, tls = self.listening
         try:
             self._server = entity.make_server(
-                (where.address, where.port),
+                (address, port),
                 evt_handlers=handlers,
-                ssl_context=where.tls,
+                ssl_context=tls,
                 server_class=type("Server", (BoundedServer,), {"may_connect": staticmethod(self._may_connect)}),
                 request_handler=BoundedHandler,
             )
         except OSError as error:
             raise UserError(
-                f"port {where.port} of {where.address} cannot be opened ({error.strerror}); choose another --port or "
-                "--address"
+                f"port {port} of {address} cannot be opened ({error.strerror}); choose another --port or --address"
             ) from error
         # pynetdicom would copy all contexts for each connection, before it knows who calls; `_requested` gives them.
         self._contexts, self._server.contexts = self._server.contexts, []
@@ -376,14 +374,13 @@ def close_connection(association: Association) -> None:
             reader.socket.shutdown(socket.SHUT_RDWR)
 
 
+@dataclass
 class MessageCount:
     """Counts the bytes of the message that is being read."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    bytes: int = 0
 
     def begin(self) -> None:
-        """Begin a new message."""
         self.bytes = 0
 
     def read(self, reader: AssociationSocket, size: int) -> bytearray:

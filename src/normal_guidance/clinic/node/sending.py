@@ -104,33 +104,25 @@ def _to_folder(text: str, identity: Identity) -> Destination:
     return FolderDestination(Path(path))
 
 
-def _to_hl7(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import Hl7Destination
+def _to_reading_list(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_text import Hl7Destination, parse_fhir
 
+    if text.startswith("fhir:"):
+        return parse_fhir(text)
     return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
-
-
-def _to_fhir(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import parse_fhir
-
-    return parse_fhir(text)
 
 
 def _to_web(text: str, identity: Identity) -> Destination:
     return WebDestination(parse_server(text).url)
 
 
-def _to_dicom(text: str, identity: Identity) -> Destination:
-    return DicomDestination(parse_peer(text, needs_port=True), identity)
-
-
 KINDS: dict[str, Callable[[str, Identity], Destination]] = {
     "folder:": _to_folder,
-    "hl7:": _to_hl7,
-    "fhir:": _to_fhir,
+    "hl7:": _to_reading_list,
+    "fhir:": _to_reading_list,
     "https://": _to_web,
     "http://": _to_web,
-    "": _to_dicom,
+    "": lambda text, identity: DicomDestination(parse_peer(text, needs_port=True), identity),
 }
 """How each kind is made, by how its text begins; the first that fits is taken."""
 

@@ -106,9 +106,9 @@ class DicomWeb:
         filters = {"SeriesInstanceUID": series, "Modality": modality, "StudyDate": f"{since}-" if since else ""}
         wanted = {name: value for name, value in filters.items() if value}
         rows: list[RemoteSeries] = []
+        fields = [_DESCRIPTION, _COUNT]
         with self._answering("search for series"):
             while True:
-                fields = [_DESCRIPTION, _COUNT]
                 page = self._client.search_for_series(
                     study or None, search_filters=wanted, fields=fields, limit=PAGE, offset=len(rows)
                 )
@@ -163,29 +163,26 @@ def _remote(row: dict[str, Any]) -> RemoteSeries:
 
 
 def fetch_all(place: WebPlace, folder: Path, modalities: Iterable[str]) -> list[Path]:
-    """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left.
-
-    A series whose folder is there was fetched before and is not fetched again.
-    """
+    """Fetch a study's series of these modalities, or one series, each into a folder, unless that is there."""
     if not place.study:
         raise UserError(f"{place.server} names no study; give {place.server}/studies/UID")
     server, wanted = DicomWeb(place.server), set(modalities)
     series = server.series(place.study, place.series)
     if not series:
         raise UserError(f"{place.server} has no series {place.series or f'of study {place.study}'}; check the UIDs")
-    chosen = [one for one in series if place.series or not wanted or one.modality in wanted]
+    chosen = [each for each in series if place.series or not wanted or each.modality in wanted]
     if not chosen:
-        others = ", ".join(sorted({one.modality for one in series}))
+        others = ", ".join(sorted({each.modality for each in series}))
         raise UserError(
             f"study {place.study} on {place.server} has {len(series)} series of {others}, none of "
             f"{' or '.join(sorted(wanted))}"
         )
-    folders = [folder / f"series-{one.series_uid}" for one in chosen]
-    for one, out in zip(chosen, folders, strict=True):
+    folders = {folder / f"series-{each.series_uid}": each for each in chosen}
+    for out, each in folders.items():
         if not out.is_dir():
             with folder_atomically(out) as draft:
-                server.fetch(one, draft)
-    return folders
+                server.fetch(each, draft)
+    return list(folders)
 
 
 def fetched_folder(out: Path) -> Path:

@@ -154,10 +154,7 @@ class _LeafSeries(NamedTuple):
 
 
 class _NewScans:
-    """Scans without a table; satisfies `ScanSource`.
-
-    A scan has a number for an id, which `series_of` resolves, until all headers are read: then `named` gives names.
-    """
+    """Scans without a table, as a `ScanSource`: they have numbers for ids until all headers are read (`named`)."""
 
     findings: tuple[Finding, ...] = ()
     expected_files: int | None = None
@@ -243,11 +240,9 @@ class _NewScans:
         )
 
     def _scan_of(self, problem: Problem) -> _LeafSeries | None:
-        """The scan that a problem is about; None if it is about none, or nobody knows.
-
-        The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
-        where no series is a scan.
-        """
+        """The scan that a problem is about; None if it is about none, or nobody knows."""
+        # The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
+        # where no series is a scan.
         if problem.scan_id:
             given = self.series_of[problem.scan_id]
             if given.uid or not given.leaf.series:

@@ -144,16 +144,16 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
     }
     findings = []
-    for one, model in zip(prediction.each, bundle.each, strict=True):
-        if one.finding is not None:
-            about, numbers = _model_json(model), _finding_json(one, anonymize)
+    for of_finding, model in zip(prediction.each, bundle.each, strict=True):
+        if of_finding.finding is not None:
+            about, numbers = _model_json(model), _finding_json(of_finding, anonymize)
             numbers.pop("slices")
-            findings.append({**one.finding.as_json(), **numbers, "model": {name: about[name] for name in OF_A_MODEL}})
+            named = of_finding.finding.as_json()
+            findings.append({**named, **numbers, "model": {name: about[name] for name in OF_A_MODEL}})
     return {**content, "findings": findings} if findings else content
 
 
 def _model_json(bundle: Bundle) -> dict[str, Any]:
-    """Which model it is, and what bundle.json says of it."""
     return {"identity": bundle.identity.as_json(), **bundle.as_json()}
 
 
@@ -389,7 +389,7 @@ def _write_tables(
 
 
 def _by_probability(scan: Written) -> tuple[int, float, str]:
-    """Sort key: the most probable scans first, then refused scans, then failed scans."""
+    """The most probable scans first, then refused scans, then failed scans."""
     outcome = scan.outcome
     if isinstance(outcome, ScanPrediction):
         return 0, -outcome.probability, outcome.row.scan_id

@@ -1,12 +1,8 @@
-"""One picture of a scan's result: the key slices as the encoder saw them, and the attention along the scan.
-
-It names neither patient nor scan, because it is also part of anonymous DICOM results.
-"""
+"""One picture of a scan's result; it names neither patient nor scan, because anonymous results have it, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
@@ -35,11 +31,9 @@ HEADS_SHOWN = 8  # with more heads, their curves are not drawn: they could not b
 def draw_strip(
     prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True, field: float | None = None
 ) -> Path:
-    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
-
-    `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
-    `field` is the mm of each slice's middle that they are of (None: the whole slice).
-    """
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan."""
+    # `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
+    # `field` is the mm of each slice's middle that they are of (None: the whole slice).
     places = sorted(prediction.key_slices)
     images = _images(prediction, places, window, repair, field)
     return save(plot_strip(prediction, list(zip(places, images, strict=True))), path)
@@ -54,13 +48,7 @@ def _images(
         whole, _ = read_volume(row, prediction.root, repair=repair)
         seen = in_field(whole, row.pixel_spacing, field)
         return apply_windows(whole[list(places)], [range_of(window, seen)])[0]
-    few = replace(
-        row,
-        files=tuple(row.files[place] for place in places),
-        frames=tuple(row.frames[place] for place in places),
-        positions=tuple(row.positions[place] for place in places),
-    )
-    volume, _ = read_volume(few, prediction.root, repair=repair)
+    volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
     return apply_windows(volume, [window])[0]
 
 

@@ -13,7 +13,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -168,15 +167,8 @@ class SliceImages:
     def _decode(self, row: ScanRow, name: str) -> _File:
         """Decode in this thread's own worker process, which is restarted if it dies."""
         places = [place for place, file in enumerate(row.files) if file == name]
-        part = replace(
-            row,
-            slice_labels=None,
-            files=(name,) * len(places),
-            frames=tuple(row.frames[place] for place in places),
-            positions=tuple(row.positions[place] for place in places),
-        )
         try:
-            (slices,) = self._pool().map(decode, [SliceRequest(self._root, part)])
+            (slices,) = self._pool().map(decode, [SliceRequest(self._root, row.cut(places))])
         except UserError as error:  # a package is missing, or no process can be started
             slices = Failure("failed", str(error))
         if isinstance(slices, Failure):

@@ -201,13 +201,13 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         if unknown is not None:
             raise ContentError(f"problems has the kind {shorten(unknown)!r}")
         of_scan = {caution.text for caution in cautions(problems)}
-        told = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
+        texts = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
         return ScanResult(
             first=_called(about),
             findings={read_as(str, part["name"], "name"): _called(part) for part in about.get("findings", [])},
             problems=problems,
             description=str(about.get("source", {}).get("series_description") or ""),
-            of_model=tuple(text for text in told if text not in of_scan),
+            of_model=tuple(text for text in texts if text not in of_scan),
         )
     except (*NOT_OURS, ContentError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
@@ -258,10 +258,7 @@ def curve(
     probability: float | None,
     spacing: float | None = None,
 ) -> dict[str, Any]:
-    """Describe one method's attention for the page: the heads' mean, or the slice reference's probabilities.
-
-    The latter need not sum to one; `heads` is log-attention, `spacing` in mm.
-    """
+    """Describe one method's attention (or the slice reference's probabilities); `heads` are logarithms."""
     return {
         "probability": number(probability),
         "attention": numbers(attention),
@@ -330,11 +327,9 @@ def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | No
 def display_windows(
     modality: str, body: str | None = None, encoder_windows: Sequence[Window | None] = ()
 ) -> list[dict[str, Any]]:
-    """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`.
-
-    A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an unknown
-    part of the body starts with the model's window, or else with soft tissue.
-    """
+    """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`."""
+    # A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an
+    # unknown part of the body starts with the model's window, or else with soft tissue.
     unit, own = ("HU" if modality == "CT" else ""), "each slice's 1st to 99th percentile"
     shown: list[tuple[str, str, Range | None, str]] = []
     if modality == "CT":
@@ -347,7 +342,14 @@ def display_windows(
         shown += [("own", "Auto", None, own), ("adc", "ADC", adc if isinstance(adc, tuple) else None, "")]
     for place, window in enumerate(encoder_windows, start=1):
         suffix = f" {place}" if len(encoder_windows) > 1 else ""
-        shown.append((f"encoder{suffix}", f"Model{suffix}", *_of_encoder(window, modality)))
+        seen: Range | None = WHOLE_SCALE if modality == "CT" else None
+        note = "the model saw all values"
+        if isinstance(window, Percentiles):
+            saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
+            seen, note = None, f"the model saw {saw}; this is each slice's 1st to 99th"
+        elif window is not None:
+            seen, note = window, "what the model saw"
+        shown.append((f"encoder{suffix}", f"Model{suffix}", seen, note))
     start = next(name for name, *_ in shown if name == first or name.startswith(f"{first} "))
     windows = []
     for name, title, bounds, note in shown:
@@ -355,13 +357,3 @@ def display_windows(
         about = {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
         windows.append({**about, "first": name == start})
     return windows
-
-
-def _of_encoder(window: Window | None, modality: str) -> tuple[Range | None, str]:
-    """The range to show for an encoder's window, and what the page says about it."""
-    if isinstance(window, Percentiles):
-        saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
-        return None, f"the model saw {saw}; this is each slice's 1st to 99th"
-    if window is None:
-        return (WHOLE_SCALE if modality == "CT" else None), "the model saw all values"
-    return window, "what the model saw"

@@ -115,10 +115,7 @@ class Access:
 
 
 class Guard:
-    """An ASGI application in front of another, which passes on only requests that obey the rules.
-
-    `open_paths` are the files of the page, which hold no data and need no token.
-    """
+    """An ASGI application before another, for requests that obey the rules; `open_paths` (no data) need no token."""
 
     def __init__(self, app: App, access: Access, open_paths: Collection[str] = ()) -> None:
         self._app, self._access, self._open = app, access, frozenset(open_paths)
@@ -282,17 +279,8 @@ def open_socket(port: int | None) -> socket.socket:
 
 def make_server(app: App) -> uvicorn.Server:
     """Make the server; its `run` receives the sockets."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            ws="none",
-            http=BoundedProtocol,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    silent: dict[str, Any] = {"access_log": False, "log_level": "warning", "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, **silent, ws="none", http=BoundedProtocol, timeout_graceful_shutdown=2))
 
 
 def serve(gallery: Gallery, port: int | None, announce: Callable[[str], object]) -> None:

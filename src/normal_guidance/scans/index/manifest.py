@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -306,6 +306,13 @@ class ScanRow:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def cut(self, places: Sequence[int]) -> ScanRow:
+        """The scan with these slices only, to read their pixels; their labels are left out."""
+        files, frames, positions = (
+            tuple(values[place] for place in places) for values in (self.files, self.frames, self.positions)
+        )
+        return replace(self, slice_labels=None, files=files, frames=frames, positions=positions)
 
 
 class Manifest:
