@@ -109,9 +109,7 @@ def predict(
         accepted = bundle.expects.modalities
         found = find_scans(paths, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
-        loaded = None
-        if found.rows:
-            loaded = _load_encoder(bundle, encoder, weights, execution, offline)
+        loaded = _load_encoder(bundle, encoder, weights, execution, offline) if found.rows else None
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
     def show(outcome: Written) -> None:
@@ -352,7 +350,7 @@ def node(
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
         run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),
-        endings.until_stopped(),
+        endings.until("SIGINT", "SIGTERM"),
         serving_status(running, status_host, status_port) as url,
     ):
         where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch or pull}"
@@ -425,5 +423,5 @@ def view(
         say(console, f"Open {url}")
         say(console, "Press Ctrl-C to stop.")
 
-    with endings.until_ctrl_c():
+    with endings.until("SIGINT"):
         serve(gallery, port, announce)

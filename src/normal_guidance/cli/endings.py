@@ -225,18 +225,15 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
     if ending is NO_SPACE:
         number = getattr(error, "errno", None)
         reason = os.strerror(number if number in FULL else errno.ENOSPC).lower()
-        return reason if job.out is None else f"{reason} ({_free(job.out)} free now)"
+        if job.out is None:
+            return reason
+        from normal_guidance.base.system import disk, size_text
+
+        return f"{reason} ({size_text(disk(job.out)[1])} free now)"
     if ending is NOT_ALLOWED:
         return str(getattr(error, "strerror", "") or "permission denied").lower()
     said = str(error).strip().partition("\n")[0]
     return f"{said[:200]}..." if len(said) > 200 else said or type(error).__name__
-
-
-def _free(out: Path) -> str:
-    """Return the free space of the output's disk."""
-    from normal_guidance.base.system import disk, size_text
-
-    return size_text(disk(out)[1])
 
 
 def _one_line(text: str) -> str:
@@ -303,24 +300,9 @@ def _repeat(number: int) -> None:
 
 
 @contextmanager
-def until_ctrl_c() -> Iterator[None]:
-    """Run a block that Ctrl-C is to end: the command goes on after it, as if nothing had come; `view` serves so.
-
-    Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
-    """
-    with _until("SIGINT"):
-        yield
-
-
-@contextmanager
-def until_stopped() -> Iterator[None]:
-    """Run a block that Ctrl-C or SIGTERM is to end, as `until_ctrl_c` does; `node` serves so."""
-    with _until("SIGINT", "SIGTERM"):
-        yield
-
-
-@contextmanager
-def _until(*names: str) -> Iterator[None]:
+def until(*names: str) -> Iterator[None]:
+    """Run a block that these signals are to end: the command goes on after it, as if nothing had come."""
+    # Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
     try:
         yield
     except KeyboardInterrupt:
@@ -377,21 +359,15 @@ def _end(error: BaseException) -> int:
 def print_ending(ending: Ending, error: BaseException, style: Callable[[str], object] | None = None) -> None:
     """Print the line about an ending; signals that follow no longer interrupt."""
     _signals.ended.set()
-    _say(line_of(ending, error), style or _plain)
-
-
-def _say(line: str, style: Callable[[str], object]) -> None:
-    """Print a line to stderr, below the ^C that a terminal prints; `style` prints it in colour."""
+    line = line_of(ending, error)
     if line and sys.stderr is not None:
         with suppress(OSError, ValueError):  # closed, or full
             if _signals.last == "SIGINT" and sys.stderr.isatty():
-                sys.stderr.write("\n")
-            style(line)
-
-
-def _plain(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+                sys.stderr.write("\n")  # below the ^C that a terminal prints
+            if style is None:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                style(line)
 
 
 def _give_up_output() -> None:

@@ -1,9 +1,6 @@
 """The imports that `nguide doctor` tries in separate processes: each takes a second, and may fail, hang or crash.
 
-    python -P probes.py imports numpy pandas
-
-prints one JSON object: the result, or {"error": "..."}.  A native library that does not fit the processor ends this
-process, not the doctor.
+`python -P probes.py imports numpy pandas` prints one JSON object: the result, or {"error": "..."}.
 """
 
 from __future__ import annotations

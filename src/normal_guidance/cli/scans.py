@@ -165,16 +165,13 @@ def left_out_line(made: Index, out: Path) -> str:
         return ""
     kept = set(made.manifest.scan_ids)
     # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
-    lost = {
-        problem.detail if problem.kind == DOUBLE else problem.scan_id or problem.detail: problem
-        for problem in made.problems
-        if problem.kind == DOUBLE
-        or (
-            problem.action == "left out"
-            and problem.scan_id not in kept
-            and (problem.scan_id or problem.kind == "bad_row")
-        )
-    }
+    lost = {}
+    for problem in made.problems:
+        key = problem.scan_id or (problem.detail if problem.kind == "bad_row" else "")
+        if problem.kind == DOUBLE:
+            lost[problem.detail] = problem
+        elif key and problem.action == "left out" and problem.scan_id not in kept:
+            lost[key] = problem
     if not lost:
         return ""
     total, counts = len(kept) + len(lost), Counter(problem.kind for problem in lost.values())

@@ -340,10 +340,7 @@ def reproduce_scans(
     training: TrainingOptions,
     as_json: bool = False,
 ) -> None:
-    """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods.
-
-    OUT holds index, splits (split-SEED.csv, by patient), store, and study, as `nguide experiment` makes it.
-    """
+    """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods."""
     from normal_guidance.cli.features import encode
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.scans import split
