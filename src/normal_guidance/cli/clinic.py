@@ -405,7 +405,7 @@ def view(
         port: Port on this machine. Default: 8765, or a free one.
     """
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.clinic.viewer.gallery import is_anonymous, open_gallery
+    from normal_guidance.clinic.viewer.gallery import open_gallery
     from normal_guidance.clinic.viewer.server import serve
 
     console = make_console()
@@ -413,10 +413,10 @@ def view(
     if not len(gallery):
         raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
     images = "yes"
-    if gallery.manifest is None and is_anonymous(folder):
-        images = "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
-    elif gallery.manifest is None:
+    if gallery.manifest is None:
         images = "no, give --index INDEX to see them"
+        if gallery.summary is not None and gallery.summary.anonymous:
+            images = "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
     say(console, f"{folder}: {len(gallery)} scans, {count_text(len(gallery.splits), 'split')}; images: {images}")
 
     def announce(url: str) -> None:

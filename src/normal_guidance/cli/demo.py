@@ -150,17 +150,12 @@ def _run_stage(context: typer.Context, console: Console, stage: Stage, number: s
                 command.invoke(inner)
         except typer.Exit as end:
             code = end.exit_code
-    for line in result_lines(printed.getvalue()):
-        console.print(f"     {line}")
+    for line in f"\n{printed.getvalue()}".partition("\n# ")[0].splitlines():  # without pages
+        if line and not line.endswith(": begins") and not line.startswith("Next: "):
+            console.print(f"     {line}")
     if code:
         raise typer.Exit(code)
     console.print(f"     {time.monotonic() - begin:.0f} s", style="dim")
-
-
-def result_lines(printed: str) -> list[str]:
-    """Return a command's lines without those that announce a beginning or a next command, and without pages."""
-    lines = f"\n{printed}".partition("\n# ")[0].splitlines()
-    return [line for line in lines if line and not line.endswith(": begins") and not line.startswith("Next: ")]
 
 
 def command_lines(words: Sequence[str]) -> list[str]:

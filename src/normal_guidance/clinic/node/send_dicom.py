@@ -37,10 +37,7 @@ ALL_STORED, SOME_MISSING = 1, 2  # kinds of a report
 NOT_HERE = 0x0112  # reason for a missing object: no such object instance
 RETRIES = (1.0, 10.0, 60.0, 600.0)  # seconds before each further attempt at a report in a new association
 MOST_OBJECTS = 100_000  # objects in one request
-
-
 PLAIN: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian]
-
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
 REPORT_SECONDS = 1.0

@@ -362,24 +362,25 @@ def _of_features(scans: Iterable[FoundScan], bundle: Bundle, options: PredictOpt
             columns=0,
             modality="",
         )
-        if wrong := _why_not_features(scan, bundle) or _why_no_folder(row.scan_id):
+        if wrong := _why_not_features(scan, bundle, folder_name(row.scan_id)):
             yield NotPredicted(row.scan_id, Problem(row.scan_id, "", "failed", wrong, "left out"))
         else:
             scores = scores_of(bundle, scan.features)
             yield outcome_of(row, Path(scan.found.where).parent, scores, (), bundle, options)
 
 
-def _why_not_features(scan: FoundScan, bundle: Bundle) -> str:
-    """The reason why the model cannot take these features; empty if it can."""
+def _why_not_features(scan: FoundScan, bundle: Bundle, folder: str) -> str:
+    """The reason why these features cannot be predicted, with a folder for their results; empty if they can."""
     if wrong := _wrong_width(scan, bundle):
         return wrong
     if not len(scan.features):
         return "has no slices"
     finite = scan.features.isfinite()
-    if finite.all():
-        return ""
-    place, feature = (~finite).nonzero()[0].tolist()
-    return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+    if not finite.all():
+        place, feature = (~finite).nonzero()[0].tolist()
+        return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+    fits = same_name(folder) not in RESERVED and len(folder.encode()) <= MOST_FOLDER_BYTES
+    return "" if fits else "has an id that cannot be the name of its folder"
 
 
 def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
@@ -387,12 +388,6 @@ def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
     if width == bundle.features:
         return ""
     return f"has {width} features a slice, but the model was trained on {bundle.features}"
-
-
-def _why_no_folder(scan_id: str) -> str:
-    name = folder_name(scan_id)
-    fits = same_name(name) not in RESERVED and len(name.encode()) <= MOST_FOLDER_BYTES
-    return "" if fits else "has an id that cannot be the name of its folder"
 
 
 NewScans = ScansLike | str | Path | Sequence[str | Path]

@@ -127,10 +127,9 @@ class Gallery:
     def scans(self, split: int) -> list[dict[str, Any]]:
         """The list of a split."""
         self._check_split(split)
-        lines = []
+        lines, sources = [], self.splits[split].sources
         for scan, listed in self._lists[split].items():
             result = self._results.get(self._scans[scan].scan_id)
-            sources = self.splits[split].sources
             lines.append(
                 {
                     **self._names(scan),
@@ -323,12 +322,6 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None
     return KnownModel(windows, dataset if isinstance(dataset, str) else None)
-
-
-def is_anonymous(folder: Path) -> bool:
-    """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
-    summary = read_summary(folder)
-    return summary is not None and summary.anonymous
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:

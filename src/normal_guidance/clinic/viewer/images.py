@@ -1,8 +1,7 @@
 """Slices for the page, decoded on request, in processes that may die, and cached up to a limit.
 
-A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more: slices are sent one by one, and the page
-requests the slices around the one it shows.  A file is decoded as a whole: one slice in most DICOM series, all slices
-in NIfTI.
+A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more, so they are sent one by one.  A file is decoded
+as a whole: one slice in most DICOM series, all slices in NIfTI.
 """
 
 from __future__ import annotations
