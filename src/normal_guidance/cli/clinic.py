@@ -156,9 +156,9 @@ def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
 
     if not any(map(is_url, scans)):
         return list(map(Path, scans))
-    from normal_guidance.clinic.predict.dicomweb import fetch_all, fetched_folder, parse_place
+    from normal_guidance.clinic.predict.dicomweb import fetch_all, parse_place
 
-    folder, paths = fetched_folder(out), list[Path]()
+    folder, paths = out.with_name(f"{out.name}.scans"), list[Path]()
     for scan in scans:
         paths += fetch_all(parse_place(scan), folder, bundle.expects.modalities) if is_url(scan) else [Path(scan)]
     typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)

@@ -185,21 +185,17 @@ def _new_scan_lines(out: Path) -> Iterator[str]:
         if line["state"] != "predicted":
             continue  # the command has printed why
         drawn = [number for number, label in enumerate(truth[line["scan_id"]], start=1) if label]
+        firsts = [number for number in drawn if number - 1 not in drawn]
+        lasts = [number for number in drawn if number + 1 not in drawn]
+        ranges = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
         right = "right" if bool(line["positive"]) == bool(drawn) else "wrong"
         side = {None: "", 0: f", negative: {right}", 1: f", positive: {right}"}[line["positive"]]
         where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
         yield f"- {line['scan_id']}, {line['slices']} slices: " + (
-            f"a hemorrhage in slices {_ranges(drawn)}" if drawn else "no hemorrhage"
+            f"a hemorrhage in slices {ranges}" if drawn else "no hemorrhage"
         )
         yield f"  probability {line['probability']:.2f}{side}; key slices {line['key_slices']}"
         yield f"  {where}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write consecutive numbers as ranges."""
-    firsts = [number for number in numbers if number - 1 not in numbers]
-    lasts = [number for number in numbers if number + 1 not in numbers]
-    return ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
 def _place_lines(out: Path) -> Iterator[str]:

@@ -334,26 +334,12 @@ def key_objects(result: Result) -> Dataset:
     return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))
 
 
-# The structured report (TID 1500):
-#
-#     Image Library          every object of the scan, its frame of reference and body part
-#     Imaging Measurements
-#       'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
-#                            whole slice as its region; none where the scan is negative by its threshold
-#       'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last
-#                            slice of the interval, each inferred from the whole slice; the attention within it; what
-#                            was looked for; as comments, cautions and that there are no key slices
-#     Attention of every slice
-#       'slices'             TID 1501: the attention of every slice, inferred from that slice, in their order
-#
-# Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
-#
-# Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
-# known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so
-# the interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
-# All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
+# The structured report (TID 1500): docs/conformance.md has its content.  Viewers such as OHIF open the slice of the
+# first group and draw its region, the edge of the image.  A group without a region among the Imaging Measurements
+# makes OHIF 3.12 fail, so the interval's ends have one, and 'slices' (1 kB each) lies in a container of its own.
 
 SCHEME = "99NGUIDE"  # designator of our own codes; designators that begin with 99 are private
+
 # Concepts for which DICOM has no code.
 ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
 INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")

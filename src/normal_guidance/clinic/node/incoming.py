@@ -144,15 +144,10 @@ def read_received(content: bytes, begin: int | None = None) -> Received:
         if not UID.fullmatch(value):
             raise NotTakenError(f"{name} is missing or not a UID")
     study, series, sop, kind = values
-    data = memoryview(content)[_data_begin(content) if begin is None else begin :]
-    return Received(study, series, sop, kind, hashlib.sha256(data).hexdigest(), content)
-
-
-def _data_begin(content: bytes) -> int:
-    """Where the data set of a file begins: after the group 0002, if its length is stated."""
-    if content[128:132] == b"DICM" and content[132:140] == b"\x02\x00\x00\x00UL\x04\x00":
-        return 144 + int.from_bytes(content[140:144], "little")
-    return 0
+    if begin is None:  # after the group 0002, if its length is stated
+        stated = content[128:132] == b"DICM" and content[132:140] == b"\x02\x00\x00\x00UL\x04\x00"
+        begin = 144 + int.from_bytes(content[140:144], "little") if stated else 0
+    return Received(study, series, sop, kind, hashlib.sha256(memoryview(content)[begin:]).hexdigest(), content)
 
 
 def read_conditions(file: Path) -> Mapping[str, str]:

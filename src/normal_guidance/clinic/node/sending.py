@@ -76,7 +76,6 @@ class Sending:
         return len(files)
 
     def _ask(self, dispatch: Dispatch) -> None:
-        """Ask for storage commitment."""
         series = self.queue.series(dispatch.series)
         if series is None or not isinstance(self.destination, DicomDestination):
             return

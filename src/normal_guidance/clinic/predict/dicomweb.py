@@ -183,8 +183,3 @@ def fetch_all(place: WebPlace, folder: Path, modalities: Iterable[str]) -> list[
             with folder_atomically(out) as draft:
                 server.fetch(each, draft)
     return list(folders)
-
-
-def fetched_folder(out: Path) -> Path:
-    """Where the scans that results are made of lie, if they were fetched."""
-    return out.with_name(f"{out.name}.scans")

@@ -104,15 +104,10 @@ def scan_page(
     ]
     results = _verdict(prediction)
     if prediction.further:
-        lines = [
-            (
-                str(one.finding),
-                rounded(one.probability),
-                "none" if one.threshold is None else rounded(one.threshold),
-                SIDES[one.is_positive],
-            )
-            for one in prediction.each
-        ]
+        lines = []
+        for each in prediction.each:
+            threshold = "none" if each.threshold is None else rounded(each.threshold)
+            lines.append((str(each.finding), rounded(each.probability), threshold, SIDES[each.is_positive]))
         results = [table(("finding", "probability", "threshold", "result"), lines)]
     where = f"Body part: {prediction.body_part}; modality: {prediction.row.modality or 'not stated'}."
     lead = [caution(READ_FIRST, prediction.every_caution), *results, paragraph(where), paragraph(CAUTION, note=True)]

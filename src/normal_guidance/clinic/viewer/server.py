@@ -13,12 +13,10 @@ in the user's browser.  So `Guard` checks four rules before anything else sees a
 1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding), but
    the browser then sends that name.
 2. The method is GET or HEAD: no client can write anything.
-3. Everything but the files of the page, which hold no data, needs the token in the Authorization header.  There is no
-   cookie: browsers send cookies to every port of a host, so other servers on this machine would receive it.  The token
-   stands behind the # of the printed address, which browsers do not send.  The page keeps it in the tab's session
-   storage, which pages of other ports cannot read, and sends it to its own server only.
-4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
-   loading anything from elsewhere or running text as code.
+3. Everything but the files of the page, which hold no data, needs the token in the Authorization header: browsers send
+   cookies to every port of a host.  The token stands behind the # of the printed address, which browsers do not send;
+   the page keeps it in the tab's session storage, which pages of other ports cannot read.
+4. Headers keep browsers from storing, framing or sniffing answers, and the page from running text as code.
 """
 
 from __future__ import annotations
