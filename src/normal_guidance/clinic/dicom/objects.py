@@ -15,36 +15,10 @@ from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from highdicom import sr
 from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
 from highdicom.sc import SCImage
-from highdicom.sr import (
-    AlgorithmIdentification,
-    CodeContentItem,
-    CodedConcept,
-    Comprehensive3DSR,
-    ContainerContentItem,
-    ContentSequence,
-    CoordinatesForMeasurement,
-    DeviceObserverIdentifyingAttributes,
-    FindingSite,
-    GraphicTypeValues,
-    ImageContentItem,
-    ImageRegion,
-    Measurement,
-    MeasurementReport,
-    MeasurementsAndQualitativeEvaluations,
-    ObservationContext,
-    ObserverContext,
-    PlanarROIMeasurementsAndQualitativeEvaluations,
-    QualitativeEvaluation,
-    RelationshipTypeValues,
-    SourceImageForMeasurement,
-    SourceImageForRegion,
-    TextContentItem,
-    TrackingIdentifier,
-    UIDRefContentItem,
-)
 from PIL import Image
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
@@ -292,11 +266,11 @@ def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
     return datasets
 
 
-def observer(result: Result) -> ObserverContext:
+def observer(result: Result) -> sr.ObserverContext:
     """Name the program as the observer."""
-    return ObserverContext(
+    return sr.ObserverContext(
         observer_type=codes.DCM.Device,
-        observer_identifying_attributes=DeviceObserverIdentifyingAttributes(
+        observer_identifying_attributes=sr.DeviceObserverIdentifyingAttributes(
             uid=generate_uid(entropy_srcs=[NAME, __version__]),
             name=NAME,
             manufacturer_name=NAME,
@@ -341,20 +315,20 @@ def key_objects(result: Result) -> Dataset:
 SCHEME = "99NGUIDE"  # designator of our own codes; designators that begin with 99 are private
 
 # Concepts for which DICOM has no code.
-ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
-INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
-THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
-CALL = CodedConcept("call", SCHEME, "Scan by the threshold")
-FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
-LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
-SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
-SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
+ATTENTION = sr.CodedConcept("attention", SCHEME, "Attention of the slice")
+INTERVAL = sr.CodedConcept("interval", SCHEME, "Attention within the interval")
+THRESHOLD = sr.CodedConcept("threshold", SCHEME, "Threshold of the probability")
+CALL = sr.CodedConcept("call", SCHEME, "Scan by the threshold")
+FIRST = sr.CodedConcept("first", SCHEME, "First slice of the interval")
+LAST = sr.CodedConcept("last", SCHEME, "Last slice of the interval")
+SLICES = sr.CodedConcept("slices", SCHEME, "Attention of every slice")
+SOUGHT = sr.CodedConcept("sought", SCHEME, "Looked for")
 
 # Concepts with a DICOM code; made once, not for every slice.
-PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
-NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
-SOURCE = CodedConcept.from_code(codes.SCT.Source)
-COMMENT = CodedConcept.from_code(codes.DCM.Comment)
+PROBABILITY = sr.CodedConcept.from_code(codes.DCM.Probability)
+NO_UNITS = sr.CodedConcept.from_code(codes.UCUM.NoUnits)
+SOURCE = sr.CodedConcept.from_code(codes.SCT.Source)
+COMMENT = sr.CodedConcept.from_code(codes.DCM.Comment)
 
 WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
 NO_KEYS = "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
@@ -367,10 +341,12 @@ PROCEDURES = {
 """Modality and procedure by the headers' modality; the last entry is for all others."""
 
 
-AnyGroup = TypeVar("AnyGroup", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
+AnyGroup = TypeVar(
+    "AnyGroup", sr.MeasurementsAndQualitativeEvaluations, sr.PlanarROIMeasurementsAndQualitativeEvaluations
+)
 
 
-class _PlainReport(Comprehensive3DSR):
+class _PlainReport(sr.Comprehensive3DSR):
     """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
     def copy_patient_and_study_information(self, dataset: Dataset) -> None:
@@ -382,8 +358,8 @@ def structured_report(result: Result) -> Dataset:
     objects = evidence(result, {reference.sop_uid: reference for reference in result.source.slices}.values())
     keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
     modality, procedure = PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
-    report = MeasurementReport(
-        observation_context=ObservationContext(observer_device_context=observer(result)),
+    report = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(observer_device_context=observer(result)),
         procedure_reported=procedure,
         imaging_measurements=[*(_key_slice(result, *key) for key in keys), _scan(result)],
     )
@@ -400,17 +376,17 @@ def structured_report(result: Result) -> Dataset:
     return result.finish(document)
 
 
-def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsAndQualitativeEvaluations:
+def _key_slice(result: Result, rank: int, number: int) -> sr.PlanarROIMeasurementsAndQualitativeEvaluations:
     name = f"key slice {rank} of {len(result.prediction.key_slices)}: slice {number + 1}, whole slice"
     attention = _number(ATTENTION, float(result.prediction.attention[number]))
-    region = ImageRegion(GraphicTypeValues.POLYLINE, *_whole(result, number))
-    group = PlanarROIMeasurementsAndQualitativeEvaluations(
+    region = sr.ImageRegion(sr.GraphicTypeValues.POLYLINE, *_whole(result, number))
+    group = sr.PlanarROIMeasurementsAndQualitativeEvaluations(
         **_shared(result, name), referenced_region=region, measurements=[attention]
     )
     return _with_texts(group, [(COMMENT, WHOLE)])
 
 
-def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
+def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
     prediction = result.prediction
     first, last = prediction.interval
     inside = float(prediction.attention[first : last + 1].double().sum())
@@ -419,13 +395,13 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     if prediction.threshold is not None:
         call = codes.SCT.Positive if prediction.is_positive else codes.SCT.Negative
         measurements.append(_number(THRESHOLD, prediction.threshold))
-        evaluations.append(QualitativeEvaluation(CALL, call))
+        evaluations.append(sr.QualitativeEvaluation(CALL, call))
     measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
     # The body part is named for the scan only: OHIF would write it on every key slice, by the code of 'finding site'.
     site = BODY_PARTS.get(result.source.series.body_part)
-    group = MeasurementsAndQualitativeEvaluations(
+    group = sr.MeasurementsAndQualitativeEvaluations(
         **_shared(result, "scan"),
-        finding_sites=None if site is None else [FindingSite(site)],
+        finding_sites=None if site is None else [sr.FindingSite(site)],
         measurements=measurements,
         qualitative_evaluations=evaluations,
     )
@@ -433,13 +409,13 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, prediction.sought)])
 
 
-def _slices(result: Result) -> ContainerContentItem:
+def _slices(result: Result) -> sr.ContainerContentItem:
     weights = zip(result.prediction.attention.tolist(), result.source.slices, strict=True)
-    group = MeasurementsAndQualitativeEvaluations(
+    group = sr.MeasurementsAndQualitativeEvaluations(
         **_shared(result, "slices"), measurements=[_number(ATTENTION, weight, place) for weight, place in weights]
     )
-    container = ContainerContentItem(SLICES, relationship_type=RelationshipTypeValues.CONTAINS)
-    container.ContentSequence = ContentSequence(group)
+    container = sr.ContainerContentItem(SLICES, relationship_type=sr.RelationshipTypeValues.CONTAINS)
+    container.ContentSequence = sr.ContentSequence(group)
     return container
 
 
@@ -453,55 +429,55 @@ def _shared(result: Result, name: str) -> dict[str, Any]:
     concept = None
     if finding is not None:
         code = (finding.name, SCHEME) if finding.code is None else (finding.code, "SCT")
-        concept = CodedConcept(*code, finding.meaning or finding.name.replace("_", " "))
+        concept = sr.CodedConcept(*code, finding.meaning or finding.name.replace("_", " "))
     return {
-        "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
+        "tracking_identifier": sr.TrackingIdentifier(uid=result.uid(name), identifier=name),
         "finding_type": concept,
-        "algorithm_id": AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
+        "algorithm_id": sr.AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
     }
 
 
-def _with_texts(group: AnyGroup, texts: Iterable[tuple[CodedConcept, str]]) -> AnyGroup:
+def _with_texts(group: AnyGroup, texts: Iterable[tuple[sr.CodedConcept, str]]) -> AnyGroup:
     for name, text in texts:
-        group[0].ContentSequence.append(TextContentItem(name, text, RelationshipTypeValues.CONTAINS))
+        group[0].ContentSequence.append(sr.TextContentItem(name, text, sr.RelationshipTypeValues.CONTAINS))
     return group
 
 
-def _end(result: Result, name: CodedConcept, number: int) -> Measurement:
+def _end(result: Result, name: sr.CodedConcept, number: int) -> sr.Measurement:
     """An end of the interval: the number of its slice, from 1, inferred from the whole slice."""
-    place = CoordinatesForMeasurement(GraphicTypeValues.POLYLINE, *_whole(result, number))
-    return Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
+    place = sr.CoordinatesForMeasurement(sr.GraphicTypeValues.POLYLINE, *_whole(result, number))
+    return sr.Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
 
 
-def _whole(result: Result, number: int) -> tuple[np.ndarray, SourceImageForRegion]:
+def _whole(result: Result, number: int) -> tuple[np.ndarray, sr.SourceImageForRegion]:
     """The edge of a slice, closed, from the corner of its first pixel to that of its last; and the slice."""
     columns, rows = result.prediction.row.columns, result.prediction.row.rows
     corners = np.array([[0, 0], [columns, 0], [columns, rows], [0, rows], [0, 0]], float)
     place = result.source.slices[number]
-    return corners, SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
+    return corners, sr.SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
 
 
-def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
-    images = [SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
-    return Measurement(name, value, NO_UNITS, referenced_images=images)
+def _number(name: sr.CodedConcept, value: float, *places: Reference) -> sr.Measurement:
+    images = [sr.SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
+    return sr.Measurement(name, value, NO_UNITS, referenced_images=images)
 
 
-def _library(result: Result, objects: list[Dataset], modality: Code) -> ContainerContentItem:
+def _library(result: Result, objects: list[Dataset], modality: Code) -> sr.ContainerContentItem:
     """List all objects of the scan in one group, with the attributes that they share."""
     # highdicom's own library refuses images without spacing or position, and repeats both for every image.
-    context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
-    shared = ContentSequence([CodeContentItem(codes.DCM.Modality, modality, context)])
+    context, contains = sr.RelationshipTypeValues.HAS_ACQ_CONTEXT, sr.RelationshipTypeValues.CONTAINS
+    shared = sr.ContentSequence([sr.CodeContentItem(codes.DCM.Modality, modality, context)])
     region = BODY_PARTS.get(result.source.series.body_part)
     if region is not None:
-        shared.append(CodeContentItem(codes.DCM.TargetRegion, region, context))
+        shared.append(sr.CodeContentItem(codes.DCM.TargetRegion, region, context))
     if result.source.frame_of_reference:
-        shared.append(UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
+        shared.append(sr.UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
     for image in objects:
-        shared.append(ImageContentItem(SOURCE, image.SOPClassUID, image.SOPInstanceUID, None, None, contains))
-    group = ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
+        shared.append(sr.ImageContentItem(SOURCE, image.SOPClassUID, image.SOPInstanceUID, None, None, contains))
+    group = sr.ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
     group.ContentSequence = shared
-    library = ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
-    library.ContentSequence = ContentSequence([group])
+    library = sr.ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
+    library.ContentSequence = sr.ContentSequence([group])
     return library
 
 
