@@ -82,14 +82,14 @@ PROBES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 def main(name: str, *words: str) -> str:
     """Run a probe; return one line of JSON."""
-    found: Mapping[str, Any] = {}
+    answer: Mapping[str, Any] = {}
 
     def probe() -> None:
-        nonlocal found
-        found = PROBES[name](*words)
+        nonlocal answer
+        answer = PROBES[name](*words)
 
     error = _error(probe)
-    return json.dumps(found if error is None else {"error": error})
+    return json.dumps(answer if error is None else {"error": error})
 
 
 if __name__ == "__main__":

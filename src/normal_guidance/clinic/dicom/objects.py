@@ -114,7 +114,8 @@ def anonymize(source: SourceSeries) -> SourceSeries:
         study_uid=new_uid(source.study_uid),
         frame_of_reference=source.frame_of_reference and new_uid(source.frame_of_reference),
         slices=tuple(
-            replace(one, sop_uid=new_uid(one.sop_uid), series_uid=new_uid(one.series_uid)) for one in source.slices
+            replace(reference, sop_uid=new_uid(reference.sop_uid), series_uid=new_uid(reference.series_uid))
+            for reference in source.slices
         ),
         identity={
             **dict.fromkeys(REQUIRED, ""),

@@ -143,7 +143,7 @@ class PredictionJob:
             "row": _fingerprint(prediction.row, prediction.root),
             "files": _checksums(self._results(prediction.row.scan_id)),
         }
-        tensors = {str(place): one.log_attention.contiguous() for place, one in enumerate(prediction.each)}
+        tensors = {str(place): result.log_attention.contiguous() for place, result in enumerate(prediction.each)}
         write_tensors(self._record(prediction.row.scan_id), tensors, about)
 
     def finished(self, row: ScanRow, root: Path) -> DoneScan | None:

@@ -205,7 +205,7 @@ class Predictor:
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
     """Reasons why the model was not made for a scan."""
     mixed = [problem for problem in found.problems.get(row.scan_id, ()) if problem.kind == "mixed_acquisitions"]
-    reasons = [*bundle.expects.why_not(row), *(f"it mixes several acquisitions: {one.detail}" for one in mixed)]
+    reasons = [*bundle.expects.why_not(row), *(f"it mixes several acquisitions: {problem.detail}" for problem in mixed)]
     if lost := found.incomplete.get(row.scan_id, ()):
         where = f" ({lost[0].file}: {lost[0].detail})" if lost[0].file else ""
         them = "it shows" if len(lost) == 1 else "they show"
@@ -429,21 +429,21 @@ def predict(
     paths = [Path(source) for source in sources if isinstance(source, str | Path)]
     if len(paths) < len(sources) or model.encoder is None or any(map(is_features, paths)):
         return predict_features(sources, model, options)
-    found = find_scans(
+    given = find_scans(
         paths,
         workers=options.workers,
         any_modality=options.force,
         modalities=model.expects.modalities,
         anonymize=options.anonymize,
     )
-    return predict_found(found, model, encoder, options)
+    return predict_found(given, model, encoder, options)
 
 
 def _sources(scans: NewScans) -> list[Source]:
     """Paths as they are, scans in memory as bags."""
     if isinstance(scans, str | Path):
         return [scans]
-    if isinstance(scans, Sequence) and scans and all(isinstance(one, str | Path) for one in scans):
+    if isinstance(scans, Sequence) and scans and all(isinstance(scan, str | Path) for scan in scans):
         return list(scans)
     try:
         return [as_scans(cast(ScansLike, scans))]

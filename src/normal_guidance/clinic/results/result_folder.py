@@ -218,13 +218,13 @@ def write_scan(
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
         strips: list[Path | None] = []
-        for place, (one, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
-            name = one.finding.name if one.finding and prediction.further else ""
+        for place, (result, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
+            name = result.finding.name if result.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
-            if one.has_images:
-                problems += _draw(one, model, strip, dicom, anonymize)
+            if result.has_images:
+                problems += _draw(result, model, strip, dicom, anonymize)
             if dicom and strip.exists():
-                problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
+                problems += _write_dicom(result, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
         problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
         page = scan_page(prediction, bundle, strips, problems, anonymize=anonymize)
@@ -267,7 +267,9 @@ def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
     heads = prediction.head_attention.tolist()
     columns = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
-    columns |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
+    columns |= {
+        f"attention_{result.finding.name}": result.attention.tolist() for result in prediction.further if result.finding
+    }
     lines = []
     for place, line in enumerate(_slices(prediction, anonymize)):
         values = {name: column[place] for name, column in columns.items()}
@@ -344,8 +346,8 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob) -
         return None
     folder = out / folder_name(prediction.row.scan_id)
     same = all(
-        one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
-        for one, score in zip(prediction.each, before.scores, strict=True)
+        result.logit == score.logit and torch.equal(result.log_attention, score.log_attention)
+        for result, score in zip(prediction.each, before.scores, strict=True)
     )
     if not same or before.problems != prediction.problems:
         shutil.rmtree(folder)

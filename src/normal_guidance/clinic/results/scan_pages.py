@@ -86,10 +86,11 @@ def scan_page(
     )
     missing = [f"No picture: {problem.detail}." for problem in problems if problem.action.startswith("no picture")]
     sections = []
-    for one, strip in zip(prediction.each, strips, strict=True):
-        shown = [caution("Without a picture", missing) if strip is None else figure(strip, caption), *_key_slices(one)]
+    for result, strip in zip(prediction.each, strips, strict=True):
+        picture = caution("Without a picture", missing) if strip is None else figure(strip, caption)
+        shown = [picture, *_key_slices(result)]
         if prediction.further:
-            sections.append(Section(one.finding.name if one.finding else "", [*_verdict(one), *shown]))
+            sections.append(Section(result.finding.name if result.finding else "", [*_verdict(result), *shown]))
         else:
             sections.append(Section("Key slices", shown))
     odd = [*prediction.problems, *problems]
@@ -208,15 +209,15 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     step = max(1, len(names))
     rows = []
     for start in range(0, len(good), step):
-        own, line = good[start : start + step], good[start]
+        findings, line = good[start : start + step], good[start]
         # A name may be written from right to left, and must not turn the text around it.
         name = f"<bdi>{escape(line['scan_id'])}</bdi>"
         flag = f"<div class=flag>⚠ {escape(line['cautions'])}</div>" if line["cautions"] else ""
-        results = [(escape(rounded(one["probability"])), SIDES[one["positive"]]) for one in own]
+        results = [(escape(rounded(finding["probability"])), SIDES[finding["positive"]]) for finding in findings]
         cells = [*results[0], escape(line["key_slices"])]
         if names:  # each finding in one cell; positive ones stand out
-            texts = zip(map(" ".join, results), own, strict=True)
-            cells = [f"<b>{text}</b>" if one["positive"] else text for text, one in texts]
+            texts = zip(map(" ".join, results), findings, strict=True)
+            cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
         link = f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{name}</a>{flag}"
         rows.append((link, *cells, str(line["slices"]), str(line["problems"])))
     header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")

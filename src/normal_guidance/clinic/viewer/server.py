@@ -150,8 +150,8 @@ def with_headers(send: Send) -> Send:
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            own = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *own]}
+            added = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *added]}
         await send(message)
 
     return send_with_headers
