@@ -92,12 +92,8 @@ ENDINGS = (
 
 BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
 
-RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
-"""Commands that go on from what they saved, if they are started again with the same options."""
-
-SECONDS_TO_NOTICE = 0.5
-"""An interrupt is repeated after this time if the command goes on: libraries lose one that comes while they start."""
-
+RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")  # they go on from what they saved
+SECONDS_TO_NOTICE = 0.5  # then an interrupt is repeated: libraries lose one that comes while they start
 PATIENCE = 3  # the signal of this number ends the process at once, whatever it is cleaning up
 
 SECONDS_OF_UNWINDING = 10.0

@@ -40,9 +40,7 @@ if TYPE_CHECKING:
 
 
 MOST_WORKERS = 8  # more processes than this seldom read one disk faster
-
-DOUBLE = "double_scan"
-"""The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""
+DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index
 
 LEFT_OUT = {
     "label_without_image": "have no files",

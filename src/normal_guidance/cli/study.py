@@ -108,8 +108,7 @@ class StudyPlan(NamedTuple):
 
     study: Study
     make_grid: MakeGrid
-    varied: Study
-    """The guided methods that are also trained with each divergence and lambda; none without --sensitivity."""
+    varied: Study  # the guided methods, for each divergence and lambda; none without --sensitivity
     make_varied_grid: MakeGrid
 
 

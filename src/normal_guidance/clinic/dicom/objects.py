@@ -64,10 +64,7 @@ BODY_PARTS = {name.upper(): code for name, code in codes.cid4031.concepts.items(
 """The SNOMED CT codes of body parts, as far as pydicom's tables know them."""
 
 FIRST_NUMBER = 9800  # series numbers end with this and more: scanners seldom use such large ones
-
-SOURCE_STEP = 10_000
-"""The results of the source series 7 have the numbers from 79801 on, those of a series 0 from 9801 on."""
-
+SOURCE_STEP = 10_000  # results of the source series 7 have numbers from 79801 on, those of a series 0 from 9801 on
 FINDING_STEP = 10  # the series of the next finding have numbers that are larger by this
 LARGEST = 100_000  # larger source numbers, negative and missing ones are replaced by a hash between this and its double
 LONGEST_DESCRIPTION = 64  # characters of a SeriesDescription
@@ -93,10 +90,7 @@ KINDS = {
 # a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
 
 METHOD = f"normal-guidance {__version__}, basic profile"  # DeidentificationMethod of the results
-
-DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
-"""They replace the date of the result, which is required: a scan is often scored on the day it was made."""
-
+DUMMY_DATE, DUMMY_TIME = "19000101", "000000"  # for the date of the result: a scan is often scored on its own day
 _SECRET = token_hex(32)
 
 

@@ -33,9 +33,7 @@ REQUIRED = (
 OPTIONAL = ("IssuerOfPatientID", "PatientAge", "StudyDescription", "PatientIdentityRemoved", "DeidentificationMethod")
 """Attributes that are repeated where the source has them."""
 
-CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}
-"""Attributes that allow only these values."""
-
+CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}  # only these values are allowed
 FREE_TEXT = ("PN", "LO", "SH")
 """Value representations whose invalid values, such as too long ones, are kept: archives match by them."""
 
@@ -75,8 +73,7 @@ class SourceSeries:
     study_uid: str
     frame_of_reference: str  # UID; empty where the headers have none
     slices: tuple[Reference, ...]
-    identity: Mapping[str, str]
-    """Patient and study: the attributes of `REQUIRED`, and those of `OPTIONAL` that are there, by keyword."""
+    identity: Mapping[str, str]  # patient and study by keyword: `REQUIRED`, and what is there of `OPTIONAL`
     burned_in: bool = False  # a slice says that its pixels name the patient
     lossy: bool = False  # a slice says that it was compressed with loss
     anonymous: bool = False

@@ -103,8 +103,7 @@ class Polling:
     store: Store
     queue: SeriesQueue
     audit: Audit
-    seen: dict[str, int | None] = field(default_factory=dict)
-    """Objects of each series that is not fetched yet, at the last step."""
+    seen: dict[str, int | None] = field(default_factory=dict)  # objects of series not fetched yet, at the last step
 
     def step(self) -> bool:
         """Fetch the series that have stopped to grow; whether there was one."""

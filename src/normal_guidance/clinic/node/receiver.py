@@ -308,10 +308,7 @@ SILENCE_SECONDS = 30.0  # a sender that says nothing within a message for so lon
 PDU_SECONDS = 120.0  # a PDU, which has at most 4 MB, takes at most so long
 LARGEST_PDU = 4 * 2**20  # largest PDU that is read; the node asks for far smaller ones
 LARGEST_OBJECT = 2**31  # largest message, pixels included; a longer one ends its association
-
-WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001
-"""Seconds between two looks at a connection: each is a thread that polls, and 64 silent ones would fill a core."""
-
+WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001  # seconds between two looks: 64 silent connections would fill a core
 CHUNK = 2**16  # bytes that are read at once
 
 

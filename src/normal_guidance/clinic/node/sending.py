@@ -17,9 +17,7 @@ from normal_guidance.clinic.node.series_queue import Dispatch, QueuedSeries, Ser
 from normal_guidance.clinic.node.serving import NodeResults
 from normal_guidance.clinic.predict.dicomweb import parse_server
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
-"""Seconds before the second attempt, and the longest pause; each pause is twice as long as the one before."""
-
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0  # seconds before the second attempt, doubled each time, and at most
 REPORT_PATIENCE = 600.0  # seconds after which storage commitment is asked for again
 
 

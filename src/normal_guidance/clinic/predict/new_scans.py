@@ -25,23 +25,15 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
     from normal_guidance.scans.index.geometry import Ordered
 
-NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})
-"""Kinds of files that are not slices and that nobody misses: reports, scouts, screenshots."""
-
-SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})
-"""A file with such a name should be a slice; if it is not a DICOM file, a slice is missing."""
-
-NOT_DICOM = "not a DICOM file"
-"""The detail of a file that is not DICOM; DICOM files without pixels (reports, presentation states) have another."""
-
+NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})  # files that nobody misses among slices
+SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})  # such a file that is not DICOM is a missing slice
+NOT_DICOM = "not a DICOM file"  # DICOM files without pixels (reports, presentation states) have another detail
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
 """Files of the output folder; a scan's folder cannot have such a name."""
 
 TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"  # what a user may give
 GO_ON = "refused; --force goes on"  # the action for a scan that the model was not made for
-
-COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"
-"""What to do about links that lead out of a folder."""
+COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"  # for links that lead out
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,8 +57,7 @@ class FoundScans:
     root: Path  # the folder that the rows' files are relative to
     rows: tuple[ScanRow, ...]
     problems: Mapping[str, tuple[Problem, ...]]  # by scan id; those of no scan stand under ""
-    incomplete: Mapping[str, tuple[Problem, ...]]
-    """Scans with unreadable files, by scan id: the problems of these files."""
+    incomplete: Mapping[str, tuple[Problem, ...]]  # problems of their unreadable files, by scan id
     unusable: tuple[NotPredicted, ...]  # what should be a scan and cannot be read
 
 

@@ -98,8 +98,7 @@ DEFAULTS = PredictOptions()
 
 Outcome = ScanPrediction | NotPredicted
 
-Known = Callable[[ScanRow, Path], DoneScan | None]
-"""What an earlier start has predicted for a scan below a folder (`PredictionJob.finished`)."""
+Known = Callable[[ScanRow, Path], DoneScan | None]  # by an earlier start (`PredictionJob.finished`)
 
 
 def predict_found(
@@ -293,8 +292,7 @@ def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> Score:
 # Scans given by their features, for a model whose features `nguide encode` did not make: no images, hence no pictures
 # and no DICOM results.
 
-Source = str | Path | Bags | FeatureStore
-"""A feature store, a file of features, a folder of such files, or scans in memory."""
+Source = str | Path | Bags | FeatureStore  # a feature store, a file of features, a folder of such, or scans in memory
 
 
 def is_features(path: Path) -> bool:
@@ -390,8 +388,7 @@ def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
     return f"has {width} features a slice, but the model was trained on {bundle.features}"
 
 
-NewScans = ScansLike | str | Path | Sequence[str | Path]
-"""Scans to predict: files and folders, or features in memory or in a store."""
+NewScans = ScansLike | str | Path | Sequence[str | Path]  # files and folders, or features
 
 
 def predict(

@@ -52,10 +52,7 @@ from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
 FORMAT = 1  # version of prediction.json and summary.json
-
-NO = "no "
-"""How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
-
+NO = "no "  # so begin the actions of problems that cost a scan some results: "no picture, no DICOM results"
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
 
 NAMED_PIXELS = (
@@ -69,8 +66,7 @@ PART = "new"  # the name in predictions.parquet for the part of scans without a 
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""
 
-OF_A_MODEL = ("identity", "operation", "intervals", "training")
-"""What prediction.json says of the model of each finding."""
+OF_A_MODEL = ("identity", "operation", "intervals", "training")  # in prediction.json, of the model of each finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -465,8 +461,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
             yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan_id]}
 
 
-IN_JSON = ("scan_id", "state", "lacks", "reason")
-"""What the command prints of each scan's line, before prediction.json or its problems."""
+IN_JSON = ("scan_id", "state", "lacks", "reason")  # of each scan's line, before prediction.json or its problems
 
 
 def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:

@@ -33,8 +33,7 @@ STATES = ("predicted", "refused", "failed")
 """The states of a scan in the summary that the command, index.html and summary.json share: it has a probability; the
 model was not made for it, but --force predicts it; it cannot be read or processed."""
 
-Line = Mapping[str, Any]
-"""A line of a summary: `scan_id`, `state`, `reason` and `lacks` (picture, DICOM results); a scan's lines count once."""
+Line = Mapping[str, Any]  # of a summary: `scan_id`, `state`, `reason`, `lacks` (picture, DICOM results)
 
 
 def count_states(lines: Iterable[Line]) -> dict[str, int]:

@@ -46,9 +46,7 @@ from normal_guidance.scans.index.problems import Caution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS
 
-TABLE_BYTES = 2**28
-"""Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
-
+TABLE_BYTES = 2**28  # predictions that stay in memory: the next scan of the same methods is shown at once
 ROWS = 16  # scans whose files and positions stay in memory: every slice needs them
 
 

@@ -43,8 +43,7 @@ BUNDLE, SLICES = "bundle.json", "slices.csv"
 
 AGAIN = "delete the folder and predict again"
 
-BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
-"""Columns for the list of scans: a few bytes a scan."""
+BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")  # for the list of scans
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class PredictionFolder:
     title: str
     path: Path
     group: str = ""
-    scores: Path | None = None
-    """Where the scans' probabilities are, if not in `path`: the supervised reference consists of two runs."""
+    scores: Path | None = None  # where the probabilities are, if not in `path`: the supervised reference has two runs
 
 
 @dataclass(frozen=True)
@@ -307,9 +305,7 @@ CT: dict[str, tuple[str, int, int]] = {
 }
 """Windows for CT by name: title, width and level in HU."""
 
-FIRST = {"head": "brain", "chest": "mediastinum", "abdomen": "soft"}
-"""The window that a part of the body is shown in first."""
-
+FIRST = {"head": "brain", "chest": "mediastinum", "abdomen": "soft"}  # the window that is shown first
 BODY_OF_SOURCE = {"rsna-ich": "head", "rsna-pe": "chest", "rsna-at": "abdomen"}
 BODY_OF_WINDOW = {"head": "head", "lung": "chest", "mediastinum": "chest", "abdomen": "abdomen"}
 """Part of the body by the dataset, and by the encoder's window: manifests do not record it."""

@@ -315,14 +315,9 @@ def _ends_when_hung_up(server: uvicorn.Server) -> Iterator[None]:
 
 # uvicorn closes only connections that have been answered, and a client may never ask.
 
-IDLE_SECONDS = 30.0
-"""A connection is closed if its next request has not come so long after it was opened or last answered."""
-
-ANSWER_SECONDS = 300.0
-"""A connection is closed if an answer takes longer: its client does not read.  Decoders have 120 s."""
-
-MOST_CONNECTIONS = 256
-"""Connections at a time; a browser makes six for a page.  One more closes the one that has waited longest."""
+IDLE_SECONDS = 30.0  # a connection is closed if no request has come so long after it was opened or answered
+ANSWER_SECONDS = 300.0  # it is closed if an answer takes longer: its client does not read; decoders have 120 s
+MOST_CONNECTIONS = 256  # a browser makes six for a page; one more closes the one that has waited longest
 
 
 class BoundedProtocol(H11Protocol):
