@@ -309,10 +309,13 @@ class ScanRow:
 
     def cut(self, places: Sequence[int]) -> ScanRow:
         """The scan with these slices only, to read their pixels; their labels are left out."""
-        files, frames, positions = (
-            tuple(values[place] for place in places) for values in (self.files, self.frames, self.positions)
+        return replace(
+            self,
+            slice_labels=None,
+            files=tuple(self.files[place] for place in places),
+            frames=tuple(self.frames[place] for place in places),
+            positions=tuple(self.positions[place] for place in places),
         )
-        return replace(self, slice_labels=None, files=files, frames=frames, positions=positions)
 
 
 class Manifest:
