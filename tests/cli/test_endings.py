@@ -405,7 +405,7 @@ def test_a_signal_that_is_repeated_too_late_does_not_kill():
 
 
 SERVE = """
-with endings.until_ctrl_c():
+with endings.until("SIGINT"):
     print("ready", flush=True)
     time.sleep(600)
 time.sleep(3 * endings.SECONDS_TO_NOTICE)

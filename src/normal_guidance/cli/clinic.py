@@ -16,11 +16,7 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, need_extras, one_of, print_json
-from normal_guidance.cli.options import (
-    Device,
-    choose_execution,
-    choose_precision,
-)
+from normal_guidance.cli.options import Device, choose_execution, choose_precision
 
 if TYPE_CHECKING:
     import ssl
@@ -113,9 +109,7 @@ def predict(
         accepted = bundle.expects.modalities
         found = find_scans(paths, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
-        loaded = None
-        if found.rows:
-            loaded = _load_encoder(bundle, encoder, weights, execution, offline)
+        loaded = _load_encoder(bundle, encoder, weights, execution, offline) if found.rows else None
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
     def show(outcome: Written) -> None:
@@ -162,9 +156,9 @@ def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
 
     if not any(map(is_url, scans)):
         return list(map(Path, scans))
-    from normal_guidance.clinic.predict.dicomweb import fetch_all, fetched_folder, parse_place
+    from normal_guidance.clinic.predict.dicomweb import fetch_all, parse_place
 
-    folder, paths = fetched_folder(out), list[Path]()
+    folder, paths = out.with_name(f"{out.name}.scans"), list[Path]()
     for scan in scans:
         paths += fetch_all(parse_place(scan), folder, bundle.expects.modalities) if is_url(scan) else [Path(scan)]
     typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)
@@ -356,7 +350,7 @@ def node(
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
         run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),
-        endings.until_stopped(),
+        endings.until("SIGINT", "SIGTERM"),
         serving_status(running, status_host, status_port) as url,
     ):
         where = f"listens on {address}:{number} as {title}" if number is not None else f"watches {watch or pull}"
@@ -411,7 +405,7 @@ def view(
         port: Port on this machine. Default: 8765, or a free one.
     """
     from normal_guidance.cli.progress import make_console, say
-    from normal_guidance.clinic.viewer.gallery import is_anonymous, open_gallery
+    from normal_guidance.clinic.viewer.gallery import open_gallery
     from normal_guidance.clinic.viewer.server import serve
 
     console = make_console()
@@ -419,15 +413,15 @@ def view(
     if not len(gallery):
         raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
     images = "yes"
-    if gallery.manifest is None and is_anonymous(folder):
-        images = "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
-    elif gallery.manifest is None:
+    if gallery.manifest is None:
         images = "no, give --index INDEX to see them"
+        if gallery.summary is not None and gallery.summary.anonymous:
+            images = "no, anonymous results do not record where the scans are; predict without --anonymize to see them"
     say(console, f"{folder}: {len(gallery)} scans, {count_text(len(gallery.splits), 'split')}; images: {images}")
 
     def announce(url: str) -> None:
         say(console, f"Open {url}")
         say(console, "Press Ctrl-C to stop.")
 
-    with endings.until_ctrl_c():
+    with endings.until("SIGINT"):
         serve(gallery, port, announce)

@@ -84,9 +84,7 @@ DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
 PRECISIONS = ("auto", "float32", "tf32", "bf16")
 TRACKERS = ("tensorboard", "mlflow")
 ENGINES = ("auto", "packed", "recorded", "compiled")
-
-Complete = Callable[[str], list[str]]
-"""Maps the text typed so far to its completions."""
+Complete = Callable[[str], list[str]]  # maps the text typed so far to its completions
 
 
 def one_of(names: Sequence[str]) -> Complete:
@@ -110,11 +108,9 @@ def some_of(names: Sequence[str], *whole: str) -> Complete:
     return complete
 
 
+# Commands whose results name patients that are being treated; only the user who runs one may read what it writes.
+# Commands on datasets (index, split, encode, ...) follow the umask: research groups share their folders.
 PRIVATE = ("predict",)
-"""Commands whose results name patients that are being treated; only the user who runs one may read what it writes.
-
-Commands on datasets (index, split, encode, ...) follow the umask: research groups share their folders.
-"""
 
 NEEDS = {
     "demo": ("dicom", "encoders", "viewer"),
@@ -163,11 +159,9 @@ def make_group(about: str, cls: type[CommandGroup] = CommandGroup, *, help_witho
 
 
 def add_command(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
-    """Add a command, with the options that its signature and docstring declare.
-
-    A parameter without a default is an argument, and a flag is off by default.  Instead of `typer.Option`, an
-    annotation may hold what completes the value.  A dataclass stands for options that several commands share.
-    """
+    """Add a command, with the options that its signature and docstring declare."""
+    # A parameter without a default is an argument, and a flag is off by default.  Instead of `typer.Option`, an
+    # annotation may hold what completes the value.  A dataclass stands for options that several commands share.
     parameters = list(_parameters(command))
     shared: dict[str, Any] = {key: kind for key, kind in get_type_hints(command).items() if is_dataclass(kind)}
 
@@ -228,12 +222,7 @@ def _described(name: str, annotation: Any, default: Any, text: str, panel: str |
 
 
 class Command(PlainFlags, TyperCommand):
-    """A command whose name and options `endings` knows, so that it can say how to go on.
-
-    It refuses to begin without the extras that it needs, removes what a killed command had begun to write into the same
-    output, says once if a store that it reads lacks scans of its index, and keeps the files of `PRIVATE` commands
-    private.
-    """
+    """A command with its extras, whose name and options `endings` knows, so that it can say how to go on."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # Any: the class differs between releases of typer
         try:

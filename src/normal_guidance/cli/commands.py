@@ -71,8 +71,7 @@ def _print_version(wanted: bool) -> bool:
 @app.callback()
 def nguide(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
     """Find the slices that matter in a 3D medical scan when only the whole scan carries a label."""

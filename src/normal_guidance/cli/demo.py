@@ -23,17 +23,10 @@ from normal_guidance.cli.command import Out
 if TYPE_CHECKING:
     from rich.console import Console
 
-MARK = "demo.json"
-"""The file that marks the folder as a demo and records its options."""
-
-SLICES = 20
-"""The slices of a scan are few enough for two minutes on two cores."""
-
-NEW_SCANS = 2
-"""One positive, one negative."""
-
-COLUMNS = 72
-"""Longer command lines are continued on the next line."""
+MARK = "demo.json"  # the file that marks the folder as a demo and records its options
+SLICES = 20  # the slices of a scan are few enough for two minutes on two cores
+NEW_SCANS = 2  # one positive, one negative
+COLUMNS = 72  # longer command lines are continued on the next line
 
 
 def demo(
@@ -157,17 +150,12 @@ def _run_stage(context: typer.Context, console: Console, stage: Stage, number: s
                 command.invoke(inner)
         except typer.Exit as end:
             code = end.exit_code
-    for line in result_lines(printed.getvalue()):
-        console.print(f"     {line}")
+    for line in f"\n{printed.getvalue()}".partition("\n# ")[0].splitlines():  # without pages
+        if line and not line.endswith(": begins") and not line.startswith("Next: "):
+            console.print(f"     {line}")
     if code:
         raise typer.Exit(code)
     console.print(f"     {time.monotonic() - begin:.0f} s", style="dim")
-
-
-def result_lines(printed: str) -> list[str]:
-    """Return a command's lines without those that announce a beginning or a next command, and without pages."""
-    lines = f"\n{printed}".partition("\n# ")[0].splitlines()
-    return [line for line in lines if line and not line.endswith(": begins") and not line.startswith("Next: ")]
 
 
 def command_lines(words: Sequence[str]) -> list[str]:
@@ -197,21 +185,17 @@ def _new_scan_lines(out: Path) -> Iterator[str]:
         if line["state"] != "predicted":
             continue  # the command has printed why
         drawn = [number for number, label in enumerate(truth[line["scan_id"]], start=1) if label]
+        firsts = [number for number in drawn if number - 1 not in drawn]
+        lasts = [number for number in drawn if number + 1 not in drawn]
+        ranges = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
         right = "right" if bool(line["positive"]) == bool(drawn) else "wrong"
         side = {None: "", 0: f", negative: {right}", 1: f", positive: {right}"}[line["positive"]]
         where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
         yield f"- {line['scan_id']}, {line['slices']} slices: " + (
-            f"a hemorrhage in slices {_ranges(drawn)}" if drawn else "no hemorrhage"
+            f"a hemorrhage in slices {ranges}" if drawn else "no hemorrhage"
         )
         yield f"  probability {line['probability']:.2f}{side}; key slices {line['key_slices']}"
         yield f"  {where}"
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Write consecutive numbers as ranges."""
-    firsts = [number for number in numbers if number - 1 not in numbers]
-    lasts = [number for number in numbers if number + 1 not in numbers]
-    return ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
 
 
 def _place_lines(out: Path) -> Iterator[str]:

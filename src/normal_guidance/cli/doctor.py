@@ -1,7 +1,4 @@
-"""`nguide doctor`: report what is installed and what is missing, with the command that repairs it.
-
-Nothing heavy is imported here: `normal_guidance.cli.probes` imports packages, in parallel processes.
-"""
+"""`nguide doctor`: report what is installed and what is missing; `cli.probes` imports it, in parallel processes."""
 
 from __future__ import annotations
 
@@ -44,14 +41,9 @@ from normal_guidance.base.system import (
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import AsJson, print_result
 
-PROBE_SECONDS = 60.0
-"""Time limit of an import; a network disk may need some seconds."""
-
-KERNELS_NEED = 8.0
-"""The compute capability that the recorded and the compiled engine need."""
-
-LOW_DISK = 5 * 2**30
-"""Less free space than this is reported: the features of 20,000 scans need about as much."""
+PROBE_SECONDS = 60.0  # time limit of an import; a network disk may need some seconds
+KERNELS_NEED = 8.0  # the compute capability that the recorded and the compiled engine need
+LOW_DISK = 5 * 2**30  # less free space than this is reported: the features of 20,000 scans need about as much
 
 MODULES = {
     "fhir-resources": "fhir.resources",
@@ -63,12 +55,8 @@ MODULES = {
 }
 """Packages whose module has another name."""
 
-GONE = "is not installed"
-"""The fault of a package that is not there."""
-
-State = Literal["ok", "none", "missing", "broken"]
-"""'none': absent, and not needed."""
-
+GONE = "is not installed"  # the fault of a package that is not there
+State = Literal["ok", "none", "missing", "broken"]  # 'none': absent, and not needed
 COLORS = {"ok": typer.colors.GREEN, "none": None, "missing": typer.colors.YELLOW, "broken": typer.colors.RED}
 
 
@@ -86,25 +74,15 @@ def doctor(as_json: AsJson = False) -> None:
 
 @dataclass(frozen=True)
 class Check:
-    """The result of one check.
-
-    Args:
-        name: name of the part.
-        state: whether it is here, and works.
-        found: description, for people.
-        purpose: the commands that need it, where it is missing or broken.
-        fix: the command that repairs it, or advice where no command can.
-        essential: whether every command depends on it.
-        details: values, for scripts.
-    """
+    """The result of one check."""
 
     name: str
     state: State
     found: str
-    purpose: str = ""
-    fix: str = ""
-    essential: bool = False
-    details: Mapping[str, Any] = field(default_factory=dict)
+    purpose: str = ""  # the commands that need it
+    fix: str = ""  # the command that repairs it, or advice where no command can
+    essential: bool = False  # whether every command depends on it
+    details: Mapping[str, Any] = field(default_factory=dict)  # for scripts
 
     @property
     def is_wrong(self) -> bool:
@@ -222,10 +200,7 @@ def module_of(package: str) -> str:
 
 
 def wrong_packages(packages: Mapping[str, str], errors: Mapping[str, Any]) -> dict[str, str]:
-    """Return the fault of each package that is missing, older than its lowest version, or cannot be imported.
-
-    `errors` are those of imports, by module; modules without an entry are only looked for.
-    """
+    """Return the fault of each package that is missing, too old, or cannot be imported; `errors` are by module."""
     wrong = {}
     for package, least in packages.items():
         module, version = module_of(package), version_of(package)
@@ -332,13 +307,12 @@ def check_weights(encoders_ready: bool) -> Iterator[Check]:
 
 def check_gpu(torch: Mapping[str, Any]) -> Check:
     """Report the CUDA devices, or why there are none.  Everything works without one, only more slowly."""
-    devices = torch.get("devices", [])
-    if devices:
-        text = "; ".join(
-            f"{device['name']}, {size_text(device['bytes'])}, compute capability {device['capability']}"
-            for device in devices
-        )
-        return Check("gpu", "ok", f"{text} (CUDA {torch['cuda']})", details=torch)
+    cards = [
+        f"{card['name']}, {size_text(card['bytes'])}, compute capability {card['capability']}"
+        for card in torch.get("devices", [])
+    ]
+    if cards:
+        return Check("gpu", "ok", f"{'; '.join(cards)} (CUDA {torch['cuda']})", details=torch)
     if "error" in torch:
         return Check("gpu", "none", "unknown, because torch cannot be imported", details=torch)
     if not _has_nvidia():

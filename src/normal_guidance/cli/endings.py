@@ -31,10 +31,8 @@ class Ending(NamedTuple):
     """One way to end."""
 
     code: int
-    when: str
-    """The row of the documentation."""
-    line: str = ""
-    """The line on stderr, with {place}, {detail} and {after}; none if empty."""
+    when: str  # the row of the documentation
+    line: str = ""  # the line on stderr, with {place}, {detail} and {after}; none if empty
 
 
 DONE = Ending(0, "The command did its work.")
@@ -94,14 +92,9 @@ ENDINGS = (
 
 BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
 
-RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")
-"""Commands that go on from what they saved, if they are started again with the same options."""
-
-SECONDS_TO_NOTICE = 0.5
-"""An interrupt is repeated after this time if the command goes on: libraries lose one that comes while they start."""
-
-PATIENCE = 3
-"""The signal of this number ends the process at once, whatever it is cleaning up."""
+RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")  # they go on from what they saved
+SECONDS_TO_NOTICE = 0.5  # then an interrupt is repeated: libraries lose one that comes while they start
+PATIENCE = 3  # the signal of this number ends the process at once, whatever it is cleaning up
 
 SECONDS_OF_UNWINDING = 10.0
 """An error so soon after a signal is a consequence of it: libraries turn KeyboardInterrupt into errors of their own."""
@@ -110,11 +103,9 @@ SECONDS_OF_UNWINDING = 10.0
 class Job(NamedTuple):
     """What a command is and where it writes."""
 
-    name: str = ""
-    """The words that one types: encode, store export."""
+    name: str = ""  # the words that one types: encode, store export
     out: Path | None = None
-    dry: bool = False
-    """Whether it only estimates."""
+    dry: bool = False  # whether it only estimates
     begin: float = 0.0
 
     def after(self) -> str:
@@ -230,18 +221,15 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
     if ending is NO_SPACE:
         number = getattr(error, "errno", None)
         reason = os.strerror(number if number in FULL else errno.ENOSPC).lower()
-        return reason if job.out is None else f"{reason} ({_free(job.out)} free now)"
+        if job.out is None:
+            return reason
+        from normal_guidance.base.system import disk, size_text
+
+        return f"{reason} ({size_text(disk(job.out)[1])} free now)"
     if ending is NOT_ALLOWED:
         return str(getattr(error, "strerror", "") or "permission denied").lower()
     said = str(error).strip().partition("\n")[0]
     return f"{said[:200]}..." if len(said) > 200 else said or type(error).__name__
-
-
-def _free(out: Path) -> str:
-    """Return the free space of the output's disk."""
-    from normal_guidance.base.system import disk, size_text
-
-    return size_text(disk(out)[1])
 
 
 def _one_line(text: str) -> str:
@@ -253,13 +241,10 @@ class _Signals:
 
     last = ""
     at = float("-inf")
-    count = 0
-    """Those of the user, who may lose patience."""
-    is_repeated = False
-    """Whether the next one comes from `_repeat`."""
+    count = 0  # those of the user, who may lose patience
+    is_repeated = False  # whether the next one comes from `_repeat`
     repeater: threading.Thread | None = None
-    ended = threading.Event()
-    """Set when the command has ended, by an interrupt or otherwise."""
+    ended = threading.Event()  # set when the command has ended, by an interrupt or otherwise
 
 
 _signals = _Signals()
@@ -311,24 +296,9 @@ def _repeat(number: int) -> None:
 
 
 @contextmanager
-def until_ctrl_c() -> Iterator[None]:
-    """Run a block that Ctrl-C is to end: the command goes on after it, as if nothing had come; `view` serves so.
-
-    Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
-    """
-    with _until("SIGINT"):
-        yield
-
-
-@contextmanager
-def until_stopped() -> Iterator[None]:
-    """Run a block that Ctrl-C or SIGTERM is to end, as `until_ctrl_c` does; `node` serves so."""
-    with _until("SIGINT", "SIGTERM"):
-        yield
-
-
-@contextmanager
-def _until(*names: str) -> Iterator[None]:
+def until(*names: str) -> Iterator[None]:
+    """Run a block that these signals are to end: the command goes on after it, as if nothing had come."""
+    # Other signals end the command.  A further Ctrl-C interrupts nothing, and the third one ends the process.
     try:
         yield
     except KeyboardInterrupt:
@@ -385,21 +355,15 @@ def _end(error: BaseException) -> int:
 def print_ending(ending: Ending, error: BaseException, style: Callable[[str], object] | None = None) -> None:
     """Print the line about an ending; signals that follow no longer interrupt."""
     _signals.ended.set()
-    _say(line_of(ending, error), style or _plain)
-
-
-def _say(line: str, style: Callable[[str], object]) -> None:
-    """Print a line to stderr, below the ^C that a terminal prints; `style` prints it in colour."""
+    line = line_of(ending, error)
     if line and sys.stderr is not None:
         with suppress(OSError, ValueError):  # closed, or full
             if _signals.last == "SIGINT" and sys.stderr.isatty():
-                sys.stderr.write("\n")
-            style(line)
-
-
-def _plain(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+                sys.stderr.write("\n")  # below the ^C that a terminal prints
+            if style is None:
+                print(line, file=sys.stderr, flush=True)
+            else:
+                style(line)
 
 
 def _give_up_output() -> None:

@@ -145,13 +145,7 @@ def next_line(folder: Path, bundle: Bundle) -> str:
     return f"Next: nguide predict {'SCAN' if bundle.encoder else 'FEATURES'} --model {folder} -o OUT"
 
 
-def bundle(
-    run: Path,
-    out: Out,
-    sensitivity: float | None = None,
-    group: str = "",
-    as_json: AsJson = False,
-) -> None:
+def bundle(run: Path, out: Out, sensitivity: float | None = None, group: str = "", as_json: AsJson = False) -> None:
     """Make a bundle of a run: weights, encoder's name, window, normalisation, calibration, threshold; no patient data.
 
     Without --sensitivity, the threshold maximises sensitivity + specificity on the validation scans.
@@ -182,11 +176,7 @@ def bundle(
     print_result(as_json, document, [*lines, next_line(out, made)])
 
 
-def export(
-    model: Path,
-    out: Out,
-    as_json: AsJson = False,
-) -> None:
+def export(model: Path, out: Out, as_json: AsJson = False) -> None:
     """Write a model as one ONNX file, or as PyTorch's exported program, that runs without this package.
 
     It takes the features of one scan, (slices, features) in float32 with any number of slices, and gives probability,

@@ -70,8 +70,7 @@ Track = Annotated[
 Device = Annotated[str | None, one_of(DEVICES), option("device")]
 Precision = Annotated[str, one_of(PRECISIONS), option("precision")]
 DryRun = Annotated[
-    bool,
-    typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing."),
+    bool, typer.Option("--dry-run", help="Train a few batches, estimate time, memory and disk, and write nothing.")
 ]
 
 
@@ -121,10 +120,7 @@ class TrainingOptions:
     chunk: Annotated[int | None, option("chunk", min=1)] = None
 
     def protocol(self, scans: int) -> Config:
-        """Return the protocol for so many training scans.
-
-        Its method and seed are placeholders, and the grid's axes have their defaults.
-        """
+        """Return the protocol for so many training scans; method, seed and the grid's axes are placeholders."""
         return Config("ng", **{"batch_size": fitting_batch(scans), **self._given()})
 
     def paper_protocol(self) -> Config:
@@ -142,12 +138,8 @@ class TrainingOptions:
     def axes(self) -> dict[str, Any]:
         """Return the given values of each axis of the grid, for `grid`; axes that were not given are left out."""
         kinds: dict[str, Callable[[str], object]] = {"lr": float, "l1": float, "guidance_weight": float}
-        given = {axis: getattr(self, axis) for axis in (*kinds, "divergence")}
-        return {
-            axis: parse_list(_flag(axis), text, kinds.get(axis, str))
-            for axis, text in given.items()
-            if text is not None
-        }
+        given = {axis: getattr(self, axis) for axis in (*kinds, "divergence") if getattr(self, axis) is not None}
+        return {axis: parse_list(_flag(axis), text, kinds.get(axis, str)) for axis, text in given.items()}
 
     def study_axes(self) -> dict[str, Any]:
         """Return `axes` for a study, in which each run has one winner: one lambda and one divergence."""

@@ -1,9 +1,6 @@
 """The imports that `nguide doctor` tries in separate processes: each takes a second, and may fail, hang or crash.
 
-    python -P probes.py imports numpy pandas
-
-prints one JSON object: the result, or {"error": "..."}.  A native library that does not fit the processor ends this
-process, not the doctor.
+`python -P probes.py imports numpy pandas` prints one JSON object: the result, or {"error": "..."}.
 """
 
 from __future__ import annotations
@@ -85,14 +82,14 @@ PROBES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 def main(name: str, *words: str) -> str:
     """Run a probe; return one line of JSON."""
-    found: Mapping[str, Any] = {}
+    answer: Mapping[str, Any] = {}
 
     def probe() -> None:
-        nonlocal found
-        found = PROBES[name](*words)
+        nonlocal answer
+        answer = PROBES[name](*words)
 
     error = _error(probe)
-    return json.dumps(found if error is None else {"error": error})
+    return json.dumps(answer if error is None else {"error": error})
 
 
 if __name__ == "__main__":

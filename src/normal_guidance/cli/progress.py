@@ -16,12 +16,8 @@ if TYPE_CHECKING:
 
 
 P = TypeVar("P")
-
-LINE_SECONDS = 60.0
-"""The least time between two lines outside a terminal, so that a log file stays readable."""
-
-FILE_WIDTH = 140
-"""Columns for tables outside a terminal, which has no width of its own."""
+LINE_SECONDS = 60.0  # the least time between two lines outside a terminal, so that a log file stays readable
+FILE_WIDTH = 140  # columns for tables outside a terminal, which has no width of its own
 
 
 def make_console(*, stderr: bool = False) -> Console:
@@ -41,8 +37,7 @@ class Shown(NamedTuple):
     """The content of a bar or a line about a job."""
 
     title: str
-    share: float | None
-    """The share of the work that is done, from 0 to 1; None where it is unknown."""
+    share: float | None  # the share of the work that is done, from 0 to 1; None where it is unknown
     note: str
 
 

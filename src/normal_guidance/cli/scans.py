@@ -39,11 +39,8 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.splits import Split
 
 
-MOST_WORKERS = 8
-"""More processes than this seldom read one disk faster."""
-
-DOUBLE = "double_scan"
-"""The kind of problem of a row whose scan_id another row has; the first row's scan is in the index."""
+MOST_WORKERS = 8  # more processes than this seldom read one disk faster
+DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index
 
 LEFT_OUT = {
     "label_without_image": "have no files",
@@ -166,16 +163,13 @@ def left_out_line(made: Index, out: Path) -> str:
         return ""
     kept = set(made.manifest.scan_ids)
     # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
-    lost = {
-        problem.detail if problem.kind == DOUBLE else problem.scan_id or problem.detail: problem
-        for problem in made.problems
-        if problem.kind == DOUBLE
-        or (
-            problem.action == "left out"
-            and problem.scan_id not in kept
-            and (problem.scan_id or problem.kind == "bad_row")
-        )
-    }
+    lost = {}
+    for problem in made.problems:
+        key = problem.scan_id or (problem.detail if problem.kind == "bad_row" else "")
+        if problem.kind == DOUBLE:
+            lost[problem.detail] = problem
+        elif key and problem.action == "left out" and problem.scan_id not in kept:
+            lost[key] = problem
     if not lost:
         return ""
     total, counts = len(kept) + len(lost), Counter(problem.kind for problem in lost.values())
@@ -211,11 +205,7 @@ Scans = Annotated[
 
 
 def split(
-    scans: Scans,
-    out: Out,
-    seeds: str = "1001,2001,3001",
-    proportions: str = "4:1:1",
-    as_json: AsJson = False,
+    scans: Scans, out: Out, seeds: str = "1001,2001,3001", proportions: str = "4:1:1", as_json: AsJson = False
 ) -> None:
     """Split scans into train, val and test, by patient and stratified by label.
 

@@ -13,15 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import (
-    DATASETS,
-    ENCODERS,
-    SCAN_DATASETS,
-    AsJson,
-    Out,
-    one_of,
-    print_json,
-)
+from normal_guidance.cli.command import DATASETS, ENCODERS, SCAN_DATASETS, AsJson, Out, one_of, print_json
 from normal_guidance.cli.options import (
     DryRun,
     Track,
@@ -116,8 +108,7 @@ class StudyPlan(NamedTuple):
 
     study: Study
     make_grid: MakeGrid
-    varied: Study
-    """The guided methods that are also trained with each divergence and lambda; none without --sensitivity."""
+    varied: Study  # the guided methods, for each divergence and lambda; none without --sensitivity
     make_varied_grid: MakeGrid
 
 
@@ -176,8 +167,7 @@ def run_study(
     say(console, f"Report: {page}")
 
 
-EVERY_ROW = "all,field,committee"
-"""The methods of a study of public scans, unless the user names others."""
+EVERY_ROW = "all,field,committee"  # the methods of a study of public scans, unless the user names others
 
 
 def reproduce(
@@ -324,24 +314,19 @@ def show_page(console: Console, page: str) -> None:
 class ScanRecipe(NamedTuple):
     """How `nguide reproduce` reads a public set of scans."""
 
-    source: str
-    """The source of `nguide index`."""
-    origin: str
-    """Where the user gets the scans, for errors."""
+    source: str  # the source of `nguide index`
+    origin: str  # where the user gets the scans, for errors
     window: str
-    field: str
-    """Side, in mm, of each slice's middle that is encoded."""
-    normalize: str
-    """Mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all."""
+    field: str  # side, in mm, of each slice's middle that is encoded
+    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
 
 
 SCAN_RECIPES = {
-    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820"),
+    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")
 }
 """The datasets of `nguide reproduce` that need --root."""
 
-ENCODER = "efficientnet-lite0"
-"""The default encoder: its weights come inside a package."""
+ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def reproduce_scans(
@@ -354,10 +339,7 @@ def reproduce_scans(
     training: TrainingOptions,
     as_json: bool = False,
 ) -> None:
-    """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods.
-
-    OUT holds index, splits (split-SEED.csv, by patient), store, and study, as `nguide experiment` makes it.
-    """
+    """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods."""
     from normal_guidance.cli.features import encode
     from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.scans import split

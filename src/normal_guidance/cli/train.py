@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from normal_guidance.fit.fitting import FittedModel
     from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.sweep.config import Config, Execution
-    from normal_guidance.sweep.run import Run, Selected
+    from normal_guidance.sweep.run import Run
 
     Grids = Mapping[tuple[str, int], tuple[Config, ...]]
     Parts = tuple[FeatureStore, FeatureStore, FeatureStore | None]
@@ -47,17 +47,12 @@ def methods(as_json: AsJson = False) -> None:
         if method.model == name
     }
     if as_json:
-        shown = ("name", "title", "model", "regularizer", "guided", "scores_scans")
-        print_json(
-            [
-                {
-                    **{name: getattr(method, name) for name in shown},
-                    "parameters": sizes[method.model],
-                    "when": method.when,
-                }
-                for method in EVERY_METHOD.values()
-            ]
-        )
+        rows = []
+        for method in EVERY_METHOD.values():
+            shown = ("name", "title", "model", "regularizer", "guided", "scores_scans")
+            about = {name: getattr(method, name) for name in shown}
+            rows.append({**about, "parameters": sizes[method.model], "when": method.when})
+        print_json(rows)
         return
     from rich.console import Console
     from rich.table import Table
@@ -246,7 +241,12 @@ def sweep(
     runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
     track_runs(track, out, console)
     if as_json:
-        print_json({"folder": out, "runs": [_run_json(*key, run) for key, run in runs.items()]})
+        rows = [
+            {"method": method, "seed": seed, "folder": run.folder, "seconds": run.seconds, "note": run.note}
+            | {"winners": run.report["winners"]}
+            for (method, seed), run in runs.items()
+        ]
+        print_json({"folder": out, "runs": rows})
         return
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
@@ -328,10 +328,8 @@ def open_parts(folder: Path, split: Path | None) -> Parts:
 
 
 def outcome_lines(run: Run) -> list[str]:
-    """Return a line about each winner of a run, and a warning where most configurations could not be selected.
-
-    A run without a winner is a result, not an error: the protocol ran to its end, and the other runs continue.
-    """
+    """Return a line about each winner of a run, and a warning where most configurations could not be selected."""
+    # A run without a winner is a result, not an error: the protocol ran to its end, and the other runs continue.
     seconds = f"{run.seconds:.0f} s"
     if not run.winners:
         hint = "use lower learning rates" if run.all_diverged else "leave out --train-above-val"
@@ -349,12 +347,6 @@ def outcome_lines(run: Run) -> list[str]:
     ]
 
 
-def _run_json(method: str, seed: int, run: Run) -> dict[str, Any]:
-    """Return the winners, as in the run's report.json."""
-    about = {"method": method, "seed": seed, "folder": run.folder, "seconds": run.seconds, "note": run.note}
-    return {**about, "winners": run.report["winners"]}
-
-
 def _table(runs: Mapping[tuple[str, int], Run], scored: bool) -> Table:
     from rich.table import Table
 
@@ -367,14 +359,10 @@ def _table(runs: Mapping[tuple[str, int], Run], scored: bool) -> Table:
         if not run.winners:
             table.add_row(method, str(seed), "", "none selected")
         for winner in run.winners:
-            table.add_row(method, str(seed), winner.group, *_cells(winner))
+            values, scores = [winner.val_auroc], winner.test
+            if scores is not None:
+                values += [scores.localization_auroc, scores.localization_auprc]
+                values += [value for value in (scores.scan_auroc, scores.scan_auprc) if value is not None]
+            cells = ["-" if math.isnan(value) else f"{value:.3f}" for value in values]
+            table.add_row(method, str(seed), winner.group, *cells)
     return table
-
-
-def _cells(winner: Selected) -> list[str]:
-    scores = winner.test
-    values = [winner.val_auroc]
-    if scores is not None:
-        values += [scores.localization_auroc, scores.localization_auprc]
-        values += [value for value in (scores.scan_auroc, scores.scan_auprc) if value is not None]
-    return ["-" if math.isnan(value) else f"{value:.3f}" for value in values]

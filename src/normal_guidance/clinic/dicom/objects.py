@@ -15,36 +15,10 @@ from secrets import token_hex
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from highdicom import sr
 from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
 from highdicom.sc import SCImage
-from highdicom.sr import (
-    AlgorithmIdentification,
-    CodeContentItem,
-    CodedConcept,
-    Comprehensive3DSR,
-    ContainerContentItem,
-    ContentSequence,
-    CoordinatesForMeasurement,
-    DeviceObserverIdentifyingAttributes,
-    FindingSite,
-    GraphicTypeValues,
-    ImageContentItem,
-    ImageRegion,
-    Measurement,
-    MeasurementReport,
-    MeasurementsAndQualitativeEvaluations,
-    ObservationContext,
-    ObserverContext,
-    PlanarROIMeasurementsAndQualitativeEvaluations,
-    QualitativeEvaluation,
-    RelationshipTypeValues,
-    SourceImageForMeasurement,
-    SourceImageForRegion,
-    TextContentItem,
-    TrackingIdentifier,
-    UIDRefContentItem,
-)
 from PIL import Image
 from pydicom import Dataset
 from pydicom.sr.codedict import codes
@@ -56,7 +30,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.dicom.source_series import REQUIRED, Reference, SourceSeries
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.scans.index.geometry import orientation_letters
-from normal_guidance.scans.index.manifest import Finding
 
 # What DICOM knows of a BodyPartExamined (PS3.16, annex L): its code, and whether there is a left and a right one.
 
@@ -90,20 +63,11 @@ UNPAIRED = frozenset(
 BODY_PARTS = {name.upper(): code for name, code in codes.cid4031.concepts.items()} | OTHERS
 """The SNOMED CT codes of body parts, as far as pydicom's tables know them."""
 
-FIRST_NUMBER = 9800
-"""Series numbers end with this and more: scanners seldom use such large ones."""
-
-SOURCE_STEP = 10_000
-"""The results of the source series 7 have the numbers from 79801 on, those of a series 0 from 9801 on."""
-
-FINDING_STEP = 10
-"""The series of the next finding have numbers that are larger by this."""
-
-LARGEST = 100_000
-"""Larger source numbers, negative and missing ones are replaced by a hash between this and its double."""
-
-LONGEST_DESCRIPTION = 64
-"""Characters of a SeriesDescription."""
+FIRST_NUMBER = 9800  # series numbers end with this and more: scanners seldom use such large ones
+SOURCE_STEP = 10_000  # results of the source series 7 have numbers from 79801 on, those of a series 0 from 9801 on
+FINDING_STEP = 10  # the series of the next finding have numbers that are larger by this
+LARGEST = 100_000  # larger source numbers, negative and missing ones are replaced by a hash between this and its double
+LONGEST_DESCRIPTION = 64  # characters of a SeriesDescription
 
 
 class ObjectKind(NamedTuple):
@@ -125,12 +89,8 @@ KINDS = {
 # the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
 # a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
 
-METHOD = f"normal-guidance {__version__}, basic profile"
-"""DeidentificationMethod of the results."""
-
-DUMMY_DATE, DUMMY_TIME = "19000101", "000000"
-"""They replace the date of the result, which is required: a scan is often scored on the day it was made."""
-
+METHOD = f"normal-guidance {__version__}, basic profile"  # DeidentificationMethod of the results
+DUMMY_DATE, DUMMY_TIME = "19000101", "000000"  # for the date of the result: a scan is often scored on its own day
 _SECRET = token_hex(32)
 
 
@@ -148,7 +108,8 @@ def anonymize(source: SourceSeries) -> SourceSeries:
         study_uid=new_uid(source.study_uid),
         frame_of_reference=source.frame_of_reference and new_uid(source.frame_of_reference),
         slices=tuple(
-            replace(one, sop_uid=new_uid(one.sop_uid), series_uid=new_uid(one.series_uid)) for one in source.slices
+            replace(reference, sop_uid=new_uid(reference.sop_uid), series_uid=new_uid(reference.series_uid))
+            for reference in source.slices
         ),
         identity={
             **dict.fromkeys(REQUIRED, ""),
@@ -163,19 +124,12 @@ def anonymize(source: SourceSeries) -> SourceSeries:
     )
 
 
-NAME = "normal-guidance"
-"""The program's name as equipment, observer and algorithm."""
-
+NAME = "normal-guidance"  # the program's name as equipment, observer and algorithm
 NOTICE = "AI-generated, for research use only, not for diagnosis."
-
-UNICODE = "ISO_IR 192"
-"""Character set of the results: the source's may not hold what is written here."""
+UNICODE = "ISO_IR 192"  # character set of the results: the source's may not hold what is written here
 
 DATES = (
-    "InstanceCreationDate",
-    "InstanceCreationTime",
-    "DateOfSecondaryCapture",
-    "TimeOfSecondaryCapture",
+    *("InstanceCreationDate", "InstanceCreationTime", "DateOfSecondaryCapture", "TimeOfSecondaryCapture"),
     "ContributionDateTime",
 )
 """Optional attributes that say when a result was made."""
@@ -183,19 +137,16 @@ DATES = (
 
 @dataclass(frozen=True)
 class Result:
-    """One DICOM object about a scan, in its own series.
+    """One DICOM object about a scan, in its own series."""
 
-    Its UIDs are a hash of what it is of and what it says in whole numbers: the source's UIDs and identity, the model,
-    the finding, the options, the key slices, the interval and the cautions.  Probability and attention are left out,
-    because their last digits differ with the number of threads.  So a result that is computed and sent again is not a
-    second one in the archive, and one that says something else, or of other slices, never has the same UIDs.
-    """
+    # Its UIDs are a hash of what it is of and what it says in whole numbers; the last digits of probability and
+    # attention differ with the number of threads.  So a result that is computed and sent again is not a second one in
+    # the archive, and one that says something else, or of other slices, never has the same UIDs.
 
     prediction: ScanPrediction
     source: SourceSeries
     kind: ObjectKind
-    finding: int = 0
-    """The finding's place among those of the scan."""
+    finding: int = 0  # the finding's place among those of the scan
 
     def uid(self, purpose: str) -> str:
         """The UID for a purpose, for example 'series' or 'instance'."""
@@ -255,10 +206,7 @@ class Result:
 
     @property
     def series_description(self) -> str:
-        """The finding, a warning where there are cautions, the kind, and which source series it is of.
-
-        Where there is no room, the source's description is cut first, then the finding's name.
-        """
+        """Finding, warning, kind and source; without room its description is cut first, then the finding's name."""
         series, finding = self.source.series, self.prediction.finding
         warning = "CAUTION" if self.prediction.cautions else ""
         of = "" if series.number is None else f", of {series.number}"
@@ -313,11 +261,11 @@ def evidence(result: Result, references: Iterable[Reference]) -> list[Dataset]:
     return datasets
 
 
-def observer(result: Result) -> ObserverContext:
+def observer(result: Result) -> sr.ObserverContext:
     """Name the program as the observer."""
-    return ObserverContext(
+    return sr.ObserverContext(
         observer_type=codes.DCM.Device,
-        observer_identifying_attributes=DeviceObserverIdentifyingAttributes(
+        observer_identifying_attributes=sr.DeviceObserverIdentifyingAttributes(
             uid=generate_uid(entropy_srcs=[NAME, __version__]),
             name=NAME,
             manufacturer_name=NAME,
@@ -339,10 +287,7 @@ def code_item(code: Any) -> Dataset:
 
 
 def key_objects(result: Result) -> Dataset:
-    """List the key slices by descending attention, one item a slice, also in a multi-frame object.
-
-    A scan that is negative by its threshold has no slices of interest, and gets none (`Result.shows_keys`).
-    """
+    """List the key slices by descending attention, one item a slice, also in a multi-frame object."""
     chosen = [result.source.slices[number] for number in result.prediction.key_slices]
     objects = evidence(result, chosen)
     content = KeyObjectSelection(
@@ -358,43 +303,27 @@ def key_objects(result: Result) -> Dataset:
     return result.finish(KeyObjectSelectionDocument(objects, content, **result.arguments()))
 
 
-# The structured report (TID 1500):
-#
-#     Image Library          every object of the scan, its frame of reference and body part
-#     Imaging Measurements
-#       'key slice 1 of 3'   TID 1410, a group for each key slice, the highest attention first: its attention, and the
-#                            whole slice as its region; none where the scan is negative by its threshold
-#       'scan'               TID 1501: body part; probability; threshold and call, if there are any; first and last
-#                            slice of the interval, each inferred from the whole slice; the attention within it; what
-#                            was looked for; as comments, cautions and that there are no key slices
-#     Attention of every slice
-#       'slices'             TID 1501: the attention of every slice, inferred from that slice, in their order
-#
-# Every group names the finding, if it has a name, and the algorithm with its model (TID 4019).
-#
-# Viewers such as OHIF open the slice of the first group, and draw its region: the edge of the image, because nothing is
-# known of a place within the slice.  A group without a region among the Imaging Measurements makes OHIF 3.12 fail, so
-# the interval's ends have one, and 'slices', which would be drawn as one long list, lies in a container of its own.
-# All slices are listed: about 1 kB each, 2 MB for a scan of 2,000.
+# The structured report (TID 1500): docs/conformance.md has its content.  Viewers such as OHIF open the slice of the
+# first group and draw its region, the edge of the image.  A group without a region among the Imaging Measurements
+# makes OHIF 3.12 fail, so the interval's ends have one, and 'slices' (1 kB each) lies in a container of its own.
 
-SCHEME = "99NGUIDE"
-"""Designator of our own codes; designators that begin with 99 are private."""
+SCHEME = "99NGUIDE"  # designator of our own codes; designators that begin with 99 are private
 
-ATTENTION = CodedConcept("attention", SCHEME, "Attention of the slice")
-INTERVAL = CodedConcept("interval", SCHEME, "Attention within the interval")
-THRESHOLD = CodedConcept("threshold", SCHEME, "Threshold of the probability")
-CALL = CodedConcept("call", SCHEME, "Scan by the threshold")
-FIRST = CodedConcept("first", SCHEME, "First slice of the interval")
-LAST = CodedConcept("last", SCHEME, "Last slice of the interval")
-SLICES = CodedConcept("slices", SCHEME, "Attention of every slice")
-SOUGHT = CodedConcept("sought", SCHEME, "Looked for")
-"""Concepts for which DICOM has no code."""
+# Concepts for which DICOM has no code.
+ATTENTION = sr.CodedConcept("attention", SCHEME, "Attention of the slice")
+INTERVAL = sr.CodedConcept("interval", SCHEME, "Attention within the interval")
+THRESHOLD = sr.CodedConcept("threshold", SCHEME, "Threshold of the probability")
+CALL = sr.CodedConcept("call", SCHEME, "Scan by the threshold")
+FIRST = sr.CodedConcept("first", SCHEME, "First slice of the interval")
+LAST = sr.CodedConcept("last", SCHEME, "Last slice of the interval")
+SLICES = sr.CodedConcept("slices", SCHEME, "Attention of every slice")
+SOUGHT = sr.CodedConcept("sought", SCHEME, "Looked for")
 
-PROBABILITY = CodedConcept.from_code(codes.DCM.Probability)
-NO_UNITS = CodedConcept.from_code(codes.UCUM.NoUnits)
-SOURCE = CodedConcept.from_code(codes.SCT.Source)
-COMMENT = CodedConcept.from_code(codes.DCM.Comment)
-"""Concepts with a DICOM code; made once, not for every slice."""
+# Concepts with a DICOM code; made once, not for every slice.
+PROBABILITY = sr.CodedConcept.from_code(codes.DCM.Probability)
+NO_UNITS = sr.CodedConcept.from_code(codes.UCUM.NoUnits)
+SOURCE = sr.CodedConcept.from_code(codes.SCT.Source)
+COMMENT = sr.CodedConcept.from_code(codes.DCM.Comment)
 
 WHOLE = "The region is the whole slice, as far as the image goes; it outlines nothing within the slice."
 NO_KEYS = "NEGATIVE by the threshold: no slice is reported as of interest, and there are no key objects."
@@ -407,10 +336,12 @@ PROCEDURES = {
 """Modality and procedure by the headers' modality; the last entry is for all others."""
 
 
-AnyGroup = TypeVar("AnyGroup", MeasurementsAndQualitativeEvaluations, PlanarROIMeasurementsAndQualitativeEvaluations)
+AnyGroup = TypeVar(
+    "AnyGroup", sr.MeasurementsAndQualitativeEvaluations, sr.PlanarROIMeasurementsAndQualitativeEvaluations
+)
 
 
-class _PlainReport(Comprehensive3DSR):
+class _PlainReport(sr.Comprehensive3DSR):
     """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
     def copy_patient_and_study_information(self, dataset: Dataset) -> None:
@@ -422,8 +353,8 @@ def structured_report(result: Result) -> Dataset:
     objects = evidence(result, {reference.sop_uid: reference for reference in result.source.slices}.values())
     keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
     modality, procedure = PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
-    report = MeasurementReport(
-        observation_context=ObservationContext(observer_device_context=observer(result)),
+    report = sr.MeasurementReport(
+        observation_context=sr.ObservationContext(observer_device_context=observer(result)),
         procedure_reported=procedure,
         imaging_measurements=[*(_key_slice(result, *key) for key in keys), _scan(result)],
     )
@@ -440,17 +371,17 @@ def structured_report(result: Result) -> Dataset:
     return result.finish(document)
 
 
-def _key_slice(result: Result, rank: int, number: int) -> PlanarROIMeasurementsAndQualitativeEvaluations:
+def _key_slice(result: Result, rank: int, number: int) -> sr.PlanarROIMeasurementsAndQualitativeEvaluations:
     name = f"key slice {rank} of {len(result.prediction.key_slices)}: slice {number + 1}, whole slice"
     attention = _number(ATTENTION, float(result.prediction.attention[number]))
-    region = ImageRegion(GraphicTypeValues.POLYLINE, *_whole(result, number))
-    group = PlanarROIMeasurementsAndQualitativeEvaluations(
+    region = sr.ImageRegion(sr.GraphicTypeValues.POLYLINE, *_whole(result, number))
+    group = sr.PlanarROIMeasurementsAndQualitativeEvaluations(
         **_shared(result, name), referenced_region=region, measurements=[attention]
     )
     return _with_texts(group, [(COMMENT, WHOLE)])
 
 
-def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
+def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
     prediction = result.prediction
     first, last = prediction.interval
     inside = float(prediction.attention[first : last + 1].double().sum())
@@ -459,13 +390,13 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     if prediction.threshold is not None:
         call = codes.SCT.Positive if prediction.is_positive else codes.SCT.Negative
         measurements.append(_number(THRESHOLD, prediction.threshold))
-        evaluations.append(QualitativeEvaluation(CALL, call))
+        evaluations.append(sr.QualitativeEvaluation(CALL, call))
     measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
     # The body part is named for the scan only: OHIF would write it on every key slice, by the code of 'finding site'.
     site = BODY_PARTS.get(result.source.series.body_part)
-    group = MeasurementsAndQualitativeEvaluations(
+    group = sr.MeasurementsAndQualitativeEvaluations(
         **_shared(result, "scan"),
-        finding_sites=None if site is None else [FindingSite(site)],
+        finding_sites=None if site is None else [sr.FindingSite(site)],
         measurements=measurements,
         qualitative_evaluations=evaluations,
     )
@@ -473,98 +404,85 @@ def _scan(result: Result) -> MeasurementsAndQualitativeEvaluations:
     return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, prediction.sought)])
 
 
-def _slices(result: Result) -> ContainerContentItem:
+def _slices(result: Result) -> sr.ContainerContentItem:
     weights = zip(result.prediction.attention.tolist(), result.source.slices, strict=True)
-    group = MeasurementsAndQualitativeEvaluations(
+    group = sr.MeasurementsAndQualitativeEvaluations(
         **_shared(result, "slices"), measurements=[_number(ATTENTION, weight, place) for weight, place in weights]
     )
-    container = ContainerContentItem(SLICES, relationship_type=RelationshipTypeValues.CONTAINS)
-    container.ContentSequence = ContentSequence(group)
+    container = sr.ContainerContentItem(SLICES, relationship_type=sr.RelationshipTypeValues.CONTAINS)
+    container.ContentSequence = sr.ContentSequence(group)
     return container
 
 
 def _shared(result: Result, name: str) -> dict[str, Any]:
     """What every group says: its name, the finding and the algorithm."""
-    prediction, model = result.prediction, result.prediction.model
+    prediction, model, finding = result.prediction, result.prediction.model, result.prediction.finding
     parameters = [NOTICE, f"method: {prediction.method}"]
     if model is not None:
         parameters += [f"model: {model.fingerprint}", str(model)]
     parameters.append(f"the interval {prediction.meaning}")
+    concept = None
+    if finding is not None:
+        code = (finding.name, SCHEME) if finding.code is None else (finding.code, "SCT")
+        concept = sr.CodedConcept(*code, finding.meaning or finding.name.replace("_", " "))
     return {
-        "tracking_identifier": TrackingIdentifier(uid=result.uid(name), identifier=name),
-        "finding_type": _finding(prediction.finding),
-        "algorithm_id": AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
+        "tracking_identifier": sr.TrackingIdentifier(uid=result.uid(name), identifier=name),
+        "finding_type": concept,
+        "algorithm_id": sr.AlgorithmIdentification(NAME, __version__, parameters=parameters, manufacturer=NAME),
     }
 
 
-def _with_texts(group: AnyGroup, texts: Iterable[tuple[CodedConcept, str]]) -> AnyGroup:
+def _with_texts(group: AnyGroup, texts: Iterable[tuple[sr.CodedConcept, str]]) -> AnyGroup:
     for name, text in texts:
-        group[0].ContentSequence.append(TextContentItem(name, text, RelationshipTypeValues.CONTAINS))
+        group[0].ContentSequence.append(sr.TextContentItem(name, text, sr.RelationshipTypeValues.CONTAINS))
     return group
 
 
-def _end(result: Result, name: CodedConcept, number: int) -> Measurement:
+def _end(result: Result, name: sr.CodedConcept, number: int) -> sr.Measurement:
     """An end of the interval: the number of its slice, from 1, inferred from the whole slice."""
-    place = CoordinatesForMeasurement(GraphicTypeValues.POLYLINE, *_whole(result, number))
-    return Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
+    place = sr.CoordinatesForMeasurement(sr.GraphicTypeValues.POLYLINE, *_whole(result, number))
+    return sr.Measurement(name, number + 1, NO_UNITS, referenced_coordinates=[place])
 
 
-def _whole(result: Result, number: int) -> tuple[np.ndarray, SourceImageForRegion]:
+def _whole(result: Result, number: int) -> tuple[np.ndarray, sr.SourceImageForRegion]:
     """The edge of a slice, closed, from the corner of its first pixel to that of its last; and the slice."""
     columns, rows = result.prediction.row.columns, result.prediction.row.rows
     corners = np.array([[0, 0], [columns, 0], [columns, rows], [0, rows], [0, 0]], float)
     place = result.source.slices[number]
-    return corners, SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
+    return corners, sr.SourceImageForRegion(place.sop_class, place.sop_uid, frames(place))
 
 
-def _finding(finding: Finding | None) -> CodedConcept | None:
-    """The finding by its SNOMED CT code or, where none is known, by its name in our own scheme."""
-    if finding is None:
-        return None
-    meaning = finding.meaning or finding.name.replace("_", " ")
-    if finding.code is None:
-        return CodedConcept(finding.name, SCHEME, meaning)
-    return CodedConcept(finding.code, "SCT", meaning)
+def _number(name: sr.CodedConcept, value: float, *places: Reference) -> sr.Measurement:
+    images = [sr.SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
+    return sr.Measurement(name, value, NO_UNITS, referenced_images=images)
 
 
-def _number(name: CodedConcept, value: float, *places: Reference) -> Measurement:
-    images = [SourceImageForMeasurement(place.sop_class, place.sop_uid, frames(place)) for place in places]
-    return Measurement(name, value, NO_UNITS, referenced_images=images)
-
-
-def _library(result: Result, objects: list[Dataset], modality: Code) -> ContainerContentItem:
-    """List all objects of the scan in one group, with the attributes that they share.
-
-    highdicom's own library refuses images without spacing or position, and repeats both for every image.
-    """
-    context, contains = RelationshipTypeValues.HAS_ACQ_CONTEXT, RelationshipTypeValues.CONTAINS
-    shared = ContentSequence([CodeContentItem(codes.DCM.Modality, modality, context)])
+def _library(result: Result, objects: list[Dataset], modality: Code) -> sr.ContainerContentItem:
+    """List all objects of the scan in one group, with the attributes that they share."""
+    # highdicom's own library refuses images without spacing or position, and repeats both for every image.
+    context, contains = sr.RelationshipTypeValues.HAS_ACQ_CONTEXT, sr.RelationshipTypeValues.CONTAINS
+    shared = sr.ContentSequence([sr.CodeContentItem(codes.DCM.Modality, modality, context)])
     region = BODY_PARTS.get(result.source.series.body_part)
     if region is not None:
-        shared.append(CodeContentItem(codes.DCM.TargetRegion, region, context))
+        shared.append(sr.CodeContentItem(codes.DCM.TargetRegion, region, context))
     if result.source.frame_of_reference:
-        shared.append(UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
+        shared.append(sr.UIDRefContentItem(codes.DCM.FrameOfReferenceUID, result.source.frame_of_reference, context))
     for image in objects:
-        shared.append(ImageContentItem(SOURCE, image.SOPClassUID, image.SOPInstanceUID, None, None, contains))
-    group = ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
+        shared.append(sr.ImageContentItem(SOURCE, image.SOPClassUID, image.SOPInstanceUID, None, None, contains))
+    group = sr.ContainerContentItem(codes.DCM.ImageLibraryGroup, relationship_type=contains)
     group.ContentSequence = shared
-    library = ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
-    library.ContentSequence = ContentSequence([group])
+    library = sr.ContainerContentItem(codes.DCM.ImageLibrary, relationship_type=contains)
+    library.ContentSequence = sr.ContentSequence([group])
     return library
 
 
 SHOWN = "Key slices and the attention of all slices."
-
-LONGEST = 10240
-"""Characters of ImageComments."""
+LONGEST = 10240  # characters of ImageComments
 
 
 def capture(result: Result, content: bytes, name: str) -> Dataset:
-    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image.
-
-    BurnedInAnnotation says whether the patient can be read in it: the strip itself names nobody, but it shows slices
-    whose pixels may.  PatientOrientation is that of the slices, which all lie the same way in the strip.
-    """
+    """Make an image of the PNG file `content`, which is called `name`; a gray picture becomes a gray image."""
+    # The strip itself names nobody, but it shows slices whose pixels may; they all lie the same way in it.
     pixels = _pixels(content, name)
     source, row = result.source, result.prediction.row
     image = SCImage(

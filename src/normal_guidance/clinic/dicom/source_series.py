@@ -22,33 +22,22 @@ from normal_guidance.scans.index.dicom_files import Dataset, integer, read_eleme
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, Report
 
-KIND = "header"
-"""Kind of the problems that are found here."""
+KIND = "header"  # kind of the problems that are found here
 
 REQUIRED = (
-    "PatientName",
-    "PatientID",
-    "PatientBirthDate",
-    "PatientSex",
-    "StudyDate",
-    "StudyTime",
-    "AccessionNumber",
-    "StudyID",
-    "ReferringPhysicianName",
+    *("PatientName", "PatientID", "PatientBirthDate", "PatientSex"),
+    *("StudyDate", "StudyTime", "AccessionNumber", "StudyID", "ReferringPhysicianName"),
 )
 """Attributes of patient and study that every object must have and that may be empty (type 2)."""
 
 OPTIONAL = ("IssuerOfPatientID", "PatientAge", "StudyDescription", "PatientIdentityRemoved", "DeidentificationMethod")
 """Attributes that are repeated where the source has them."""
 
-CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}
-"""Attributes that allow only these values."""
-
+CHECKED = {"PatientSex": ("M", "F", "O"), "PatientIdentityRemoved": ("YES", "NO")}  # only these values are allowed
 FREE_TEXT = ("PN", "LO", "SH")
 """Value representations whose invalid values, such as too long ones, are kept: archives match by them."""
 
-UNSTATED = "not stated by the source"
-"""The method for a source that says only that it was made anonymous."""
+UNSTATED = "not stated by the source"  # the method for a source that says only that it was made anonymous
 
 OF_SERIES = ("SeriesNumber", "SeriesDescription", "BodyPartExamined", "Laterality")
 """Attributes of the series that results are told from; they are left out where they are missing or wrong."""
@@ -64,8 +53,7 @@ class Reference:
     sop_class: str
     sop_uid: str
     series_uid: str
-    frame: int | None = None
-    """Its number in a multi-frame object, from 1."""
+    frame: int | None = None  # its number in a multi-frame object, from 1
 
 
 @dataclass(frozen=True)
@@ -74,10 +62,8 @@ class Series:
 
     number: int | None = None
     description: str = ""
-    body_part: str = ""
-    """BodyPartExamined."""
-    laterality: str = ""
-    """R or L, of a paired body part."""
+    body_part: str = ""  # BodyPartExamined
+    laterality: str = ""  # R or L, of a paired body part
 
 
 @dataclass(frozen=True)
@@ -85,26 +71,19 @@ class SourceSeries:
     """A scan as its results refer to it."""
 
     study_uid: str
-    frame_of_reference: str
-    """UID; empty where the headers have none."""
+    frame_of_reference: str  # UID; empty where the headers have none
     slices: tuple[Reference, ...]
-    identity: Mapping[str, str]
-    """Patient and study: the attributes of `REQUIRED`, and those of `OPTIONAL` that are there, by keyword."""
-    burned_in: bool = False
-    """A slice says that its pixels name the patient."""
-    lossy: bool = False
-    """A slice says that it was compressed with loss."""
+    identity: Mapping[str, str]  # patient and study by keyword: `REQUIRED`, and what is there of `OPTIONAL`
+    burned_in: bool = False  # a slice says that its pixels name the patient
+    lossy: bool = False  # a slice says that it was compressed with loss
     anonymous: bool = False
     series: Series = Series()
 
 
 def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
-    """Read the headers of a scan's slices; `report` receives missing and wrong attributes, which become empty.
-
-    Problems name attributes, never their values.
-    Raises UserError where results would have no DICOM object to refer to, or an ambiguous one: NIfTI, missing UIDs, two
-    slices with one UID, two patients or studies.
-    """
+    """Read the headers of a scan's slices; `report` receives missing and wrong attributes, which become empty."""
+    # Problems name attributes, never their values.  Where results would have no DICOM object to refer to, or an
+    # ambiguous one (NIfTI, missing UIDs, two slices with one UID, two patients or studies), this is an error.
     if row.kind != "dicom":
         raise UserError(
             f"scan {row.scan_id!r} is the NIfTI file {row.files[0]}, which has no DICOM identity (patient, study, SOP "
@@ -115,7 +94,14 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
     identity, series, says_characters = _read_identity(row.scan_id, root, first_file)
     _refuse_two(row.scan_id, headers, "PatientID", "patient")
     _refuse_two(row.scan_id, headers, "StudyInstanceUID", "study")
-    _refuse_same_uid(row.scan_id, headers)
+    file_of: dict[str, str] = {}
+    for file, header in headers.items():
+        earlier = file_of.setdefault(header.values["SOPInstanceUID"], file)
+        if earlier != file:
+            raise UserError(
+                f"scan {row.scan_id!r}: {earlier} and {file} have the same {_named('SOPInstanceUID')}, so DICOM "
+                "results cannot say which slice they mean; give every slice its own"
+            )
 
     def note(detail: str, action: str) -> None:
         report(Problem(row.scan_id, first_file, KIND, detail, action))
@@ -142,8 +128,7 @@ def read_source(row: ScanRow, root: Path, report: Report) -> SourceSeries:
 class _Header:
     """What is read from every file."""
 
-    values: Mapping[str, str]
-    """Values of `_UIDS`, and PatientID as it is in the file."""
+    values: Mapping[str, str]  # values of `_UIDS`, and PatientID as it is in the file
     frames: int
     burned_in: bool
     lossy: bool
@@ -255,17 +240,6 @@ def _refuse_two(scan_id: str, headers: Mapping[str, _Header], name: str, what: s
             f"scan {scan_id!r}: {files[0]} and {files[1]} differ in {_named(name)}; DICOM results belong to one "
             f"{what}, so separate the files"
         )
-
-
-def _refuse_same_uid(scan_id: str, headers: Mapping[str, _Header]) -> None:
-    file_of: dict[str, str] = {}
-    for file, header in headers.items():
-        first = file_of.setdefault(header.values["SOPInstanceUID"], file)
-        if first != file:
-            raise UserError(
-                f"scan {scan_id!r}: {first} and {file} have the same {_named('SOPInstanceUID')}, so DICOM results "
-                "cannot say which slice they mean; give every slice its own"
-            )
 
 
 def _tag(name: str) -> int:

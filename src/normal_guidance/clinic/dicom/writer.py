@@ -33,17 +33,9 @@ def write_dicom(
     report: Report | None = None,
     place: int = 0,
 ) -> list[Path]:
-    """Write a scan's results as DICOM into the folder `out`, and return the files.
-
-    The same scan, model and options give the same UIDs; see `Result`.  Key objects that are there from an earlier call
-    are deleted where the scan is negative now.
-
-    The strip is a PNG file, which must not name the patient.  `report` receives missing and wrong attributes as
-    problems, which hold no value of a header, and with `anonymize` no names of files, which often name the patient.
-    `place` is the finding's among those of the scan, from 0.
-
-    Raises UserError where the scan has no DICOM identity (NIfTI) or an ambiguous one; nothing is written then.
-    """
+    """Write a scan's results as DICOM into the folder `out`, and return the files; UserError without an identity."""
+    # The strip is a PNG file, which must not name the patient.  `report` receives problems without values of a header
+    # and, with `anonymize`, without names of files.  `place` is the finding's among those of the scan, from 0.
 
     def note(problem: Problem) -> None:
         if report is not None:

@@ -23,13 +23,8 @@ from normal_guidance.clinic.node.series_queue import RELEASED, SeriesQueue, Stor
 from normal_guidance.clinic.predict.dicomweb import DicomWeb, RemoteSeries
 
 NOT_TAKEN = "not-taken"
-
-QUIET_SECONDS = 5.0
-"""A file that has not changed for so long is complete."""
-
-FOLDER_PEER = "folder"
-"""What the queue and the audit log call the folder."""
-
+QUIET_SECONDS = 5.0  # a file that has not changed for so long is complete
+FOLDER_PEER = "folder"  # what the queue and the audit log call the folder
 Store = Callable[[Received, str, str], Stored]
 
 
@@ -38,8 +33,7 @@ class Watching:
     """Takes the files of a folder, in which series may lie in folders of their own."""
 
     folder: Path
-    store: Store
-    """Writes an object and records it (`Receiver.store`)."""
+    store: Store  # writes an object and records it (`Receiver.store`)
     audit: Audit
 
     def step(self) -> bool:
@@ -91,11 +85,8 @@ class Watching:
         self.audit.write("file not taken", file=name, reason=reason)
 
 
-DAYS = 2
-"""Studies of today and of this many days before are asked for."""
-
-WEB_PEER = "dicomweb"
-"""What the queue and the audit log call the server."""
+DAYS = 2  # studies of today and of this many days before are asked for
+WEB_PEER = "dicomweb"  # what the queue and the audit log call the server
 
 
 class PollError(Exception):
@@ -104,22 +95,15 @@ class PollError(Exception):
 
 @dataclass
 class Polling:
-    """Fetches new series from a DICOMweb server, for sites whose archive does not send.
-
-    A series is fetched when the server has had the same number of its objects twice in a row; again, only if the server
-    has more of it.
-    """
+    """Fetches series from a DICOMweb server that have as many objects as at the last step, and more than the node."""
 
     server: DicomWeb
-    modalities: Sequence[str]
-    """Those that the model takes; empty for all."""
-    folder: Path
-    """For objects on their way to the queue."""
+    modalities: Sequence[str]  # those that the model takes; empty for all
+    folder: Path  # for objects on their way to the queue
     store: Store
     queue: SeriesQueue
     audit: Audit
-    seen: dict[str, int | None] = field(default_factory=dict)
-    """Objects of each series that is not fetched yet, at the last step."""
+    seen: dict[str, int | None] = field(default_factory=dict)  # objects of series not fetched yet, at the last step
 
     def step(self) -> bool:
         """Fetch the series that have stopped to grow; whether there was one."""

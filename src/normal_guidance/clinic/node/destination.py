@@ -19,20 +19,16 @@ class NotSentError(Exception):
 
 @dataclass(frozen=True)
 class SentSeries:
-    """What is sent: a series by its hash in this node and its UIDs, and its results (SCAN/prediction.json and so on).
-
-    `round` is 1 for the first result of a series; later ones replace it.
-    """
+    """A series by its hash in this node and its UIDs, and its results (SCAN/prediction.json and so on)."""
 
     key: str
     study_uid: str
     series_uid: str
     folder: Path
-    round: int = 1
+    round: int = 1  # later results of a series, from 2 on, replace the first
 
 
-Accepted = Callable[[Path], object]
-"""Receives each file when the destination has it, so that it is not sent again."""
+Accepted = Callable[[Path], object]  # receives each file when the destination has it, so that it is not sent again
 
 
 class Destination(ABC):

@@ -32,21 +32,14 @@ TEXTS = {
 BodyPartExamined, SeriesDescription, StudyDescription, ProtocolName, StationName.  Upper and lower case are the same; *
 stands for anything."""
 
-NUMBERS = {"thickness": 0x00180050}
-"""Conditions on numbers, with the tags of their values: SliceThickness in mm."""
-
-FILES = "files"
-"""The condition on the number of files that arrived."""
-
+NUMBERS = {"thickness": 0x00180050}  # conditions on numbers, with the tags of their values: SliceThickness in mm
+FILES = "files"  # the condition on the number of files that arrived
 _RANGE = re.compile(r"(\d+(?:\.\d+)?)(?:-(\d+(?:\.\d+)?))?")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Conditions that a series fits all of: patterns for text, low and high for numbers.
-
-    A series is taken if one rule fits, or if there are none.
-    """
+    """Conditions that a series fits all of: patterns for text, low and high for numbers."""
 
     texts: Mapping[str, str]
     ranges: Mapping[str, tuple[float, float]]
@@ -102,13 +95,9 @@ def why_ignored(rules: Sequence[Rule], values: Mapping[str, str]) -> str | None:
     return "no rule takes it: " + "; ".join(filter(None, misfits))
 
 
-UID = re.compile(r"[0-9.]{1,64}")
-"""What counts as a UID here; leading zeros, which the standard forbids, are common."""
-
+UID = re.compile(r"[0-9.]{1,64}")  # what counts as a UID here; leading zeros, which the standard forbids, are common
 _STUDY, _SERIES, _CLASS, _OBJECT = 0x0020000D, 0x0020000E, 0x00080016, 0x00080018
-
-HASH_LETTERS = 32
-"""Letters of a hash that names a folder or a file: 128 bits."""
+HASH_LETTERS = 32  # letters of a hash that names a folder or a file: 128 bits
 
 
 class NotTakenError(ValueError):
@@ -123,10 +112,8 @@ class Received:
     series_uid: str
     sop_uid: str
     sop_class: str
-    digest: str
-    """SHA-256 of the data set, without the file's own header, which names the sender."""
-    content: bytes
-    """The whole file."""
+    digest: str  # SHA-256 of the data set, without the file's own header, which names the sender
+    content: bytes  # the whole file
 
     @property
     def series(self) -> str:
@@ -152,21 +139,15 @@ def read_received(content: bytes, begin: int | None = None) -> Received:
         values = [text(dataset, tag) for tag in (_STUDY, _SERIES, _OBJECT, _CLASS)]
     except Exception as error:  # parsers raise any exception on foreign bytes
         raise NotTakenError("not a DICOM object") from error
-    for value, name in zip(
-        values, ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID"), strict=True
-    ):
+    names = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "SOPClassUID")
+    for value, name in zip(values, names, strict=True):
         if not UID.fullmatch(value):
             raise NotTakenError(f"{name} is missing or not a UID")
     study, series, sop, kind = values
-    data = memoryview(content)[_data_begin(content) if begin is None else begin :]
-    return Received(study, series, sop, kind, hashlib.sha256(data).hexdigest(), content)
-
-
-def _data_begin(content: bytes) -> int:
-    """Where the data set of a file begins: after the group 0002, if its length is stated."""
-    if content[128:132] == b"DICM" and content[132:140] == b"\x02\x00\x00\x00UL\x04\x00":
-        return 144 + int.from_bytes(content[140:144], "little")
-    return 0
+    if begin is None:  # after the group 0002, if its length is stated
+        stated = content[128:132] == b"DICM" and content[132:140] == b"\x02\x00\x00\x00UL\x04\x00"
+        begin = 144 + int.from_bytes(content[140:144], "little") if stated else 0
+    return Received(study, series, sop, kind, hashlib.sha256(memoryview(content)[begin:]).hexdigest(), content)
 
 
 def read_conditions(file: Path) -> Mapping[str, str]:

@@ -31,54 +31,33 @@ from normal_guidance.clinic.node.receiver import Listening, Receiver
 from normal_guidance.clinic.node.send_dicom import Committer, DicomDestination, Reports
 from normal_guidance.clinic.node.sending import Sending
 from normal_guidance.clinic.node.series_queue import ABORTED, Limits, SeriesQueue
-from normal_guidance.clinic.node.serving import (
-    Arrivals,
-    NodeResults,
-    Predicting,
-    Taking,
-)
+from normal_guidance.clinic.node.serving import Arrivals, NodeResults, Predicting, Taking
 from normal_guidance.clinic.predict.dicomweb import DicomWeb
 from normal_guidance.clinic.predict.predicting import Predictor
 
-IDLE_SECONDS = 0.2
-"""A thread without work looks again after so long."""
-
-ERROR_SECONDS = 5.0
-"""A thread whose step failed tries again after so long."""
-
+IDLE_SECONDS = 0.2  # a thread without work looks again after so long
+ERROR_SECONDS = 5.0  # a thread whose step failed tries again after so long
 CLEANING_SECONDS = 60.0
 DAY = 24 * 60 * 60
-
-LATE_ATTEMPTS = 5
-"""After so many attempts, a minute, a destination counts as down."""
-
-FULL_SHARE = 0.9
-"""The queue is almost full from this share of its bytes on."""
-
-STOP_SECONDS = 10.0
-"""Running associations may take so long when the node ends."""
+LATE_ATTEMPTS = 5  # after so many attempts, a minute, a destination counts as down
+FULL_SHARE = 0.9  # the queue is almost full from this share of its bytes on
+STOP_SECONDS = 10.0  # running associations may take so long when the node ends
 
 
 @dataclass(frozen=True)
 class NodeSettings:
     """What a node does."""
 
-    state: Path
-    """Its folder."""
-    listening: Listening | None
-    """None if it only watches a folder."""
+    state: Path  # its folder
+    listening: Listening | None  # None if it only watches a folder
     senders: tuple[Peer, ...] = ()
     destinations: tuple[Destination, ...] = ()
-    watch: Path | None = None
-    """A folder whose files are taken."""
-    pull: str | None = None
-    """The address of a DICOMweb server whose new series are taken."""
+    watch: Path | None = None  # a folder whose files are taken
+    pull: str | None = None  # the address of a DICOMweb server whose new series are taken
     taking: Taking = field(default_factory=Taking)
     limits: Limits = field(default_factory=Limits)
-    keep: float = 1.0
-    """Days for which the files of finished series are kept."""
-    tls: ssl.SSLContext | None = None
-    """For connections to destinations and senders."""
+    keep: float = 1.0  # days for which the files of finished series are kept
+    tls: ssl.SSLContext | None = None  # for connections to destinations and senders
 
     def __post_init__(self) -> None:
         if not self.senders and self.watch is None and self.pull is None:
@@ -101,8 +80,7 @@ class Loop(threading.Thread):
     def __init__(self, name: str, step: Callable[[], bool], ended: threading.Event, idle: float = IDLE_SECONDS) -> None:
         super().__init__(name=name, daemon=True)
         self.step, self.ended, self.idle = step, ended, idle
-        self.problem = ""
-        """Why the last step failed; empty if it did not."""
+        self.problem = ""  # why the last step failed
 
     def run(self) -> None:
         while not self.ended.is_set():
@@ -129,7 +107,7 @@ class Node:
         self.incoming, self.results = Incoming(state / "incoming"), NodeResults(state / "results")
         self.arrivals = Arrivals()
         listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
-        peers = tuple(place.peer for place in settings.destinations if isinstance(place, DicomDestination))
+        peers = tuple(archive.peer for archive in settings.destinations if isinstance(archive, DicomDestination))
         self.callers = Callers(settings.senders, peers)
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)

@@ -18,9 +18,7 @@ from typing import Any
 from normal_guidance.base.errors import UserError, shorten
 
 _PEER = re.compile(r"(?P<aet>[^@]+)@(?P<host>\[[0-9a-fA-F:]+\]|[^:@\s]+)(:(?P<port>\d{1,5}))?")
-
-TITLE = re.compile(r"[ !-\[\]-~]{1,16}")
-"""An AE title: 1 to 16 printable ASCII characters, without a backslash."""
+TITLE = re.compile(r"[ !-\[\]-~]{1,16}")  # an AE title: 1 to 16 printable ASCII characters, without a backslash
 
 
 def check_title(title: str) -> str:
@@ -129,18 +127,12 @@ def _lives_at(peer: Peer, address: str) -> bool:
         return False
 
 
-LARGEST_BYTES = 10 * 2**20
-"""Size from which on a new file is begun."""
-
-KEPT = 10
-"""Older files that are kept: audit.jsonl.1 is the newest of them."""
+LARGEST_BYTES = 10 * 2**20  # size from which on a new file is begun
+KEPT = 10  # older files that are kept: audit.jsonl.1 is the newest of them
 
 
 class Audit:
-    """Appends what happened, without patients' data, to a file: a JSON object a line, by one write, whole after a kill.
-
-    A series is named by the hash that is also the name of its folder.  The file is rotated by size.
-    """
+    """Appends events, without patients' data, to a file: a JSON object a line, by one write, whole after a kill."""
 
     def __init__(self, path: Path, largest: int = LARGEST_BYTES, kept: int = KEPT) -> None:
         self.path, self.largest, self.kept = path, largest, kept

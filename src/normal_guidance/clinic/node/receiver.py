@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -51,28 +52,18 @@ STORAGE = {
 SYNTAXES = tuple(dict.fromkeys((*PYDICOM, *GDCM, *OPENJPEG)))
 """Transfer syntaxes that our decoders read; of those that a sender offers, its first one among them is taken."""
 
+# Answers to a C-STORE.
 SUCCESS, NO_RESOURCES, MISMATCH, NOT_UNDERSTOOD, DUPLICATE = 0x0000, 0xA700, 0xA900, 0xC000, 0x0111
-"""Answers to a C-STORE."""
-
 NOT_ALLOWED = 0x0124
-
-FREE_BYTES = 2**30
-"""With less space on the disk nothing more is taken."""
-
-MOST_ASSOCIATIONS = 20
-"""Associations at once; further ones are rejected, and told to come back later."""
-
-MOST_WAITING = 64
-"""Connections that have not yet said who they are; a further one takes the place of the oldest."""
-
-HELLO_SECONDS = 10.0
-"""A connection that has not asked for an association after so long is closed."""
+FREE_BYTES = 2**30  # with less space on the disk nothing more is taken
+MOST_ASSOCIATIONS = 20  # associations at once; further ones are rejected, and told to come back later
+MOST_WAITING = 64  # connections that have not yet said who they are; a further one takes the place of the oldest
+HELLO_SECONDS = 10.0  # a connection that has not asked for an association after so long is closed
 
 QUIET_SECONDS, MOST_ADDRESSES = 60.0, 1000
 """The log has one line about rejected calls from an address in so many seconds; so many addresses are remembered."""
 
-PDU_BYTES = 2**17
-"""The size of PDUs that senders are asked for."""
+PDU_BYTES = 2**17  # the size of PDUs that senders are asked for
 
 REJECT_CALLER, REJECT_CALLED, REJECT_BUSY = (0x01, 0x01, 0x03), (0x01, 0x01, 0x07), (0x02, 0x03, 0x02)
 """Answers to a request for an association: result, source, reason."""
@@ -87,8 +78,7 @@ class Listening(NamedTuple):
     tls: ssl.SSLContext | None = None
 
 
-Committing = Callable[[Event], tuple[int, Any]]
-"""Answers a request or a report of storage commitment."""
+Committing = Callable[[Event], tuple[int, Any]]  # answers a request or a report of storage commitment
 
 
 class Receiver:
@@ -105,8 +95,7 @@ class Receiver:
     ) -> None:
         self.listening, self.callers, self.queue = listening, callers, queue
         self.incoming, self.audit, self.touched = incoming, audit, touched
-        self.counts = {"rejected calls": 0, "refused objects": 0}
-        """What was turned away since the start."""
+        self.counts = {"rejected calls": 0, "refused objects": 0}  # since the start
         self._told: dict[str, float] = {}
         self._series: dict[Association, set[str]] = defaultdict(set)
         self._storing = threading.Lock()
@@ -130,19 +119,18 @@ class Receiver:
             (evt.EVT_N_EVENT_REPORT, report),
             (evt.EVT_N_ACTION, commit),
         ]
-        where = self.listening
+        _, address, port, tls = self.listening
         try:
             self._server = entity.make_server(
-                (where.address, where.port),
+                (address, port),
                 evt_handlers=handlers,
-                ssl_context=where.tls,
+                ssl_context=tls,
                 server_class=type("Server", (BoundedServer,), {"may_connect": staticmethod(self._may_connect)}),
                 request_handler=BoundedHandler,
             )
         except OSError as error:
             raise UserError(
-                f"port {where.port} of {where.address} cannot be opened ({error.strerror}); choose another --port or "
-                "--address"
+                f"port {port} of {address} cannot be opened ({error.strerror}); choose another --port or --address"
             ) from error
         # pynetdicom would copy all contexts for each connection, before it knows who calls; `_requested` gives them.
         self._contexts, self._server.contexts = self._server.contexts, []
@@ -315,26 +303,13 @@ def address_of(association: Association) -> str:
 # handshake in the only thread that accepts connections, waits without end for the rest of a truncated PDU, and takes
 # PDUs of any stated length (up to 4 GB).
 
-HANDSHAKE_SECONDS = 10.0
-"""A TLS handshake that takes longer is given up."""
-
-SILENCE_SECONDS = 30.0
-"""A sender that says nothing within a message for so long has gone."""
-
-PDU_SECONDS = 120.0
-"""A PDU, which has at most 4 MB, takes at most so long."""
-
-LARGEST_PDU = 4 * 2**20
-"""Largest PDU that is read; the node asks for far smaller ones."""
-
-LARGEST_OBJECT = 2**31
-"""Largest message, pixels included; a longer one ends its association."""
-
-WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001
-"""Seconds between two looks at a connection: each is a thread that polls, and 64 silent ones would fill a core."""
-
-CHUNK = 2**16
-"""Bytes that are read at once."""
+HANDSHAKE_SECONDS = 10.0  # a TLS handshake that takes longer is given up
+SILENCE_SECONDS = 30.0  # a sender that says nothing within a message for so long has gone
+PDU_SECONDS = 120.0  # a PDU, which has at most 4 MB, takes at most so long
+LARGEST_PDU = 4 * 2**20  # largest PDU that is read; the node asks for far smaller ones
+LARGEST_OBJECT = 2**31  # largest message, pixels included; a longer one ends its association
+WAITING_DELAY, ASSOCIATED_DELAY = 0.02, 0.001  # seconds between two looks: 64 silent connections would fill a core
+CHUNK = 2**16  # bytes that are read at once
 
 
 class BoundedServer(ThreadedAssociationServer):
@@ -342,8 +317,7 @@ class BoundedServer(ThreadedAssociationServer):
 
     request_queue_size = 64  # connections that may wait to be accepted
     daemon_threads = True
-    may_connect: Callable[[str], bool]
-    """Whether an IP address may connect now."""
+    may_connect: Callable[[str], bool]  # whether an IP address may connect now
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
         """Accept a connection; TLS shakes hands later, in the connection's own thread."""
@@ -397,14 +371,13 @@ def close_connection(association: Association) -> None:
             reader.socket.shutdown(socket.SHUT_RDWR)
 
 
+@dataclass
 class MessageCount:
     """Counts the bytes of the message that is being read."""
 
-    def __init__(self) -> None:
-        self.bytes = 0
+    bytes: int = 0
 
     def begin(self) -> None:
-        """Begin a new message."""
         self.bytes = 0
 
     def read(self, reader: AssociationSocket, size: int) -> bytearray:

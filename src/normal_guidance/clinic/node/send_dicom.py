@@ -30,31 +30,16 @@ from normal_guidance.clinic.node.receiver import address_of
 from normal_guidance.clinic.node.series_queue import SeriesQueue
 from normal_guidance.clinic.predict.dicomweb import DicomWeb
 
-COMMITMENT, INSTANCE = "1.2.840.10008.1.20.1", "1.2.840.10008.1.20.1.1"
-"""SOP class Storage Commitment Push Model, and its only instance."""
-
-ALL_STORED, SOME_MISSING = 1, 2
-"""Kinds of a report."""
-
-NOT_HERE = 0x0112
-"""Reason for a missing object: no such object instance."""
-
-RETRIES = (1.0, 10.0, 60.0, 600.0)
-"""Seconds before each further attempt at a report in a new association."""
-
-MOST_OBJECTS = 100_000
-"""Objects in one request."""
-
-
+COMMITMENT, INSTANCE = "1.2.840.10008.1.20.1", "1.2.840.10008.1.20.1.1"  # SOP class and its only instance
+ALL_STORED, SOME_MISSING = 1, 2  # kinds of a report
+NOT_HERE = 0x0112  # reason for a missing object: no such object instance
+RETRIES = (1.0, 10.0, 60.0, 600.0)  # seconds before each further attempt at a report in a new association
+MOST_OBJECTS = 100_000  # objects in one request
 PLAIN: list[str | UID] = [ExplicitVRLittleEndian, ImplicitVRLittleEndian]
-
 CONNECT_SECONDS, ANSWER_SECONDS = 10, 60
 
-REPORT_SECONDS = 1.0
-"""An association in which storage commitment was asked for stays open for so long: some archives report at once."""
-
-WARNINGS = (0xB000, 0xB006, 0xB007)
-"""Answers to a C-STORE that mean: stored, with a change or a doubt."""
+REPORT_SECONDS = 1.0  # an association that asked for commitment stays open for so long: some archives report at once
+WARNINGS = (0xB000, 0xB006, 0xB007)  # answers to a C-STORE that mean: stored, with a change or a doubt
 
 
 def associate(identity: Identity, peer: Peer, contexts: Sequence[Any], **options: Any) -> Association:

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote, urlsplit
 
 from pydicom import Dataset, dcmread
@@ -38,33 +38,15 @@ with importing("node", "HL7 and FHIR need hl7apy, requests and fhir.resources"):
     from hl7apy.parser import parse_message
 
 REPORT = "structured_report.dcm"
-
 CONNECT_SECONDS, ANSWER_SECONDS = 10.0, 60.0
-
 VERSION = "2.5.1"
-
-START, END = b"\x0b", b"\x1c\r"
-"""The frame of a message in MLLP."""
-
-LARGEST_ANSWER = 65_536
-"""Bytes of an acknowledgement; a longer one is refused."""
-
-ACCEPTED = ("AA", "CA")
-
-PRELIMINARY = "P"
-
-SCHEME = "99NGUIDE"
-"""Our own codes in HL7."""
-
-STUDY_UID = "110180^Study Instance UID^DCM"
-
-TOKEN = "NGUIDE_FHIR_TOKEN"
-"""Environment variable of the bearer token."""
-
+START, END = b"\x0b", b"\x1c\r"  # the frame of a message in MLLP
+LARGEST_ANSWER = 65_536  # bytes of an acknowledgement; a longer one is refused
+ACCEPTED, PRELIMINARY = ("AA", "CA"), "P"
+SCHEME = "99NGUIDE"  # our own codes in HL7
+TOKEN = "NGUIDE_FHIR_TOKEN"  # environment variable of the bearer token
 SNOMED, UCUM = "http://snomed.info/sct", "http://unitsofmeasure.org"
-OURS = "urn:normal-guidance"
-"""Our own identifiers in FHIR."""
-
+OURS = "urn:normal-guidance"  # our own identifiers in FHIR
 CATEGORY = "http://terminology.hl7.org/CodeSystem/observation-category"
 INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpretation"
 
@@ -73,21 +55,15 @@ INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpreta
 class FindingResult:
     """What a model says of one finding; `key_slices` are DICOM's instance numbers, or places from 1 without such."""
 
-    name: str
-    """Empty where the model does not name it."""
-    code: str | None
-    """Its SNOMED CT identifier."""
-    meaning: str | None
-    """What SNOMED CT calls it."""
-    sought: str
-    """What was looked for, in words."""
+    name: str  # empty where the model does not name it
+    code: str | None  # its SNOMED CT identifier
+    meaning: str | None  # what SNOMED CT calls it
+    sought: str  # what was looked for, in words
     probability: float
     threshold: float | None
-    positive: bool | None
-    """None without a threshold."""
+    positive: bool | None  # None without a threshold
     key_slices: tuple[int, ...]
-    model: str
-    """Fingerprint of the model."""
+    model: str  # fingerprint of the model
 
     @property
     def title(self) -> str:
@@ -99,8 +75,7 @@ class FindingResult:
 class ResultContent:
     """The result of one scan: patient and study from its DICOM report, numbers from prediction.json."""
 
-    identity: str
-    """A hash of the series and its slices: the same result has the same, however often it is sent."""
+    identity: str  # a hash of the series and its slices: the same result has the same, however often it is sent
     patient: Dataset
     findings: tuple[FindingResult, ...]
     cautions: tuple[str, ...]
@@ -149,17 +124,6 @@ class TextDestination(Destination):
 
     def files(self, folder: Path) -> list[Path]:
         return [file for file in sorted(folder.glob(f"*/{PREDICTION}")) if _report_of(file) is not None]
-
-
-class ObservationSegment(NamedTuple):
-    """The fields of an OBX segment that differ."""
-
-    kind: str
-    code: str
-    group: str
-    value: str
-    reference: str = ""
-    flag: str = ""
 
 
 @dataclass(frozen=True)
@@ -244,40 +208,40 @@ def make_message(content: ResultContent, sender: str, receiver: str, now: dateti
     request.obr_7 = plain(content.header("StudyDate") + content.header("StudyTime").partition(".")[0])
     request.obr_22, request.obr_25 = moment, PRELIMINARY
     order.add(request)
-    for number, observation in enumerate(observations(content), start=1):
+    for number, (kind, code, group, value, *more) in enumerate(observations(content), start=1):
         segment = Segment("OBX", version=VERSION)
-        segment.obx_1, segment.obx_2, segment.obx_3 = str(number), observation.kind, observation.code
-        segment.obx_4, segment.obx_5, segment.obx_7 = observation.group, observation.value, observation.reference
-        segment.obx_8, segment.obx_11 = observation.flag, PRELIMINARY
+        segment.obx_1, segment.obx_2, segment.obx_3 = str(number), kind, code
+        segment.obx_4, segment.obx_5, segment.obx_11 = group, value, PRELIMINARY
+        segment.obx_7, segment.obx_8 = more or ("", "")
         order.add_group("ORU_R01_OBSERVATION").add(segment)
     return str(message.to_er7())
 
 
-def observations(content: ResultContent) -> Iterator[ObservationSegment]:
-    """What is said of the study, and of each finding."""
-    yield ObservationSegment("ST", STUDY_UID, "", plain(content.header("StudyInstanceUID")))
+def observations(content: ResultContent) -> Iterator[tuple[str, ...]]:
+    """What OBX segments say of study and findings: type, code, group and value; some with a range and a flag."""
+    yield "ST", "110180^Study Instance UID^DCM", "", plain(content.header("StudyInstanceUID"))
     for number, finding in enumerate(content.findings, start=1):
         yield from _of_finding(finding, str(number))
     for note in content.notes:
-        yield ObservationSegment("TX", f"note^Note^{SCHEME}", "", plain(note))
-    yield ObservationSegment("ST", f"software^Software^{SCHEME}", "", f"normal-guidance {__version__}")
+        yield "TX", f"note^Note^{SCHEME}", "", plain(note)
+    yield "ST", f"software^Software^{SCHEME}", "", f"normal-guidance {__version__}"
 
 
-def _of_finding(finding: FindingResult, group: str) -> Iterator[ObservationSegment]:
+def _of_finding(finding: FindingResult, group: str) -> Iterator[tuple[str, ...]]:
     code = f"{plain(finding.name) or 'finding'}^{plain(finding.title)}^{SCHEME}"
     if finding.code:
         code = f"{finding.code}^{plain(finding.title)}^SCT"
     flag = {None: "", True: "A", False: "N"}[finding.positive]
     below = "" if finding.threshold is None else f"<{finding.threshold:.4g}"
-    yield ObservationSegment("NM", "111047^Probability^DCM", group, f"{finding.probability:.4f}", below, flag)
-    yield ObservationSegment("CE", f"sought^What was looked for^{SCHEME}", group, code)
+    yield "NM", "111047^Probability^DCM", group, f"{finding.probability:.4f}", below, flag
+    yield "CE", f"sought^What was looked for^{SCHEME}", group, code
     if finding.positive is not None:
         call = "10828004^Positive^SCT" if finding.positive else "260385009^Negative^SCT"
-        yield ObservationSegment("CE", f"call^Scan by the threshold^{SCHEME}", group, call)
+        yield "CE", f"call^Scan by the threshold^{SCHEME}", group, call
     if finding.positive is not False:
         slices = ", ".join(map(str, finding.key_slices))
-        yield ObservationSegment("ST", f"key_slices^Instance numbers of the key slices^{SCHEME}", group, slices)
-    yield ObservationSegment("ST", f"model^Fingerprint of the model^{SCHEME}", group, finding.model)
+        yield "ST", f"key_slices^Instance numbers of the key slices^{SCHEME}", group, slices
+    yield "ST", f"model^Fingerprint of the model^{SCHEME}", group, finding.model
 
 
 def plain(text: str) -> str:

@@ -17,11 +17,8 @@ from normal_guidance.clinic.node.series_queue import Dispatch, QueuedSeries, Ser
 from normal_guidance.clinic.node.serving import NodeResults
 from normal_guidance.clinic.predict.dicomweb import parse_server
 
-FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0
-"""Seconds before the second attempt, and the longest pause; each pause is twice as long as the one before."""
-
-REPORT_PATIENCE = 600.0
-"""Seconds after which storage commitment is asked for again."""
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0  # seconds before the second attempt, doubled each time, and at most
+REPORT_PATIENCE = 600.0  # seconds after which storage commitment is asked for again
 
 
 def pause(attempts: int) -> float:
@@ -77,7 +74,6 @@ class Sending:
         return len(files)
 
     def _ask(self, dispatch: Dispatch) -> None:
-        """Ask for storage commitment."""
         series = self.queue.series(dispatch.series)
         if series is None or not isinstance(self.destination, DicomDestination):
             return
@@ -105,33 +101,25 @@ def _to_folder(text: str, identity: Identity) -> Destination:
     return FolderDestination(Path(path))
 
 
-def _to_hl7(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import Hl7Destination
+def _to_reading_list(text: str, identity: Identity) -> Destination:
+    from normal_guidance.clinic.node.send_text import Hl7Destination, parse_fhir
 
+    if text.startswith("fhir:"):
+        return parse_fhir(text)
     return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
-
-
-def _to_fhir(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import parse_fhir
-
-    return parse_fhir(text)
 
 
 def _to_web(text: str, identity: Identity) -> Destination:
     return WebDestination(parse_server(text).url)
 
 
-def _to_dicom(text: str, identity: Identity) -> Destination:
-    return DicomDestination(parse_peer(text, needs_port=True), identity)
-
-
 KINDS: dict[str, Callable[[str, Identity], Destination]] = {
     "folder:": _to_folder,
-    "hl7:": _to_hl7,
-    "fhir:": _to_fhir,
+    "hl7:": _to_reading_list,
+    "fhir:": _to_reading_list,
     "https://": _to_web,
     "http://": _to_web,
-    "": _to_dicom,
+    "": lambda text, identity: DicomDestination(parse_peer(text, needs_port=True), identity),
 }
 """How each kind is made, by how its text begins; the first that fits is taken."""
 

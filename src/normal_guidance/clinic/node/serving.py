@@ -1,6 +1,6 @@
 """The predicting thread: decides when a series is complete, predicts it, and writes its results.
 
-    STATE/results/SERIES-DIGEST/     outcome.json, and the folders of `clinical.result_folder`
+    STATE/results/SERIES-DIGEST/     outcome.json, and the folders of `clinic.results.result_folder`
 
 DIGEST is a hash of the slices.  outcome.json is written last, so a folder that has it is complete, and a node that was
 killed before the queue knew of it does not predict again.
@@ -37,12 +37,8 @@ from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.clinic.results.result_folder import dicom_results, write_scan
 from normal_guidance.scans.index.problems import KINDS, Problem
 
-ATTEMPTS = 3
-"""Attempts at a series that ends the whole program."""
-
-ABORTED_FACTOR = 10
-"""A series whose association was aborted waits so many times longer: its sender will come back."""
-
+ATTEMPTS = 3  # attempts at a series that ends the whole program
+ABORTED_FACTOR = 10  # a series whose association was aborted waits so many times longer: its sender will come back
 OUTCOME = "outcome.json"
 
 
@@ -50,10 +46,8 @@ OUTCOME = "outcome.json"
 class Taking:
     """Which series are predicted, and when they are complete."""
 
-    rules: tuple[Rule, ...] = ()
-    """One must fit; without rules all series are taken."""
-    settle: float = 60.0
-    """Seconds without a new slice after which a series is complete."""
+    rules: tuple[Rule, ...] = ()  # one must fit; without rules all series are taken
+    settle: float = 60.0  # seconds without a new slice after which a series is complete
 
 
 class Arrivals:
@@ -115,7 +109,7 @@ class Predicting:
     ended: threading.Event
 
     def step(self) -> bool:
-        """Settle what is complete and predict one series; whether there was series."""
+        """Settle what is complete and predict one series; whether there was one."""
         for series in self.queue.in_state(RECEIVING):
             if self._is_complete(series):
                 self._settle(series)
@@ -130,21 +124,18 @@ class Predicting:
 
     def _settle(self, series: QueuedSeries) -> None:
         """Decide whether a complete series is predicted."""
-        state, reason = READY, ""
-        file = next(iter(sorted(self.incoming.folder(series.key).glob("*.dcm"))), None)
+        file = min(self.incoming.folder(series.key).glob("*.dcm"), default=None)
         conditions = {} if file is None else read_conditions(file)
         ignored = why_ignored(self.taking.rules, {**conditions, FILES: str(series.files)})
         if ignored is not None:
-            state, reason = IGNORED, ignored
+            self._move(series, IGNORED, ignored)
         elif series.files < series.predicted_files:
-            state = FAILED
-            reason = (
-                f"{series.files} of its slices came after {series.predicted_files} were predicted and deleted; send "
-                "the whole series again"
-            )
+            late = f"{series.files} of its slices came after {series.predicted_files} were predicted and deleted"
+            self._move(series, FAILED, f"{late}; send the whole series again")
         elif series.digest and self.queue.digest(series.key) == series.digest:
-            state, reason = DONE, "the same slices were predicted before"
-        self._move(series, state, reason)
+            self._move(series, DONE, "the same slices were predicted before")
+        else:
+            self._move(series, READY)
         self.arrivals.forget(series.key)
 
     def _move(self, series: QueuedSeries, state: str, reason: str = "", detail: str = "") -> bool:
@@ -175,8 +166,8 @@ class Predicting:
         """Predict a series and write its results; whether there are any.  An end of the node is not its fault."""
         shutil.rmtree(folder, ignore_errors=True)  # of a node that was killed
         try:
-            found = find_scans([self.incoming.folder(series.key)], modalities=self.predictor.bundle.expects.modalities)
-            outcomes = list(self.predictor.predict(found))
+            scans = find_scans([self.incoming.folder(series.key)], modalities=self.predictor.bundle.expects.modalities)
+            outcomes = list(self.predictor.predict(scans))
             predicted = [self._marked(outcome, series) for outcome in outcomes if isinstance(outcome, ScanPrediction)]
             refused = [outcome for outcome in outcomes if isinstance(outcome, NotPredicted)]
             if self.ended.is_set() and refused:
@@ -194,8 +185,7 @@ class Predicting:
             self._refuse(series, refused)
             return False
         if not dicom_results(folder):
-            problems = [problem for each in written for problem in each.problems]
-            detail = "; ".join(problem.detail for problem in problems)
+            detail = "; ".join(problem.detail for scan in written for problem in scan.problems)
             self._move(series, FAILED, "its headers do not allow DICOM results", detail)
             shutil.rmtree(folder, ignore_errors=True)
             return False

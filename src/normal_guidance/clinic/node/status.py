@@ -24,22 +24,9 @@ from normal_guidance.base.system import size_text
 from normal_guidance.clinic.node.node import Node
 from normal_guidance.clinic.node.partners import is_loopback
 from normal_guidance.clinic.node.series_queue import FAILED, REFUSED
-from normal_guidance.clinic.viewer.server import (
-    METHODS,
-    App,
-    Receive,
-    Scope,
-    Send,
-    answer,
-    header,
-    make_server,
-    refuse,
-    with_headers,
-)
+from normal_guidance.clinic.viewer import server as web
 
-LISTED = 50
-"""Failures that are shown."""
-
+LISTED = 50  # failures that are shown
 HOUR, DAY = 60 * 60, 24 * 60 * 60
 
 RELOAD_SECONDS = 10
@@ -151,27 +138,27 @@ def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return f"<table>{'<tr>' + top + '</tr>' if names else ''}{body}</table>"
 
 
-def make_status_app(node: Node, hosts: Sequence[str]) -> App:
+def make_status_app(node: Node, hosts: Sequence[str]) -> web.App:
     """Make the application; `hosts` are the Host headers that it answers to, all of them if empty."""
 
-    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    async def app(scope: web.Scope, receive: web.Receive, send: web.Send) -> None:
         if scope["type"] != "http":  # the server begins or ends
             return
-        send, as_json = with_headers(send), "application/json"
-        if hosts and header(scope, b"host").lower() not in hosts:
-            await refuse(send, 403, f"Open http://{hosts[0]}/; this server has no other name.")
-        elif scope["method"] not in METHODS:
-            await refuse(send, 405, "This server can only be read.", {"Allow": ", ".join(METHODS)})
+        send, as_json = web.with_headers(send), "application/json"
+        if hosts and web.header(scope, b"host").lower() not in hosts:
+            await web.refuse(send, 403, f"Open http://{hosts[0]}/; this server has no other name.")
+        elif scope["method"] not in web.METHODS:
+            await web.refuse(send, 405, "This server can only be read.", {"Allow": ", ".join(web.METHODS)})
         elif scope["path"] == "/":
-            await answer(send, 200, "text/html; charset=utf-8", status_page(status_json(node)).encode(), {})
+            await web.answer(send, 200, "text/html; charset=utf-8", status_page(status_json(node)).encode(), {})
         elif scope["path"] == "/status.json":
-            await answer(send, 200, as_json, json.dumps(status_json(node)).encode(), {})
+            await web.answer(send, 200, as_json, json.dumps(status_json(node)).encode(), {})
         elif scope["path"] == "/health":
             problems = node.problems()
             body = json.dumps({"ok": not problems, "problems": problems}).encode()
-            await answer(send, 503 if problems else 200, as_json, body, {})
+            await web.answer(send, 503 if problems else 200, as_json, body, {})
         else:
-            await refuse(send, 404, "there is nothing at this address")
+            await web.refuse(send, 404, "there is nothing at this address")
 
     return app
 
@@ -185,7 +172,7 @@ def serving_status(node: Node, host: str, port: int) -> Iterator[str]:
         raise UserError(f"--status {host}:{port} cannot be opened ({error.strerror}); choose another port") from error
     number = listening.getsockname()[1]
     hosts = (f"{host}:{number}", f"127.0.0.1:{number}", f"localhost:{number}") if is_loopback(host) else ()
-    server = make_server(make_status_app(node, hosts))
+    server = web.make_server(make_status_app(node, hosts))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name="status", daemon=True)
     thread.start()
     try:

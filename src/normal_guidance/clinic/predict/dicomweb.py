@@ -23,25 +23,14 @@ with importing("node", "DICOMweb needs dicomweb_client, pydicom and requests"):
     from dicomweb_client.api import DICOMwebClient
     from pydicom import dcmread
 
-TOKEN = "NGUIDE_DICOMWEB_TOKEN"
-"""Environment variable of the bearer token."""
-
-SECONDS = (10.0, 300.0)
-"""Longest wait for a connection, and for the next bytes of an answer."""
-
-ATTEMPTS = 2
-"""Calls of a server that is busy or cannot be reached, two seconds apart."""
-
+TOKEN = "NGUIDE_DICOMWEB_TOKEN"  # environment variable of the bearer token
+SECONDS = (10.0, 300.0)  # longest wait for a connection, and for the next bytes of an answer
+ATTEMPTS = 2  # calls of a server that is busy or cannot be reached, two seconds apart
 UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
-
-PAGE = 200
-"""Series that are asked for at a time."""
-
-AS_STORED = (("application/dicom", "*"),)
-"""Asks for objects as the server holds them: it need not decompress them."""
-
+PAGE = 200  # series that are asked for at a time
+AS_STORED = (("application/dicom", "*"),)  # asks for objects as the server holds them: it need not decompress them
 _STUDY, _SERIES, _MODALITY, _COUNT, _DESCRIPTION = "0020000D", "0020000E", "00080060", "00201209", "0008103E"
 
 
@@ -52,8 +41,7 @@ class RemoteSeries(NamedTuple):
     series_uid: str
     modality: str = ""
     description: str = ""
-    slices: int | None = None
-    """How many objects the server has; None if it does not say it."""
+    slices: int | None = None  # how many objects the server has; None if it does not say it
 
 
 class WebPlace(NamedTuple):
@@ -118,9 +106,9 @@ class DicomWeb:
         filters = {"SeriesInstanceUID": series, "Modality": modality, "StudyDate": f"{since}-" if since else ""}
         wanted = {name: value for name, value in filters.items() if value}
         rows: list[RemoteSeries] = []
+        fields = [_DESCRIPTION, _COUNT]
         with self._answering("search for series"):
             while True:
-                fields = [_DESCRIPTION, _COUNT]
                 page = self._client.search_for_series(
                     study or None, search_filters=wanted, fields=fields, limit=PAGE, offset=len(rows)
                 )
@@ -175,31 +163,23 @@ def _remote(row: dict[str, Any]) -> RemoteSeries:
 
 
 def fetch_all(place: WebPlace, folder: Path, modalities: Iterable[str]) -> list[Path]:
-    """Fetch the series of a study, or one series, each into a folder of its own; those of other modalities are left.
-
-    A series whose folder is there was fetched before and is not fetched again.
-    """
+    """Fetch a study's series of these modalities, or one series, each into a folder, unless that is there."""
     if not place.study:
         raise UserError(f"{place.server} names no study; give {place.server}/studies/UID")
     server, wanted = DicomWeb(place.server), set(modalities)
     series = server.series(place.study, place.series)
     if not series:
         raise UserError(f"{place.server} has no series {place.series or f'of study {place.study}'}; check the UIDs")
-    chosen = [one for one in series if place.series or not wanted or one.modality in wanted]
+    chosen = [each for each in series if place.series or not wanted or each.modality in wanted]
     if not chosen:
-        others = ", ".join(sorted({one.modality for one in series}))
+        others = ", ".join(sorted({each.modality for each in series}))
         raise UserError(
             f"study {place.study} on {place.server} has {len(series)} series of {others}, none of "
             f"{' or '.join(sorted(wanted))}"
         )
-    folders = [folder / f"series-{one.series_uid}" for one in chosen]
-    for one, out in zip(chosen, folders, strict=True):
+    folders = {folder / f"series-{each.series_uid}": each for each in chosen}
+    for out, each in folders.items():
         if not out.is_dir():
             with folder_atomically(out) as draft:
-                server.fetch(one, draft)
-    return folders
-
-
-def fetched_folder(out: Path) -> Path:
-    """Where the scans that results are made of lie, if they were fetched."""
-    return out.with_name(f"{out.name}.scans")
+                server.fetch(each, draft)
+    return list(folders)

@@ -42,9 +42,7 @@ from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, folder_name
 
 CONFIG, SUMMARY, PREDICTION = "config.json", "summary.json", "prediction.json"
-
-COMMAND = "command"
-"""The member of summary.json that says what was predicted with what."""
+COMMAND = "command"  # the member of summary.json that says what was predicted with what
 
 
 class Score(NamedTuple):
@@ -145,7 +143,7 @@ class PredictionJob:
             "row": _fingerprint(prediction.row, prediction.root),
             "files": _checksums(self._results(prediction.row.scan_id)),
         }
-        tensors = {str(place): one.log_attention.contiguous() for place, one in enumerate(prediction.each)}
+        tensors = {str(place): result.log_attention.contiguous() for place, result in enumerate(prediction.each)}
         write_tensors(self._record(prediction.row.scan_id), tensors, about)
 
     def finished(self, row: ScanRow, root: Path) -> DoneScan | None:

@@ -25,26 +25,15 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
     from normal_guidance.scans.index.geometry import Ordered
 
-NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})
-"""Kinds of files that are not slices and that nobody misses: reports, scouts, screenshots."""
-
-SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})
-"""A file with such a name should be a slice; if it is not a DICOM file, a slice is missing."""
-
-NOT_DICOM = "not a DICOM file"
-"""The detail of a file that is not DICOM; DICOM files without pixels (reports, presentation states) have another."""
-
+NO_SCAN = frozenset({"no_image", "localizer", "secondary_capture"})  # files that nobody misses among slices
+SLICE_SUFFIXES = frozenset({".dcm", ".dicom", ".ima"})  # such a file that is not DICOM is a missing slice
+NOT_DICOM = "not a DICOM file"  # DICOM files without pixels (reports, presentation states) have another detail
 RESERVED = ("index.html", "summary.csv", "summary.json", "predictions.parquet", "manifest.parquet", "problems.csv")
 """Files of the output folder; a scan's folder cannot have such a name."""
 
-TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"
-"""What a user may give."""
-
-GO_ON = "refused; --force goes on"
-"""The action for a scan that the model was not made for."""
-
-COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"
-"""What to do about links that lead out of a folder."""
+TAKES = "a DICOM folder, a .zip, a .nii or .nii.gz, or a folder of such"  # what a user may give
+GO_ON = "refused; --force goes on"  # the action for a scan that the model was not made for
+COPY = "copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz"  # for links that lead out
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +54,11 @@ class NotPredicted:
 class FoundScans:
     """The scans in the given paths, in their order."""
 
-    root: Path
-    """The folder that the rows' files are relative to."""
+    root: Path  # the folder that the rows' files are relative to
     rows: tuple[ScanRow, ...]
-    problems: Mapping[str, tuple[Problem, ...]]
-    """By scan id; those of no scan stand under ""."""
-    incomplete: Mapping[str, tuple[Problem, ...]]
-    """Scans with unreadable files, by scan id: the problems of these files."""
-    unusable: tuple[NotPredicted, ...]
-    """What should be a scan and cannot be read."""
+    problems: Mapping[str, tuple[Problem, ...]]  # by scan id; those of no scan stand under ""
+    incomplete: Mapping[str, tuple[Problem, ...]]  # problems of their unreadable files, by scan id
+    unusable: tuple[NotPredicted, ...]  # what should be a scan and cannot be read
 
 
 def find_scans(
@@ -146,12 +131,10 @@ def _root_of(paths: Sequence[str | Path]) -> tuple[Path, list[str]]:
 class _Leaf:
     """A folder with files (on disk or in an archive), a single file, or an archive or folder that cannot be listed."""
 
-    place: str
-    """The given path that led to it."""
+    place: str  # the given path that led to it
     name: str
     files: Sequence[str] = ()
-    series: list[str] = field(default_factory=list)
-    """UIDs of the series that are scans."""
+    series: list[str] = field(default_factory=list)  # UIDs of the series that are scans
 
 
 class _LeafSeries(NamedTuple):
@@ -162,10 +145,7 @@ class _LeafSeries(NamedTuple):
 
 
 class _NewScans:
-    """Scans without a table; satisfies `ScanSource`.
-
-    A scan has a number for an id, which `series_of` resolves, until all headers are read: then `named` gives names.
-    """
+    """Scans without a table, as a `ScanSource`: they have numbers for ids until all headers are read (`named`)."""
 
     findings: tuple[Finding, ...] = ()
     expected_files: int | None = None
@@ -251,11 +231,9 @@ class _NewScans:
         )
 
     def _scan_of(self, problem: Problem) -> _LeafSeries | None:
-        """The scan that a problem is about; None if it is about none, or nobody knows.
-
-        The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
-        where no series is a scan.
-        """
+        """The scan that a problem is about; None if it is about none, or nobody knows."""
+        # The series of an unreadable file is unknown: the file belongs to the only series of its leaf, or to the leaf
+        # where no series is a scan.
         if problem.scan_id:
             given = self.series_of[problem.scan_id]
             if given.uid or not given.leaf.series:

@@ -40,13 +40,7 @@ from normal_guidance.scans.features.convert import checked, read_scans
 from normal_guidance.scans.features.decoding import Decoding
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import Encoded
-from normal_guidance.scans.features.encoding_machine import (
-    EncodingOptions,
-    Inputs,
-    Machine,
-    Setup,
-    start_workers,
-)
+from normal_guidance.scans.features.encoding_machine import EncodingOptions, Inputs, Machine, Setup, start_workers
 from normal_guidance.scans.features.feature_files import has_suffix
 from normal_guidance.scans.features.store import DTYPES, FeatureStore, open_store
 from normal_guidance.scans.features.store_place import is_store
@@ -104,8 +98,7 @@ DEFAULTS = PredictOptions()
 
 Outcome = ScanPrediction | NotPredicted
 
-Known = Callable[[ScanRow, Path], DoneScan | None]
-"""What an earlier start has predicted for a scan below a folder (`PredictionJob.finished`)."""
+Known = Callable[[ScanRow, Path], DoneScan | None]  # by an earlier start (`PredictionJob.finished`)
 
 
 def predict_found(
@@ -211,7 +204,7 @@ class Predictor:
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
     """Reasons why the model was not made for a scan."""
     mixed = [problem for problem in found.problems.get(row.scan_id, ()) if problem.kind == "mixed_acquisitions"]
-    reasons = [*bundle.expects.why_not(row), *(f"it mixes several acquisitions: {one.detail}" for one in mixed)]
+    reasons = [*bundle.expects.why_not(row), *(f"it mixes several acquisitions: {problem.detail}" for problem in mixed)]
     if lost := found.incomplete.get(row.scan_id, ()):
         where = f" ({lost[0].file}: {lost[0].detail})" if lost[0].file else ""
         them = "it shows" if len(lost) == 1 else "they show"
@@ -299,8 +292,7 @@ def score(bundle: Bundle, features: Float[Tensor, "slices features"]) -> Score:
 # Scans given by their features, for a model whose features `nguide encode` did not make: no images, hence no pictures
 # and no DICOM results.
 
-Source = str | Path | Bags | FeatureStore
-"""A feature store, a file of features, a folder of such files, or scans in memory."""
+Source = str | Path | Bags | FeatureStore  # a feature store, a file of features, a folder of such, or scans in memory
 
 
 def is_features(path: Path) -> bool:
@@ -368,24 +360,25 @@ def _of_features(scans: Iterable[FoundScan], bundle: Bundle, options: PredictOpt
             columns=0,
             modality="",
         )
-        if wrong := _why_not_features(scan, bundle) or _why_no_folder(row.scan_id):
+        if wrong := _why_not_features(scan, bundle, folder_name(row.scan_id)):
             yield NotPredicted(row.scan_id, Problem(row.scan_id, "", "failed", wrong, "left out"))
         else:
             scores = scores_of(bundle, scan.features)
             yield outcome_of(row, Path(scan.found.where).parent, scores, (), bundle, options)
 
 
-def _why_not_features(scan: FoundScan, bundle: Bundle) -> str:
-    """The reason why the model cannot take these features; empty if it can."""
+def _why_not_features(scan: FoundScan, bundle: Bundle, folder: str) -> str:
+    """The reason why these features cannot be predicted, with a folder for their results; empty if they can."""
     if wrong := _wrong_width(scan, bundle):
         return wrong
     if not len(scan.features):
         return "has no slices"
     finite = scan.features.isfinite()
-    if finite.all():
-        return ""
-    place, feature = (~finite).nonzero()[0].tolist()
-    return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+    if not finite.all():
+        place, feature = (~finite).nonzero()[0].tolist()
+        return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+    fits = same_name(folder) not in RESERVED and len(folder.encode()) <= MOST_FOLDER_BYTES
+    return "" if fits else "has an id that cannot be the name of its folder"
 
 
 def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
@@ -395,22 +388,11 @@ def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
     return f"has {width} features a slice, but the model was trained on {bundle.features}"
 
 
-def _why_no_folder(scan_id: str) -> str:
-    name = folder_name(scan_id)
-    fits = same_name(name) not in RESERVED and len(name.encode()) <= MOST_FOLDER_BYTES
-    return "" if fits else "has an id that cannot be the name of its folder"
-
-
-NewScans = ScansLike | str | Path | Sequence[str | Path]
-"""Scans to predict: files and folders, or features in memory or in a store."""
+NewScans = ScansLike | str | Path | Sequence[str | Path]  # files and folders, or features
 
 
 def predict(
-    scans: NewScans,
-    model: Bundle | str | Path,
-    *,
-    encoder: Encoder | None = None,
-    options: PredictOptions = DEFAULTS,
+    scans: NewScans, model: Bundle | str | Path, *, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
 ) -> Iterator[Outcome]:
     """Predict each scan, one after the other, as `nguide predict` does; scans that cannot be used come first.
 
@@ -444,21 +426,21 @@ def predict(
     paths = [Path(source) for source in sources if isinstance(source, str | Path)]
     if len(paths) < len(sources) or model.encoder is None or any(map(is_features, paths)):
         return predict_features(sources, model, options)
-    found = find_scans(
+    given = find_scans(
         paths,
         workers=options.workers,
         any_modality=options.force,
         modalities=model.expects.modalities,
         anonymize=options.anonymize,
     )
-    return predict_found(found, model, encoder, options)
+    return predict_found(given, model, encoder, options)
 
 
 def _sources(scans: NewScans) -> list[Source]:
     """Paths as they are, scans in memory as bags."""
     if isinstance(scans, str | Path):
         return [scans]
-    if isinstance(scans, Sequence) and scans and all(isinstance(one, str | Path) for one in scans):
+    if isinstance(scans, Sequence) and scans and all(isinstance(scan, str | Path) for scan in scans):
         return list(scans)
     try:
         return [as_scans(cast(ScansLike, scans))]

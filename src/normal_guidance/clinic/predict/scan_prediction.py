@@ -98,12 +98,12 @@ class ScanPrediction:
     @property
     def cautions(self) -> tuple[str, ...]:
         """What a reader must know before trusting the result of this finding: of the scan, then of the model."""
-        return (*(one.text for one in cautions(self.problems)), *self.model_cautions)
+        return (*(caution.text for caution in cautions(self.problems)), *self.model_cautions)
 
     @property
     def every_caution(self) -> tuple[str, ...]:
         """The cautions of all findings, each once."""
-        return tuple(dict.fromkeys(text for one in self.each for text in one.cautions))
+        return tuple(dict.fromkeys(text for result in self.each for text in result.cautions))
 
     @property
     def body_part(self) -> str:

@@ -51,12 +51,8 @@ from normal_guidance.scans.index.problems import Problem, folder_name, read_prob
 from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
-FORMAT = 1
-"""Version of prediction.json and summary.json."""
-
-NO = "no "
-"""How the actions of problems begin that cost a scan some of its results, as in "no picture, no DICOM results"."""
-
+FORMAT = 1  # version of prediction.json and summary.json
+NO = "no "  # so begin the actions of problems that cost a scan some results: "no picture, no DICOM results"
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
 
 NAMED_PIXELS = (
@@ -65,14 +61,12 @@ NAMED_PIXELS = (
 )
 """Why an anonymous scan has no picture."""
 
-PART = "new"
-"""The name in predictions.parquet for the part of scans without a split."""
+PART = "new"  # the name in predictions.parquet for the part of scans without a split
 
 NO_DICOM = "its headers do not allow it, or its pixels name the patient; predict without --anonymize to see the reason"
 """The reason in anonymous results: the full one may quote the headers."""
 
-OF_A_MODEL = ("identity", "operation", "intervals", "training")
-"""What prediction.json says of the model of each finding."""
+OF_A_MODEL = ("identity", "operation", "intervals", "training")  # in prediction.json, of the model of each finding
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,16 +140,16 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "model": {name: about[name] for name in ("identity", "encoder", "expects", *OF_A_MODEL[1:])},
     }
     findings = []
-    for one, model in zip(prediction.each, bundle.each, strict=True):
-        if one.finding is not None:
-            about, numbers = _model_json(model), _finding_json(one, anonymize)
+    for of_finding, model in zip(prediction.each, bundle.each, strict=True):
+        if of_finding.finding is not None:
+            about, numbers = _model_json(model), _finding_json(of_finding, anonymize)
             numbers.pop("slices")
-            findings.append({**one.finding.as_json(), **numbers, "model": {name: about[name] for name in OF_A_MODEL}})
+            named = of_finding.finding.as_json()
+            findings.append({**named, **numbers, "model": {name: about[name] for name in OF_A_MODEL}})
     return {**content, "findings": findings} if findings else content
 
 
 def _model_json(bundle: Bundle) -> dict[str, Any]:
-    """Which model it is, and what bundle.json says of it."""
     return {"identity": bundle.identity.as_json(), **bundle.as_json()}
 
 
@@ -220,13 +214,13 @@ def write_scan(
     problems: list[Problem] = []
     with folder_atomically(folder) as draft:
         strips: list[Path | None] = []
-        for place, (one, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
-            name = one.finding.name if one.finding and prediction.further else ""
+        for place, (result, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
+            name = result.finding.name if result.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
-            if one.has_images:
-                problems += _draw(one, model, strip, dicom, anonymize)
+            if result.has_images:
+                problems += _draw(result, model, strip, dicom, anonymize)
             if dicom and strip.exists():
-                problems += _write_dicom(one, strip, draft / "dicom" / name, anonymize, place)
+                problems += _write_dicom(result, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
         problems = list(dict.fromkeys(problems))  # findings share their slices, and what is odd about them
         page = scan_page(prediction, bundle, strips, problems, anonymize=anonymize)
@@ -269,7 +263,9 @@ def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
     heads = prediction.head_attention.tolist()
     columns = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
-    columns |= {f"attention_{one.finding.name}": one.attention.tolist() for one in prediction.further if one.finding}
+    columns |= {
+        f"attention_{result.finding.name}": result.attention.tolist() for result in prediction.further if result.finding
+    }
     lines = []
     for place, line in enumerate(_slices(prediction, anonymize)):
         values = {name: column[place] for name, column in columns.items()}
@@ -346,8 +342,8 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob) -
         return None
     folder = out / folder_name(prediction.row.scan_id)
     same = all(
-        one.logit == score.logit and torch.equal(one.log_attention, score.log_attention)
-        for one, score in zip(prediction.each, before.scores, strict=True)
+        result.logit == score.logit and torch.equal(result.log_attention, score.log_attention)
+        for result, score in zip(prediction.each, before.scores, strict=True)
     )
     if not same or before.problems != prediction.problems:
         shutil.rmtree(folder)
@@ -391,7 +387,7 @@ def _write_tables(
 
 
 def _by_probability(scan: Written) -> tuple[int, float, str]:
-    """Sort key: the most probable scans first, then refused scans, then failed scans."""
+    """The most probable scans first, then refused scans, then failed scans."""
     outcome = scan.outcome
     if isinstance(outcome, ScanPrediction):
         return 0, -outcome.probability, outcome.row.scan_id
@@ -465,8 +461,7 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
             yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan_id]}
 
 
-IN_JSON = ("scan_id", "state", "lacks", "reason")
-"""What the command prints of each scan's line, before prediction.json or its problems."""
+IN_JSON = ("scan_id", "state", "lacks", "reason")  # of each scan's line, before prediction.json or its problems
 
 
 def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:

@@ -33,8 +33,7 @@ STATES = ("predicted", "refused", "failed")
 """The states of a scan in the summary that the command, index.html and summary.json share: it has a probability; the
 model was not made for it, but --force predicts it; it cannot be read or processed."""
 
-Line = Mapping[str, Any]
-"""A line of a summary: `scan_id`, `state`, `reason` and `lacks` (picture, DICOM results); a scan's lines count once."""
+Line = Mapping[str, Any]  # of a summary: `scan_id`, `state`, `reason`, `lacks` (picture, DICOM results)
 
 
 def count_states(lines: Iterable[Line]) -> dict[str, int]:
@@ -66,14 +65,9 @@ def _one_a_scan(lines: Iterable[Line]) -> list[Line]:
     return list({line["scan_id"]: line for line in lines}.values())
 
 
-SIDES = {None: "no threshold", True: "positive", False: "negative"}
-"""The result by the threshold, in words."""
-
-READ_FIRST = "Caution: read this before the result"
-"""The title of the banner with a scan's cautions."""
-
-LISTED = 50
-"""A page shows at most so many problems; prediction.json has all."""
+SIDES = {None: "no threshold", True: "positive", False: "negative"}  # the result by the threshold, in words
+READ_FIRST = "Caution: read this before the result"  # the title of the banner with a scan's cautions
+LISTED = 50  # a page shows at most so many problems; prediction.json has all
 
 
 def scan_page(
@@ -91,10 +85,11 @@ def scan_page(
     )
     missing = [f"No picture: {problem.detail}." for problem in problems if problem.action.startswith("no picture")]
     sections = []
-    for one, strip in zip(prediction.each, strips, strict=True):
-        shown = [caution("Without a picture", missing) if strip is None else figure(strip, caption), *_key_slices(one)]
+    for result, strip in zip(prediction.each, strips, strict=True):
+        picture = caution("Without a picture", missing) if strip is None else figure(strip, caption)
+        shown = [picture, *_key_slices(result)]
         if prediction.further:
-            sections.append(Section(one.finding.name if one.finding else "", [*_verdict(one), *shown]))
+            sections.append(Section(result.finding.name if result.finding else "", [*_verdict(result), *shown]))
         else:
             sections.append(Section("Key slices", shown))
     odd = [*prediction.problems, *problems]
@@ -109,15 +104,10 @@ def scan_page(
     ]
     results = _verdict(prediction)
     if prediction.further:
-        lines = [
-            (
-                str(one.finding),
-                rounded(one.probability),
-                "none" if one.threshold is None else rounded(one.threshold),
-                SIDES[one.is_positive],
-            )
-            for one in prediction.each
-        ]
+        lines = []
+        for each in prediction.each:
+            threshold = "none" if each.threshold is None else rounded(each.threshold)
+            lines.append((str(each.finding), rounded(each.probability), threshold, SIDES[each.is_positive]))
         results = [table(("finding", "probability", "threshold", "result"), lines)]
     where = f"Body part: {prediction.body_part}; modality: {prediction.row.modality or 'not stated'}."
     lead = [caution(READ_FIRST, prediction.every_caution), *results, paragraph(where), paragraph(CAUTION, note=True)]
@@ -218,15 +208,15 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     step = max(1, len(names))
     rows = []
     for start in range(0, len(good), step):
-        own, line = good[start : start + step], good[start]
+        findings, line = good[start : start + step], good[start]
         # A name may be written from right to left, and must not turn the text around it.
         name = f"<bdi>{escape(line['scan_id'])}</bdi>"
         flag = f"<div class=flag>⚠ {escape(line['cautions'])}</div>" if line["cautions"] else ""
-        results = [(escape(rounded(one["probability"])), SIDES[one["positive"]]) for one in own]
+        results = [(escape(rounded(finding["probability"])), SIDES[finding["positive"]]) for finding in findings]
         cells = [*results[0], escape(line["key_slices"])]
         if names:  # each finding in one cell; positive ones stand out
-            texts = zip(map(" ".join, results), own, strict=True)
-            cells = [f"<b>{text}</b>" if one["positive"] else text for text, one in texts]
+            texts = zip(map(" ".join, results), findings, strict=True)
+            cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
         link = f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{name}</a>{flag}"
         rows.append((link, *cells, str(line["slices"]), str(line["problems"])))
     header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")

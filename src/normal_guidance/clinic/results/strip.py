@@ -1,12 +1,8 @@
-"""One picture of a scan's result: the key slices as the encoder saw them, and the attention along the scan.
-
-It names neither patient nor scan, because it is also part of anonymous DICOM results.
-"""
+"""One picture of a scan's result; it names neither patient nor scan, because anonymous results have it, too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from textwrap import wrap
 
@@ -25,30 +21,19 @@ from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, label_slices, rounded, save, styled
 
-CURVE_HEIGHT = 2.1
-"""Height of the attention curve in inches."""
-
-NARROWEST = 3
-"""A strip has room for at least so many pictures: a single one as wide as the page would be too large."""
-
-LINE, CAUTION_LINE = 0.16, 0.22
-"""Height of a line of the heading, and of the cautions, in inches."""
-
-LINE_LETTERS, CAUTION_LETTERS = 130, 92
-"""Letters of such a line."""
-
-HEADS_SHOWN = 8
-"""With more heads, their curves are not drawn: they could not be told apart."""
+CURVE_HEIGHT = 2.1  # height of the attention curve in inches
+NARROWEST = 3  # a strip has room for at least so many pictures: a single one as wide as the page would be too large
+LINE, CAUTION_LINE = 0.16, 0.22  # height of a line of the heading, and of the cautions, in inches
+LINE_LETTERS, CAUTION_LETTERS = 130, 92  # letters of such a line
+HEADS_SHOWN = 8  # with more heads, their curves are not drawn: they could not be told apart
 
 
 def draw_strip(
     prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True, field: float | None = None
 ) -> Path:
-    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
-
-    `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
-    `field` is the mm of each slice's middle that they are of (None: the whole slice).
-    """
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan."""
+    # `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
+    # `field` is the mm of each slice's middle that they are of (None: the whole slice).
     places = sorted(prediction.key_slices)
     images = _images(prediction, places, window, repair, field)
     return save(plot_strip(prediction, list(zip(places, images, strict=True))), path)
@@ -63,13 +48,7 @@ def _images(
         whole, _ = read_volume(row, prediction.root, repair=repair)
         seen = in_field(whole, row.pixel_spacing, field)
         return apply_windows(whole[list(places)], [range_of(window, seen)])[0]
-    few = replace(
-        row,
-        files=tuple(row.files[place] for place in places),
-        frames=tuple(row.frames[place] for place in places),
-        positions=tuple(row.positions[place] for place in places),
-    )
-    volume, _ = read_volume(few, prediction.root, repair=repair)
+    volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
     return apply_windows(volume, [window])[0]
 
 

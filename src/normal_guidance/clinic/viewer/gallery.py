@@ -46,11 +46,8 @@ from normal_guidance.scans.index.problems import Caution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS
 
-TABLE_BYTES = 2**28
-"""Bytes of predictions that stay in memory, so that the next scan of the same methods is shown at once."""
-
-ROWS = 16
-"""Scans whose files and positions stay in memory: every slice needs them."""
+TABLE_BYTES = 2**28  # predictions that stay in memory: the next scan of the same methods is shown at once
+ROWS = 16  # scans whose files and positions stay in memory: every slice needs them
 
 
 class NotHereError(LookupError):
@@ -106,18 +103,17 @@ class Gallery:
     def about(self) -> dict[str, Any]:
         """What the page reads first."""
         chooses_finding = self.summary is not None and all(source.group for source in self.splits[0].sources)
+        dataset = None if self.manifest is None else self.manifest.about.get("source")
+        body = body_of([dataset, self.model.dataset], self.model.windows)
         return {
             "title": self.folder.resolve().name,
             "version": __version__,
             "splits": [
-                {
-                    "name": split.name,
-                    "methods": [{"name": source.name, "title": source.title} for source in split.sources],
-                }
+                {"name": split.name, "methods": [{"name": each.name, "title": each.title} for each in split.sources]}
                 for split in self.splits
             ],
             "choice": "Finding" if chooses_finding else "Method",
-            "windows": {modality: self._windows(modality) for modality in ("CT", "MR")},
+            "windows": {modality: display_windows(modality, body, self.model.windows) for modality in ("CT", "MR")},
             "missing": self._missing(),
             "not_predicted": [
                 {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
@@ -129,10 +125,9 @@ class Gallery:
     def scans(self, split: int) -> list[dict[str, Any]]:
         """The list of a split."""
         self._check_split(split)
-        lines = []
+        lines, sources = [], self.splits[split].sources
         for scan, listed in self._lists[split].items():
             result = self._results.get(self._scans[scan].scan_id)
-            sources = self.splits[split].sources
             lines.append(
                 {
                     **self._names(scan),
@@ -182,9 +177,8 @@ class Gallery:
             raise NotHereError("Images need the index of the scans: give --index.")
         place = self._place_of.get(known.scan_id)
         if place is None:
-            raise NotHereError(
-                f"The index {self.manifest.root} has no scan {known.scan_id}; give the index of this study."
-            )
+            root = self.manifest.root
+            raise NotHereError(f"The index {root} has no scan {known.scan_id}; give the index of this study.")
         row = self.manifest[place]
         if len(row) != known.slices:
             raise NotHereError(
@@ -280,12 +274,6 @@ class Gallery:
         """Each scan's place in the manifest, by its id."""
         return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
 
-    def _windows(self, modality: str) -> list[dict[str, Any]]:
-        """The windows to choose from for scans of a modality."""
-        source = None if self.manifest is None else self.manifest.about.get("source")
-        body = body_of([source, self.model.dataset], self.model.windows)
-        return display_windows(modality, body, self.model.windows)
-
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
         if self.manifest is not None:
@@ -305,23 +293,16 @@ class Gallery:
 
 
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
-    """Read everything about the scans of a study, a run or new scans but the scans themselves.
-
-    `index` is the folder of `nguide index`, where new scans have none of their own; the features' `store` records the
-    window that the encoder saw.
-    """
+    """Read everything about the scans of a study, a run or new scans but the scans; `store` records the window."""
     splits = find_splits(folder)
-    place = index or (folder if (folder / MANIFEST).is_file() else None)
-    manifest = None if place is None else _labelled(read_manifest(place), folder)
+    scans = index or (folder if (folder / MANIFEST).is_file() else None)
+    manifest = None if scans is None else read_manifest(scans)
+    if manifest is not None and (folder / BUNDLE).is_file():  # the slice labels of the finding that the model is of
+        finding = read_json(folder / BUNDLE).get("finding")
+        name = finding.get("name") if isinstance(finding, dict) else None
+        if name in [known.name for known in manifest.findings]:
+            manifest = manifest.of_finding(name)
     return Gallery(folder, splits, manifest, _known_model(folder, store))
-
-
-def _labelled(manifest: Manifest, folder: Path) -> Manifest:
-    """The manifest with the slice labels of the finding that a model is of; those of the first finding otherwise."""
-    model = folder / BUNDLE
-    finding = read_json(model).get("finding") if model.is_file() else None
-    name = finding.get("name") if isinstance(finding, dict) else None
-    return manifest.of_finding(name) if name in [one.name for one in manifest.findings] else manifest
 
 
 def _known_model(folder: Path, store: Path | None) -> KnownModel:
@@ -339,12 +320,6 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None
     return KnownModel(windows, dataset if isinstance(dataset, str) else None)
-
-
-def is_anonymous(folder: Path) -> bool:
-    """Whether `nguide predict --anonymize` made the folder, which then does not say where the scans are."""
-    summary = read_summary(folder)
-    return summary is not None and summary.anonymous
 
 
 def _geometry(row: ScanRow | None) -> dict[str, Any]:

@@ -1,8 +1,7 @@
 """Slices for the page, decoded on request, in processes that may die, and cached up to a limit.
 
-A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more: slices are sent one by one, and the page
-requests the slices around the one it shows.  A file is decoded as a whole: one slice in most DICOM series, all slices
-in NIfTI.
+A slice of 512 x 512 pixels is half a megabyte, its scan 150 MB or more, so they are sent one by one.  A file is decoded
+as a whole: one slice in most DICOM series, all slices in NIfTI.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Generic, NamedTuple, TypeVar
 
@@ -25,8 +23,7 @@ from normal_guidance.base.workers import Failure, Pool
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.volumes import read_volume
 
-LOWEST, HIGHEST = -32768, 32767
-"""The HU that 16 bits hold; values outside are set to these."""
+LOWEST, HIGHEST = -32768, 32767  # the HU that 16 bits hold; values outside are set to these
 
 
 class SliceRequest(NamedTuple):
@@ -89,20 +86,11 @@ class Cache(Generic[CacheKey, Value]):
             self.bytes -= self._size(self._held.pop(key))
 
 
-CACHE_BYTES = 2**29
-"""Bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels."""
-
-WORKERS = 2
-"""Processes that decode."""
-
-PATIENCE = 120.0
-"""Seconds for one file; a decoder that needs longer is ended."""
-
-FAILURE_SECONDS = 10.0
-"""After so many seconds an unreadable file is tried again: it may have been restored."""
-
-FAILURE_BYTES = 1024
-"""Size of a failure in the cache."""
+CACHE_BYTES = 2**29  # bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels
+WORKERS = 2  # processes that decode
+PATIENCE = 120.0  # seconds for one file; a decoder that needs longer is ended
+FAILURE_SECONDS = 10.0  # after so many seconds an unreadable file is tried again: it may have been restored
+FAILURE_BYTES = 1024  # size of a failure in the cache
 
 
 class UnreadableSliceError(RuntimeError):
@@ -117,8 +105,7 @@ class _File(NamedTuple):
     since: float = 0.0
 
 
-Key = tuple[int, str]
-"""A scan's number and the name of one of its files."""
+Key = tuple[int, str]  # a scan's number and the name of one of its files
 
 
 def _bytes(file: _File) -> int:
@@ -179,15 +166,8 @@ class SliceImages:
     def _decode(self, row: ScanRow, name: str) -> _File:
         """Decode in this thread's own worker process, which is restarted if it dies."""
         places = [place for place, file in enumerate(row.files) if file == name]
-        part = replace(
-            row,
-            slice_labels=None,
-            files=(name,) * len(places),
-            frames=tuple(row.frames[place] for place in places),
-            positions=tuple(row.positions[place] for place in places),
-        )
         try:
-            (slices,) = self._pool().map(decode, [SliceRequest(self._root, part)])
+            (slices,) = self._pool().map(decode, [SliceRequest(self._root, row.cut(places))])
         except UserError as error:  # a package is missing, or no process can be started
             slices = Failure("failed", str(error))
         if isinstance(slices, Failure):

@@ -43,8 +43,7 @@ BUNDLE, SLICES = "bundle.json", "slices.csv"
 
 AGAIN = "delete the folder and predict again"
 
-BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")
-"""Columns for the list of scans: a few bytes a scan."""
+BRIEF = ("part", "scan_id", "patient_id", "label", "probability", "slices")  # for the list of scans
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,7 @@ class PredictionFolder:
     title: str
     path: Path
     group: str = ""
-    scores: Path | None = None
-    """Where the scans' probabilities are, if not in `path`: the supervised reference consists of two runs."""
+    scores: Path | None = None  # where the probabilities are, if not in `path`: the supervised reference has two runs
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,7 @@ def _method_of(folder: Path) -> str:
     return method if isinstance(method, str) else "model"
 
 
-NOTE = "note"
-"""The flag of what changes nothing."""
+NOTE = "note"  # the flag of what changes nothing
 
 NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about it is not known.")
 """The caution of a scan whose folder was deleted or renamed after it was predicted."""
@@ -182,10 +179,8 @@ class ScanResult:
     first: Called
     findings: dict[str, Called]
     problems: tuple[Problem, ...]
-    description: str
-    """SeriesDescription; empty where it is unknown."""
-    of_model: tuple[str, ...] = ()
-    """Cautions about the model."""
+    description: str  # SeriesDescription; empty where it is unknown
+    of_model: tuple[str, ...] = ()  # cautions about the model
 
     def of(self, finding: str) -> Called:
         """The result for a finding; without a name, that for the only one."""
@@ -204,13 +199,13 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         if unknown is not None:
             raise ContentError(f"problems has the kind {shorten(unknown)!r}")
         of_scan = {caution.text for caution in cautions(problems)}
-        told = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
+        texts = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
         return ScanResult(
             first=_called(about),
             findings={read_as(str, part["name"], "name"): _called(part) for part in about.get("findings", [])},
             problems=problems,
             description=str(about.get("source", {}).get("series_description") or ""),
-            of_model=tuple(text for text in told if text not in of_scan),
+            of_model=tuple(text for text in texts if text not in of_scan),
         )
     except (*NOT_OURS, ContentError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
@@ -251,11 +246,8 @@ def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[
     return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]
 
 
-FLAT = 0.01
-"""Attention is flat if its slices differ by less than this share of the highest."""
-
-DIGITS = 7
-"""Significant digits of a float32; the page receives no more."""
+FLAT = 0.01  # attention is flat if its slices differ by less than this share of the highest
+DIGITS = 7  # significant digits of a float32; the page receives no more
 
 
 def curve(
@@ -264,10 +256,7 @@ def curve(
     probability: float | None,
     spacing: float | None = None,
 ) -> dict[str, Any]:
-    """Describe one method's attention for the page: the heads' mean, or the slice reference's probabilities.
-
-    The latter need not sum to one; `heads` is log-attention, `spacing` in mm.
-    """
+    """Describe one method's attention (or the slice reference's probabilities); `heads` are logarithms."""
     return {
         "probability": number(probability),
         "attention": numbers(attention),
@@ -316,15 +305,12 @@ CT: dict[str, tuple[str, int, int]] = {
 }
 """Windows for CT by name: title, width and level in HU."""
 
-FIRST = {"head": "brain", "chest": "mediastinum", "abdomen": "soft"}
-"""The window that a part of the body is shown in first."""
-
+FIRST = {"head": "brain", "chest": "mediastinum", "abdomen": "soft"}  # the window that is shown first
 BODY_OF_SOURCE = {"rsna-ich": "head", "rsna-pe": "chest", "rsna-at": "abdomen"}
 BODY_OF_WINDOW = {"head": "head", "lung": "chest", "mediastinum": "chest", "abdomen": "abdomen"}
 """Part of the body by the dataset, and by the encoder's window: manifests do not record it."""
 
-WHOLE_SCALE = (-1024.0, 3071.0)
-"""The HU of twelve bits: the window for slices of CT that the encoder saw without one."""
+WHOLE_SCALE = (-1024.0, 3071.0)  # the HU of twelve bits: the window for slices of CT that the encoder saw without one
 
 
 def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | None]) -> str | None:
@@ -337,11 +323,9 @@ def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | No
 def display_windows(
     modality: str, body: str | None = None, encoder_windows: Sequence[Window | None] = ()
 ) -> list[dict[str, Any]]:
-    """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`.
-
-    A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an unknown
-    part of the body starts with the model's window, or else with soft tissue.
-    """
+    """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`."""
+    # A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an
+    # unknown part of the body starts with the model's window, or else with soft tissue.
     unit, own = ("HU" if modality == "CT" else ""), "each slice's 1st to 99th percentile"
     shown: list[tuple[str, str, Range | None, str]] = []
     if modality == "CT":
@@ -354,7 +338,14 @@ def display_windows(
         shown += [("own", "Auto", None, own), ("adc", "ADC", adc if isinstance(adc, tuple) else None, "")]
     for place, window in enumerate(encoder_windows, start=1):
         suffix = f" {place}" if len(encoder_windows) > 1 else ""
-        shown.append((f"encoder{suffix}", f"Model{suffix}", *_of_encoder(window, modality)))
+        seen: Range | None = WHOLE_SCALE if modality == "CT" else None
+        note = "the model saw all values"
+        if isinstance(window, Percentiles):
+            saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
+            seen, note = None, f"the model saw {saw}; this is each slice's 1st to 99th"
+        elif window is not None:
+            seen, note = window, "what the model saw"
+        shown.append((f"encoder{suffix}", f"Model{suffix}", seen, note))
     start = next(name for name, *_ in shown if name == first or name.startswith(f"{first} "))
     windows = []
     for name, title, bounds, note in shown:
@@ -362,13 +353,3 @@ def display_windows(
         about = {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
         windows.append({**about, "first": name == start})
     return windows
-
-
-def _of_encoder(window: Window | None, modality: str) -> tuple[Range | None, str]:
-    """The range to show for an encoder's window, and what the page says about it."""
-    if isinstance(window, Percentiles):
-        saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
-        return None, f"the model saw {saw}; this is each slice's 1st to 99th"
-    if window is None:
-        return (WHOLE_SCALE if modality == "CT" else None), "the model saw all values"
-    return window, "what the model saw"

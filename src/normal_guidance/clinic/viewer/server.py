@@ -13,12 +13,10 @@ in the user's browser.  So `Guard` checks four rules before anything else sees a
 1. The Host header names this server.  A foreign web page can make its own name lead to 127.0.0.1 (DNS rebinding), but
    the browser then sends that name.
 2. The method is GET or HEAD: no client can write anything.
-3. Everything but the files of the page, which hold no data, needs the token in the Authorization header.  There is no
-   cookie: browsers send cookies to every port of a host, so other servers on this machine would receive it.  The token
-   stands behind the # of the printed address, which browsers do not send.  The page keeps it in the tab's session
-   storage, which pages of other ports cannot read, and sends it to its own server only.
-4. Headers keep browsers from storing, framing or sniffing answers, other pages from reading them, and the page from
-   loading anything from elsewhere or running text as code.
+3. Everything but the files of the page, which hold no data, needs the token in the Authorization header: browsers send
+   cookies to every port of a host.  The token stands behind the # of the printed address, which browsers do not send;
+   the page keeps it in the tab's session storage, which pages of other ports cannot read.
+4. Headers keep browsers from storing, framing or sniffing answers, and the page from running text as code.
 """
 
 from __future__ import annotations
@@ -53,9 +51,7 @@ with importing("viewer", "the viewer needs fastapi and uvicorn"):
 LOOPBACK = "127.0.0.1"
 
 METHODS = ("GET", "HEAD")
-
-SCHEME = "Bearer"
-"""The word before the token in the Authorization header."""
+SCHEME = "Bearer"  # the word before the token in the Authorization header
 
 POLICY = "; ".join(
     [
@@ -117,10 +113,7 @@ class Access:
 
 
 class Guard:
-    """An ASGI application in front of another, which passes on only requests that obey the rules.
-
-    `open_paths` are the files of the page, which hold no data and need no token.
-    """
+    """An ASGI application before another, for requests that obey the rules; `open_paths` (no data) need no token."""
 
     def __init__(self, app: App, access: Access, open_paths: Collection[str] = ()) -> None:
         self._app, self._access, self._open = app, access, frozenset(open_paths)
@@ -157,8 +150,8 @@ def with_headers(send: Send) -> Send:
 
     async def send_with_headers(message: MutableMapping[str, Any]) -> None:
         if message["type"] == "http.response.start":
-            own = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
-            message = {**message, "headers": [*message.get("headers", []), *own]}
+            added = [(key.lower().encode(), value.encode()) for key, value in HEADERS.items()]
+            message = {**message, "headers": [*message.get("headers", []), *added]}
         await send(message)
 
     return send_with_headers
@@ -177,8 +170,7 @@ async def answer(send: Send, status: int, kind: str, body: bytes, headers: Mappi
     await send({"type": "http.response.body", "body": body})
 
 
-STATIC = Path(__file__).parent / "static"
-"""Built from frontend/ by `make viewer`."""
+STATIC = Path(__file__).parent / "static"  # built from frontend/ by `make viewer`
 
 FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
@@ -188,11 +180,8 @@ FILES = {
 }
 """The files of the page by address; no other file can be requested."""
 
-PORT = 8765
-"""The port, unless it is taken or the user chooses another."""
-
-BACKLOG = 2048
-"""Connections that may wait; uvicorn's default."""
+PORT = 8765  # the port, unless it is taken or the user chooses another
+BACKLOG = 2048  # connections that may wait; uvicorn's default
 
 
 def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
@@ -288,17 +277,8 @@ def open_socket(port: int | None) -> socket.socket:
 
 def make_server(app: App) -> uvicorn.Server:
     """Make the server; its `run` receives the sockets."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            ws="none",
-            http=BoundedProtocol,
-            timeout_graceful_shutdown=2,
-        )
-    )
+    silent: dict[str, Any] = {"access_log": False, "log_level": "warning", "server_header": False}
+    return uvicorn.Server(uvicorn.Config(app, **silent, ws="none", http=BoundedProtocol, timeout_graceful_shutdown=2))
 
 
 def serve(gallery: Gallery, port: int | None, announce: Callable[[str], object]) -> None:
@@ -335,14 +315,9 @@ def _ends_when_hung_up(server: uvicorn.Server) -> Iterator[None]:
 
 # uvicorn closes only connections that have been answered, and a client may never ask.
 
-IDLE_SECONDS = 30.0
-"""A connection is closed if its next request has not come so long after it was opened or last answered."""
-
-ANSWER_SECONDS = 300.0
-"""A connection is closed if an answer takes longer: its client does not read.  Decoders have 120 s."""
-
-MOST_CONNECTIONS = 256
-"""Connections at a time; a browser makes six for a page.  One more closes the one that has waited longest."""
+IDLE_SECONDS = 30.0  # a connection is closed if no request has come so long after it was opened or answered
+ANSWER_SECONDS = 300.0  # it is closed if an answer takes longer: its client does not read; decoders have 120 s
+MOST_CONNECTIONS = 256  # a browser makes six for a page; one more closes the one that has waited longest
 
 
 class BoundedProtocol(H11Protocol):

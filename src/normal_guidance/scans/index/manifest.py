@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -293,6 +293,16 @@ class ScanRow:
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def cut(self, places: Sequence[int]) -> ScanRow:
+        """The scan with these slices only, to read their pixels; their labels are left out."""
+        return replace(
+            self,
+            slice_labels=None,
+            files=tuple(self.files[place] for place in places),
+            frames=tuple(self.frames[place] for place in places),
+            positions=tuple(self.positions[place] for place in places),
+        )
 
 
 @dataclass(frozen=True)
