@@ -186,10 +186,7 @@ def as_padded(
 def check_values(
     padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None
 ) -> bool:
-    """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`.
-
-    `unmasked` is the shape that the caller gave without a mask and lengths.
-    """
+    """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`."""
     with torch.no_grad(), full_precision(padded):
         given = padded.detach().float()
         try:

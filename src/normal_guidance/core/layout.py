@@ -378,11 +378,10 @@ def unpack(
 
 @dataclass(frozen=True, eq=False)
 class SlottedLayout(Layout):
-    """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graphs serve all.
+    """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graph serve all."""
 
-    Bag b takes one row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
-    slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
-    """
+    # Bag b takes a row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
+    # slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
 
     first: Int[Tensor, "bags"]
     """The row of each bag's class token."""

@@ -185,10 +185,7 @@ class MeanSd:
 
 
 def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) -> MeanSd:
-    r"""Mean and standard deviation over seeds; the sample sd of a single value is NaN.
-
-    $\mathrm{sd}^2 = \frac1d \sum_i (v_i - \bar v)^2$ with $d = n$ (population) or $n - 1$ (sample).
-    """
+    """Mean and standard deviation over seeds, of n (population) or n - 1 (sample); that of one value is then NaN."""
     choose_one_of("sd", sd, ("population", "sample"))
     numbers = torch.as_tensor(values, dtype=torch.float64)
     if numbers.ndim != 1 or not len(numbers):

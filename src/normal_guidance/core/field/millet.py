@@ -15,15 +15,11 @@ HIDDEN = 8
 
 
 class Millet(nn.Module):
-    r"""Conjunctive pooling: attention between 0 and 1 times the slice's own logit, the mean over the slices.
+    r"""Conjunctive pooling, the mean of $g_j (w^\top h_j + c)$ with $g_j = \sigma(v^\top \tanh(V h_j + b) + d)$."""
 
-    $$ \mathrm{logit} = \frac{1}{S} \sum_j g_j\,(w^\top h_j + c), \quad g_j = \sigma(v^\top \tanh(V h_j + b) + d) $$
-
-    The products $g_j (w^\top h_j + c)$ are the paper's interpretation of a slice.  `attention` is their softmax: it
-    ranks slices as they do, and sums to one as attention does.
-
-    Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance Learning", 2024.
-    """
+    # The products are the paper's interpretation of a slice.  `attention` is their softmax: it ranks slices alike, and
+    # sums to one.  Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance
+    # Learning", 2024.
 
     def __init__(self, features: int = FEATURES, hidden: int = HIDDEN) -> None:
         super().__init__()
