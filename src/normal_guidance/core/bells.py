@@ -379,8 +379,7 @@ class ScanPlaces:
     layout: Layout
     taps: Float64[Tensor, "reach"] | None
     """A window, from its middle to its last slice; None for a window that is the whole scan."""
-    whole: Float64[Tensor, "*bags_1_1"]
-    """The size of a window that is inside the scan, or of each scan."""
+    whole: Float64[Tensor, "*bags_1_1"]  # the size of a window that is inside the scan, or of each scan
     log_prior: Float64[Tensor, "bags longest"]
 
     def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:

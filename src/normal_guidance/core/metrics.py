@@ -18,8 +18,7 @@ from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.blocks import count_slices
 
-MAX_PADDING = 1 / 8
-"""The largest share of padding in a row, when bags of similar length are padded together."""
+MAX_PADDING = 1 / 8  # the largest share of padding in a row, when bags of similar length are padded together
 
 MAX_CELLS = 2**22
 """The most scores ranked at a time, at about 80 bytes each, to limit memory; a single bag is always ranked whole."""

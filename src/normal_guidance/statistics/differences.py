@@ -311,8 +311,8 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
     ]
 
 
+# Why an interval without 0 need not show a difference.
 CORRECTED = "p is corrected for the number of comparisons, the interval is not"
-"""Why an interval without 0 need not show a difference."""
 
 
 @dataclass(frozen=True)
@@ -363,7 +363,7 @@ def differences(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> list[Difference]:
-    """Every claimed difference, in the order of the claims: estimate ± Student's t times the bootstrap's standard error."""
+    """Every claimed difference, in the claims' order: estimate ± Student's t times the bootstrap's standard error."""
     # Chosen by simulation (`benchmarks/simulate_statistics.py`, LOG.md): with 16 to 500 positive patients the interval
     # covers the truth in 94 to 96 % of experiments; percentile, basic and bias-corrected ones fall to 90 or 91 %.  Its
     # limit: where both methods are nearly perfect, a few scans decide (92 % with 60 patients).

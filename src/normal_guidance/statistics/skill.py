@@ -110,7 +110,7 @@ class Prior:
 def best_prior(
     slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
 ) -> Prior:
-    """The guess that localizes best on these scans: the centred Gaussian, the middle or the density of training scans."""
+    """The guess that localizes best on these scans: centred Gaussian, middle or density of training scans."""
     # Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
     slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
     nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
@@ -217,7 +217,7 @@ def mean_auroc(
 
 
 def skill(auroc: float, prior: float) -> float:
-    """The share of the way from a prior's AUROC to 1 (Murphy, 1988); 0 is the prior, 1 perfect, NaN for a perfect prior."""
+    """The share of the way from a prior's AUROC to 1 (Murphy, 1988); NaN for a perfect prior."""
     return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
 
 
@@ -225,8 +225,7 @@ def skill(auroc: float, prior: float) -> float:
 class Skill(_Interval):
     """The skill of a method over the best guess by position, with its interval; NaN where it is undefined."""
 
-    prior: str
-    """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
+    prior: str  # the name of the prior: "centered_gaussian", "middle" or "position_density"
     auroc: float
     prior_auroc: float
     skill: float
@@ -341,7 +340,7 @@ def _auroc_by_others(scores: Tensor, labels: Tensor, lengths: Tensor, others: Te
 
 
 def _laid_over(values: Tensor, scans: PackedScans, other: Tensor) -> Int64[Tensor, "slices"]:
-    """The values of each scan's other at its own relative positions, times 2 S: whole numbers, so that ties are exact."""
+    """The values of each scan's other at its own relative positions, times 2 S: whole numbers, so ties are exact."""
     # Slice j of S lies at x = ((2 j + 1) S' - S) / 2 S of the other's S' slices; beyond its ends their values hold.
     size, other_size = scans.lengths[scans.of_slice], scans.lengths[other][scans.of_slice]
     x = ((2 * scans.places + 1) * other_size - size).clamp(min=0)

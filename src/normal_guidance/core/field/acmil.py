@@ -22,15 +22,13 @@ from normal_guidance.core.prediction import (
     uniform,
 )
 
-BRANCHES = 5
-"""Branches of attention, as in the paper."""
+BRANCHES = 5  # branches of attention, as in the paper
 
 TOP = 10
 """One slice in so many may be hidden.  The paper hides among the 10 best of some 10,000 patches; that is half of a
 short scan."""
 
-HIDDEN = 0.6
-"""The probability that such a slice is hidden in a training step, as in the paper."""
+HIDDEN = 0.6  # the probability that such a slice is hidden in a training step, as in the paper
 
 
 class ACMIL(nn.Module):

@@ -20,11 +20,8 @@ from normal_guidance.core.prediction import (
     scan_cross_entropy,
 )
 
-SLICES = 8
-"""B, the slices that are taken from either end of attention, as in the paper; at most half of a scan."""
-
-SHARE = 0.7
-"""The share of the scan's loss; the rest is the slices'."""
+SLICES = 8  # B, the slices that are taken from either end of attention, as in the paper; at most half of a scan
+SHARE = 0.7  # the share of the scan's loss; the rest is the slices'
 
 
 class CLAM(nn.Module):

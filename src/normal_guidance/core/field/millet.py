@@ -10,8 +10,7 @@ from normal_guidance.core.layout import as_rows
 from normal_guidance.core.method import Method
 from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
 
-HIDDEN = 8
-"""Hidden units of attention, as in the paper."""
+HIDDEN = 8  # hidden units of attention, as in the paper
 
 
 class Millet(nn.Module):

@@ -22,11 +22,8 @@ from normal_guidance.core.prediction import (
 )
 from normal_guidance.core.regularizers.smoothness import chain_energy
 
-SAMPLES = 8
-"""Random scores of a slice in a training step."""
-
-MOST = 20.0
-"""Random scores are kept within this number of 0, as in torchmil."""
+SAMPLES = 8  # random scores of a slice in a training step
+MOST = 20.0  # random scores are kept within this number of 0, as in torchmil
 
 
 class ProbSmooth(nn.Module):

@@ -10,11 +10,8 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
 from normal_guidance.core.layout import Layout, as_rows, take_rows
 
-CLUSTERS = 8
-"""Clusters of a bag, as in the paper; a bag with fewer slices has one for each."""
-
-STEPS = 5
-"""Steps of k-means from slices at equal distances."""
+CLUSTERS = 8  # clusters of a bag, as in the paper; a bag with fewer slices has one for each
+STEPS = 5  # steps of k-means from slices at equal distances
 
 
 class ClusterUniformity(AttentionTerm):

@@ -13,8 +13,7 @@ from normal_guidance.core.layout import Layout
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""
 
-STEPS = 5
-"""Steps of expectation maximisation, from equal weights of the reaches."""
+STEPS = 5  # steps of expectation maximisation, from equal weights of the reaches
 
 
 Parts = Float[Tensor, "reaches rows longest"]
