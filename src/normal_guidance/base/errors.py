@@ -20,8 +20,7 @@ def shorten(text: str, most: int = 100) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-LONGEST = 2500
-"""Characters of the longest message."""
+LONGEST = 2500  # characters of the longest message
 
 
 class UserError(ValueError):
@@ -52,10 +51,8 @@ FOREIGN = (OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeE
 
 @contextmanager
 def reading(path: str | Path, again: str, *foreign: type[Exception], wrong: str = "cannot be read") -> Iterator[None]:
-    """Errors in the block become a `UserError` that names the path and says what to do (`again`).
-
-    `foreign` are exceptions of a library's own, beside `FOREIGN`. A `UserError` that names the path stays as it is.
-    """
+    """Errors in the block become a `UserError` that names the path and says what to do (`again`)."""
+    # `foreign` are exceptions of a library's own, beside `FOREIGN`. A `UserError` that names the path stays as it is.
     try:
         yield
     except ContentError as error:

@@ -34,8 +34,7 @@ T = TypeVar("T")
 
 MARK = "nguide-seal:"
 DIGITS = 64
-OPEN = MARK + "0" * DIGITS
-"""What a writer puts into a file, and `seal` fills in."""
+OPEN = MARK + "0" * DIGITS  # what a writer puts into a file, and `seal` fills in
 
 
 def seal(head: bytes, rest: Iterable[bytes | memoryview] = ()) -> bytes:
@@ -71,12 +70,9 @@ except ImportError:  # Windows
 
 
 def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], object]) -> None:
-    """Writes a file that is never seen half written, and that survives a power cut once this returns.
-
-    `content` is the file's bytes, or a function that writes them to an open file.  The bytes go to a temporary file in
-    the same folder, which is renamed to `path` when they are on the disk.  Until then an earlier file stays in place;
-    if writing fails, it remains.
-    """
+    """Writes a file that is never seen half written, and that survives a power cut once this returns."""
+    # `content` is the file's bytes, or a function that writes them to an open file.  They go to a temporary file in the
+    # same folder, which is renamed when they are on the disk; if writing fails, an earlier file remains.
     path = Path(path)
     draft, descriptor = _begin(path, lambda draft: os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666))
     try:
@@ -96,18 +92,21 @@ def write_atomically(path: str | Path, content: bytes | Callable[[BinaryIO], obj
 
 @contextmanager
 def folder_atomically(path: str | Path, instead_of: Path | None = None) -> Iterator[Path]:
-    """Yields an empty folder, which is renamed to `path` when the block ends and deleted if the block fails.
-
-    The block must sync the files that it writes (`write_atomically`, `sync`).  Missing parents are created; a `path`
-    that is a file or a folder with content is refused, before and after the block.  With `instead_of`, such a folder is
-    moved there when the new one is complete; whoever is killed between the two finds it there and moves it back.
-    """
+    """Yields an empty folder, which is renamed to `path` when the block ends and deleted if the block fails."""
+    # The block must sync its files.  A file or a folder with content at `path` is refused, before and after; with
+    # `instead_of`, such a folder is moved there when the new one is complete, and whoever is killed between the two
+    # moves it back.
     path = Path(path).absolute()  # "." has no name of its own
     if instead_of is None:
         refuse_what_is_there(path)
     make_folder(path.parent)
     remove_left_drafts(path.parent, path.name)
-    draft, held = _begin(path, _new_folder)
+
+    def create(draft: Path) -> int:
+        draft.mkdir()
+        return os.open(draft, os.O_RDONLY)
+
+    draft, held = _begin(path, create)
     try:
         yield draft
         sync_folder(draft)
@@ -141,8 +140,7 @@ def sync_folder(path: Path) -> None:
 DRAFT = re.compile(r"\.(?P<name>.+)\.[0-9a-f]{32}\.partial", re.DOTALL)
 """Hidden names of what is being written.  Its writer holds a lock on it, which ends with the process."""
 
-DAY = 24 * 60 * 60
-"""Seconds after which a draft is left over even where locks are unknown."""
+DAY = 24 * 60 * 60  # seconds after which a draft is left over even where locks are unknown
 
 
 def is_draft(path: Path) -> bool:
@@ -151,10 +149,7 @@ def is_draft(path: Path) -> bool:
 
 
 def remove_left_drafts(folder: Path, name: str | None = None) -> None:
-    """Removes what killed processes had begun to write in a folder: all of it, or what was to have this name.
-
-    A draft whose writer still works is left alone, whoever that is.
-    """
+    """Removes what killed processes had begun to write in a folder: all of it, or what was to have this name."""
     try:
         inside = list(folder.iterdir())
     except OSError:  # there is no such folder
@@ -174,10 +169,8 @@ def remove_left_drafts_of(out: Path) -> None:
 
 
 def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
-    """Creates a draft and locks it for as long as it is open in this process; where a disk has no locks, age decides.
-
-    Another process may find the draft before it is locked, and remove it: then there is a new one.
-    """
+    """Creates a draft and locks it for as long as it is open here; where a disk has no locks, age decides."""
+    # Another process may find the draft before it is locked, and remove it: then there is a new one.
     while True:
         # In the same folder, hence on the same disk; `tempfile` would make what only its owner may read.
         draft = path.with_name(f".{path.name}.{uuid4().hex}.partial")
@@ -188,11 +181,6 @@ def _begin(path: Path, create: Callable[[Path], int]) -> tuple[Path, int]:
         if draft.exists():
             return draft, descriptor
         os.close(descriptor)
-
-
-def _new_folder(draft: Path) -> int:
-    draft.mkdir()
-    return os.open(draft, os.O_RDONLY)
 
 
 def _remove_left(draft: Path) -> None:
@@ -238,10 +226,8 @@ def make_folder(folder: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Lets only their owner read what is written in the block, by us or by a library: files 0600, folders 0700.
-
-    The umask is the whole process's, so a program with several threads sets it once, before they start.
-    """
+    """Lets only their owner read what is written in the block, by us or by a library: files 0600, folders 0700."""
+    # The umask is the whole process's, so a program with several threads sets it once, before they start.
     before = os.umask(0o077)
     try:
         yield
@@ -249,8 +235,7 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-SEAL = "seal"
-"""The member of a JSON object, and the metadata of a parquet file, that hold the seal."""
+SEAL = "seal"  # the member of a JSON object, and the metadata of a parquet file, that hold the seal
 
 AGAIN = "copy the run again, or delete its folder"
 
@@ -315,12 +300,10 @@ def read_parquet_about(path: Path, key: str, again: str = AGAIN) -> dict[str, An
 
 
 def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: str = AGAIN) -> pa.Table:
-    """Reads a parquet file, and checks its seal if it has one; `again` says what to do if that is wrong.
-
-    Given a path, pyarrow would read folders named key=value as columns.  Given a Python file, pyarrow releases it in
-    another thread; if that happens while the interpreter exits, the process aborts after all its work is done (one in
-    six short processes on a busy machine; apache/arrow#34314).
-    """
+    """Reads a parquet file, and checks its seal if it has one; `again` says what to do if that is wrong."""
+    # From bytes: given a path, pyarrow would read folders named key=value as columns; a Python file it releases in
+    # another thread, and if the interpreter exits meanwhile, the process aborts after all its work is done
+    # (apache/arrow#34314).
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -333,16 +316,12 @@ def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: 
 
 LOCK = "lock"
 
-PATIENCE = 0.1
-"""Seconds to try again: the lock file may vanish at this moment, with the folder of a process that ends."""
+PATIENCE = 0.1  # seconds to try again: the lock file may vanish at this moment, with the folder of a process that ends
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[None]:
-    """Keep other processes out of a folder, which is made if need be; the lock ends with the process.
-
-    What killed processes had begun to write there is removed.
-    """
+    """Keeps other processes out of a folder, which it makes and clears of drafts; the lock ends with the process."""
     path = folder / LOCK
     make_folder(folder)
     holder = ""
@@ -373,9 +352,8 @@ def difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     different = [name for name in old | new if old.get(name, absent) != new.get(name, absent)]
     if not different:
         return None
-    name = min(
-        different, key=lambda option: option.endswith(".version")
-    )  # an option tells more than its format's version
+    # An option tells more than its format's version.
+    name = min(different, key=lambda option: option.endswith(".version"))
     more = f" ({len(different) - 1} more differences)" if len(different) > 1 else ""
     return f"{shorten(name)} was {_shown(old.get(name, absent))}, now it is {_shown(new.get(name, absent))}{more}"
 

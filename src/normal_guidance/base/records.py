@@ -22,8 +22,7 @@ from normal_guidance.base.errors import ContentError, UserError, shorten
 T = TypeVar("T")
 
 
-DEEPEST = 100
-"""Levels of nesting that a file may have; ours have ten."""
+DEEPEST = 100  # levels of nesting that a file may have; ours have ten
 
 
 @dataclass(frozen=True)
@@ -68,10 +67,8 @@ def read_as(kind: type[T], value: Any, name: str = "", *, exact: bool = True) ->
 @overload
 def read_as(kind: Any, value: Any, name: str = "", *, exact: bool = True) -> Any: ...
 def read_as(kind: Any, value: Any, name: str = "", *, exact: bool = True) -> Any:
-    """The value as a class of ours, or as another type; a `ContentError` names the member that is wrong.
-
-    Not `exact`: members that the class does not have are left out, but not in objects further inside.
-    """
+    """The value as a class of ours, or as another type; a `ContentError` names the member that is wrong."""
+    # Not `exact`: members that the class does not have are left out, but not in objects further inside.
     if not exact and isinstance(value, dict):
         value = {key: inner for key, inner in value.items() if key in _fields(kind)[0]}
     return _read(kind, value, name)

@@ -62,11 +62,7 @@ def install_command(*extras: str) -> str:
 
 @contextmanager
 def importing(extra: str, need: str) -> Iterator[None]:
-    """Imports packages of an extra; where one is missing, the error is `need` and the command that installs it.
-
-    with importing("dicom", "reading NIfTI needs nibabel"):
-        import nibabel
-    """
+    """Imports packages of an extra; where one is missing, the error is `need` and the command that installs it."""
     try:
         yield
     except ImportError as error:
@@ -83,11 +79,9 @@ _LARGEST = 2**30
 
 
 def keep_freed_memory() -> bool:
-    """Makes glibc keep large freed blocks, for the whole process, which then never shrinks; returns whether it worked.
-
-    Otherwise the system clears their pages before they are used again, which is half of the time of EfficientNet-Lite0
-    on the CPU (LOG.md).
-    """
+    """Makes glibc keep large freed blocks, so the process never shrinks; returns whether it worked."""
+    # Otherwise the system clears their pages before they are used again, which is half of the time of
+    # EfficientNet-Lite0 on the CPU (LOG.md).
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError):  # not glibc
@@ -162,16 +156,13 @@ def _read(file: str) -> str | None:
         return None
 
 
-SOURCE_FOLDER = Path(__file__).parents[1]
-"""The folder of this package."""
+SOURCE_FOLDER = Path(__file__).parents[1]  # the folder of this package
 
 
 def source_version(package: Path = SOURCE_FOLDER) -> dict[str, Any] | None:
-    """Return the commit of the git checkout that holds a package, and whether files differ from it; None without one.
-
-    The variable NGUIDE_COMMIT wins over git, because a stale repository may lie beside a copied tree; the result then
-    says "told".
-    """
+    """Return the commit of the checkout that holds a package, and whether files differ from it; None without one."""
+    # The variable NGUIDE_COMMIT wins over git, because a stale repository may lie beside a copied tree; the result then
+    # says "told".
     if told := os.environ.get("NGUIDE_COMMIT"):
         return {"id": told, "dirty": None, "told": True}
 
@@ -208,11 +199,8 @@ def time_text(seconds: float | int) -> str:
     return str(timedelta(seconds=round(seconds)))
 
 
-ANSWER_SECONDS = 10.0
-"""Longest wait for an answer of the cluster; Ray itself would try for minutes."""
-
-RETRIES = 5
-"""How often Ray repeats a task whose machine or process died."""
+ANSWER_SECONDS = 10.0  # longest wait for an answer of the cluster; Ray itself would try for minutes
+RETRIES = 5  # how often Ray repeats a task whose machine or process died
 
 
 @dataclass(frozen=True)
@@ -293,11 +281,9 @@ class _Face(ModuleType):
 
 
 def lazy_names(package: str, listed: Sequence[str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package that imports its names under `if TYPE_CHECKING:` alone.
-
-    What type checkers read there is imported when it is first used.  A wrong name is an AttributeError that suggests
-    the nearest of the `listed` ones, which are its `__all__`.
-    """
+    """The `__getattr__` and the `__dir__` of a package that imports its names under `if TYPE_CHECKING:` alone."""
+    # What type checkers read there is imported when it is first used.  A wrong name is an AttributeError that suggests
+    # the nearest of the `listed` ones, which are its `__all__`.
     sys.modules[package].__class__ = _Face
 
     @cache

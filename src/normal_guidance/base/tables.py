@@ -28,23 +28,16 @@ Row = TypeVar("Row")
 WHOLE = re.compile(r"-?[0-9]{1,18}", re.ASCII)
 
 
-FIRST_LINE = 100_000
-"""The most characters of a first line that are looked at."""
+FIRST_LINE = 100_000  # the most characters of a first line that are looked at
 
 
 def separator(first: str) -> str:
-    """The sign between the cells of a CSV file, from its first line.
-
-    Spreadsheets of many countries separate by semicolons and call the file .csv.
-    """
+    """The sign between the cells of a CSV file, from its first line; many countries' spreadsheets write semicolons."""
     return next((mark for mark in ",;\t" if mark in first), ",")
 
 
 def read_rows(path: Path, kind: type[Row], again: str, *, exact: bool = True) -> list[Row]:
-    """The lines of a CSV file as NamedTuples; a field is text or a whole number.
-
-    Not `exact`: other columns are left out, and the order of the columns is free.
-    """
+    """The lines of a CSV file as NamedTuples of text and whole numbers; not `exact`: other columns, any order."""
     names = tuple(get_type_hints(kind))
     header, *lines = read_cells(path, again) or [[]]
     if missing := [name for name in names if name not in header]:
@@ -78,10 +71,7 @@ def read_cells(path: Path, again: str) -> list[list[str]]:
 def read_columns(
     path: Path, schema: pa.Schema, again: str, nullable: Sequence[str] = (), optional: Sequence[str] = ()
 ) -> pa.Table:
-    """The columns of a schema in its types; null only in the `nullable` ones, and never inside a list.
-
-    Columns that are `optional` are left out where the file lacks them.
-    """
+    """The columns of a schema in its types, but `optional` ones that the file lacks; null only in `nullable` ones."""
     with reading(path, again, pa.ArrowException):
         content = read_sealed(path, again)
         known = parquet_columns(path, scan=True) if MARK.encode() in content else check_parquet(path)

@@ -27,16 +27,13 @@ DTYPE_NAMES = {
 """Names of dtypes in the header of a safetensors file, for all that a state or a model may have."""
 
 
-PIECE = 2**22
-"""Bytes that are read at a time to check a file."""
+PIECE = 2**22  # bytes that are read at a time to check a file
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
-    """Write a safetensors file with a seal, without a second copy in memory of what may be gigabytes.
-
-    The library notices a truncated file, but not a changed value.
-    The library's `save` makes that copy, and its `save_file` opens the file itself, so it could not be synced.
-    """
+    """Write a safetensors file with a seal, without a second copy in memory of what may be gigabytes."""
+    # The library notices a truncated file, but not a changed value; its `save` makes that copy, and its `save_file`
+    # opens the file itself, so it could not be synced.
     # Wide dtypes first, as in the library, so that every tensor starts at a multiple of its item size.
     names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"about": json.dumps(about), SEAL: OPEN}}
@@ -65,17 +62,12 @@ def _raw(tensor: Tensor) -> memoryview:
 def read_tensors(path: Path, again: str) -> tuple[dict[str, Tensor], Any]:
     """The tensors, mapped to memory, and the metadata of the file, whose seal is checked."""
     with reading(path, again, SafetensorError, wrong="is damaged or was not written by normal-guidance"):
-        _check_seal(path, again)
-        with safe_open(path, framework="pt") as file:
-            about = parse_json((file.metadata() or {})["about"])
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118 (no mapping)
-
-
-def _check_seal(path: Path, again: str) -> None:
-    """Check a file piece by piece: it may be larger than the memory."""
-    with path.open("rb") as file:
-        size = int.from_bytes(file.read(8), "little")
-        if size > path.stat().st_size:
-            raise ValueError("its header is longer than the file")
-        file.seek(0)
-        is_sealed(file.read(8 + size), path, iter(partial(file.read, PIECE), b""), again)
+        with path.open("rb") as file:  # piece by piece: it may be larger than the memory
+            size = int.from_bytes(file.read(8), "little")
+            if size > path.stat().st_size:
+                raise ValueError("its header is longer than the file")
+            file.seek(0)
+            is_sealed(file.read(8 + size), path, iter(partial(file.read, PIECE), b""), again)
+        with safe_open(path, framework="pt") as tensors:
+            about = parse_json((tensors.metadata() or {})["about"])
+            return {name: tensors.get_tensor(name) for name in tensors.keys()}, about  # noqa: SIM118 (no mapping)

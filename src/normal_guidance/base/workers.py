@@ -56,10 +56,8 @@ Result = TypeVar("Result")
 class Death(NamedTuple):
     """The cause of a worker's death."""
 
-    cause: str = ""
-    """A signal's name or an exit code; empty if the parent killed the worker."""
-    silence: float = 0.0
-    """Seconds that the parent waited before it killed the worker."""
+    cause: str = ""  # a signal's name or an exit code; empty if the parent killed the worker
+    silence: float = 0.0  # seconds that the parent waited before it killed the worker
 
     def __str__(self) -> str:
         if not self.cause:
@@ -75,8 +73,7 @@ class Failure:
 
     kind: str
     detail: str
-    death: Death | None = field(default=None, compare=False, repr=False)
-    """How its worker died, for custom messages."""
+    death: Death | None = field(default=None, compare=False, repr=False)  # how its worker died, for custom messages
 
 
 def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
@@ -93,9 +90,16 @@ def attempt(function: Callable[[Task], Result], task: Task) -> Result | Failure:
 
 def serve(descriptor: int, modules: Sequence[str] = (), memory: int | None = None) -> None:
     """Serves tasks until the parent is gone; imports these modules before the first task, then limits its memory."""
+
+    def die_with_the_parent() -> None:  # even while a decoder hangs
+        poll = select.poll()
+        poll.register(descriptor, 0)  # only the closing of the other end
+        poll.poll()
+        os._exit(1)
+
     keep_freed_memory()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the parent ends the workers
-    _die_with_the_parent(descriptor)
+    threading.Thread(target=die_with_the_parent, daemon=True).start()
     connection = Connection(descriptor)
     for module in modules:
         with suppress(Exception):  # the first task that needs it will report it
@@ -106,18 +110,6 @@ def serve(descriptor: int, modules: Sequence[str] = (), memory: int | None = Non
     with suppress(EOFError, ConnectionError):
         while True:
             _work(connection)
-
-
-def _die_with_the_parent(descriptor: int) -> None:
-    """Ends this process when the parent dies, even while a decoder hangs."""
-
-    def watch() -> None:
-        poll = select.poll()
-        poll.register(descriptor, 0)  # only the closing of the other end
-        poll.poll()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def _work(connection: Connection) -> None:
@@ -151,8 +143,7 @@ def _work(connection: Connection) -> None:
 TIMEOUT = 600.0
 """Seconds after which a silent worker counts as hanging: far more than the longest scans take on a slow disk."""
 
-START_TIMEOUT = 300.0
-"""Seconds for a worker to start and to import the modules of a task, maybe from a slow disk."""
+START_TIMEOUT = 300.0  # seconds for a worker to start and to import the modules of a task, maybe from a slow disk
 
 ATTEMPTS = 2
 """Attempts at a task whose worker dies: the first worker may have died of another task, or of too little memory."""
@@ -160,8 +151,8 @@ ATTEMPTS = 2
 POLL_SECONDS = 0.2
 """Longest sleep between two checks of the deadlines, and of whether to stop."""
 
+# Environment of a worker: there are as many workers as cores, so more threads would only slow each other down.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
-"""Environment of a worker: there are as many workers as cores, so more threads would only slow each other down."""
 
 
 def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None, None]:
@@ -206,14 +197,10 @@ class StartError(UserError):
 
 
 class Pool:
-    """Worker processes for `map`, started when there is work or by `start`; `workers=0` runs all tasks in this process.
+    """Worker processes for `map`, started when there is work or by `start`; with none, tasks run in this process."""
 
-    Args:
-        workers: processes.
-        timeout: seconds after which a silent worker counts as hanging.
-        attempts: attempts at a task whose worker dies; `ATTEMPTS` if left out.
-        memory: bytes that a worker may take beside its imports; no limit if left out.
-    """
+    # `timeout`: seconds after which a silent worker counts as hanging; `attempts` at a task whose worker dies;
+    # `memory`: bytes that a worker may take beside its imports, None for no limit.
 
     def __init__(
         self, workers: int, timeout: float = TIMEOUT, *, attempts: int | None = None, memory: int | None = None
@@ -230,10 +217,7 @@ class Pool:
         self.close()
 
     def start(self, tasks: int, modules: Sequence[str] = ()) -> None:
-        """Starts the workers for this many tasks without waiting; they import the modules before their first task.
-
-        A start takes seconds, in which the caller can do other work.
-        """
+        """Starts the workers for this many tasks without waiting; they import the modules before their first task."""
         while len(self._started) < min(self.workers, tasks):
             self._started.append(_Worker.start(modules, self.memory))
 
@@ -257,16 +241,10 @@ class Pool:
         batch: int = 1,
         batches: int = 2,
     ) -> Iterator[Result | Failure]:
-        """The function's result for each task, in their order.
-
-        Args:
-            function: imported by its name in the workers, so it must lie in a module other than `__main__`.
-            tasks: read when there is room.
-            size: the size of a task.
-            ahead: largest total size of the batches that are begun and not yet returned; one batch is always allowed.
-            batch: tasks that a worker receives at once and finishes within the timeout: many if they are short.
-            batches: batches per worker that are begun and not yet returned; with `ahead`, this limits the memory.
-        """
+        """The function's result for each task, in their order; the function lies in a module other than `__main__`."""
+        # `ahead`: largest total `size` of the batches that are begun and not yet returned (one is always allowed);
+        # `batch`: tasks that a worker finishes within the timeout; `batches`: batches per worker that are begun and not
+        # yet returned.
         if self.workers < 1:
             for task in tasks:
                 if self._stopping.is_set():
@@ -276,8 +254,8 @@ class Pool:
         work = _Work(iter(tasks), batch, size, batches * self.workers, ahead, self.attempts)
         while not self._stopping.is_set():
             self._hand_out(function, work)
-            if work.has_next():
-                yield from work.give_out()
+            if results := work.next_results():
+                yield from results
             elif work.begun or work.could_begin(1):
                 self._collect(work)
             else:
@@ -297,7 +275,7 @@ class Pool:
             job = work.begin()
             if job is None:
                 return
-            idle.give(job, function, work.tasks_of(job))
+            idle.give(job, function, [work.begun[job.number].tasks[place] for place in job.places])
 
     def _collect(self, work: _Work[Any]) -> None:
         """Waits for results, deaths and deadlines, and handles them."""
@@ -324,8 +302,7 @@ class Pool:
 class _Job(NamedTuple):
     """The current work of a worker: all tasks of a batch, or a single one that is tried again."""
 
-    number: int
-    """The number of the batch."""
+    number: int  # the number of the batch
     places: Sequence[int]
     attempt: int
 
@@ -348,8 +325,7 @@ class _Work(Generic[Task]):
     ahead: int
     attempts: int
     begun: dict[int, _TaskBatch[Task]] = field(default_factory=dict)
-    open: deque[_Job] = field(default_factory=deque)
-    """Begun, but without a worker."""
+    open: deque[_Job] = field(default_factory=deque)  # begun, but without a worker
     next_begun: int = 0
     next_out: int = 0
     exhausted: bool = False
@@ -378,9 +354,6 @@ class _Work(Generic[Task]):
         """The next work for a worker."""
         return self.open.popleft() if self.could_begin(1) else None
 
-    def tasks_of(self, job: _Job) -> list[Task]:
-        return [self.begun[job.number].tasks[place] for place in job.places]
-
     def done(self, job: _Job, results: Iterable[Any]) -> None:
         self.begun[job.number].results.update(zip(job.places, results, strict=True))
 
@@ -392,13 +365,12 @@ class _Work(Generic[Task]):
             detail = f"the process that read it {death}{tries}"
             self.done(job, [Failure("failed", detail, death) for _ in job.places])
 
-    def has_next(self) -> bool:
+    def next_results(self) -> list[Any]:
+        """The results of the next batch; none until all of them are there."""
         batch = self.begun.get(self.next_out)
-        return batch is not None and len(batch.results) == len(batch.tasks)
-
-    def give_out(self) -> list[Any]:
-        """The results of the next batch."""
-        batch = self.begun.pop(self.next_out)
+        if batch is None or len(batch.results) < len(batch.tasks):
+            return []
+        del self.begun[self.next_out]
         self.next_out += 1
         return [batch.results[place] for place in range(len(batch.tasks))]
 
@@ -410,8 +382,7 @@ class _Worker:
     process: subprocess.Popen[bytes]
     connection: Connection
     ready: bool = False
-    job: _Job | None = None
-    """Its current work."""
+    job: _Job | None = None  # its current work
     patience: float = START_TIMEOUT
     deadline: float = float("inf")
 
@@ -503,8 +474,7 @@ METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 PATIENCE = 15.0
 """Seconds for an answer of `ask`: a question reads some 64 MiB, which slow disks deliver in a few seconds."""
 
-ASK_BYTES = 2**31
-"""Memory that the process behind `ask` may take."""
+ASK_BYTES = 2**31  # memory that the process behind `ask` may take
 
 
 def excess(declared: int, stored: int, *, free: int = FREE_BYTES, ratio: int = RATIO) -> str:
@@ -566,11 +536,9 @@ def check_parquet(path: Path) -> list[str]:
 
 
 def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
-    """The names of a parquet file's columns; one that declares far more values than it has bytes is refused.
-
-    With `scan`, all values are read first, without keeping any: where damage would make pyarrow abort, a scan ends with
-    an error.
-    """
+    """The names of a parquet file's columns; one that declares far more values than it has bytes is refused."""
+    # With `scan`, all values are read first, without keeping any: where damage would make pyarrow abort, a scan ends
+    # with an error.
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -588,11 +556,9 @@ def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
 
 
 def ask(function: Callable[[Task], Result], task: Task) -> Result:
-    """The function's result, from a process with limits of time and memory; its death or error is a ValueError.
-
-    The library that reads a file may hang, abort or crash on damage.  The function is imported by its name in the other
-    process, which starts with the first question and ends with this one.
-    """
+    """The function's result, from a process with limits of time and memory; its death or error is a ValueError."""
+    # The library that reads a file may hang, abort or crash on damage.  The process starts with the first question,
+    # imports the function by its name, and ends with this one.
     try:
         [result] = _process(os.getpid()).map(function, [task])
     except StartError as error:

@@ -35,8 +35,7 @@ LEAST_SUM, MOST_SUM = 0.25, 1.01
 """The sums over the slices beyond which attention is suspected to be logits.  A class token keeps a share for itself,
 so sums below one are in order; bfloat16 rounds sums to .008."""
 
-LEAST_LOGIT = -1e4
-"""Logits below it are those that a model hides from its softmax; float16 reaches -65,504."""
+LEAST_LOGIT = -1e4  # logits below it are those that a model hides from its softmax; float16 reaches -65,504
 
 
 class Given(NamedTuple):
@@ -139,15 +138,11 @@ class AttentionTerm(nn.Module):
 class Regularizer:
     """One row of the table of regularizers, `core.regularizers.REGULARIZERS`."""
 
-    name: str
-    """As `--regularizer` takes it, and the name of its file."""
+    name: str  # as `--regularizer` takes it, and the name of its file
     title: str
-    term: Callable[..., AttentionTerm]
-    """Makes the term of a weight and of the options that it has."""
-    about: str
-    """What it does to attention, in a sentence."""
-    options: tuple[str, ...] = ()
-    """Fields of `Config` that `term` takes."""
+    term: Callable[..., AttentionTerm]  # makes the term of a weight and of the options that it has
+    about: str  # what it does to attention, in a sentence
+    options: tuple[str, ...] = ()  # fields of `Config` that `term` takes
 
 
 def refuse_arrays(attention: object, instead: str = "") -> None:
@@ -186,10 +181,7 @@ def as_padded(
 def check_values(
     padded: Padded, layout: Layout, name: str, from_logits: bool, unmasked: tuple[int, ...] | None
 ) -> bool:
-    """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`.
-
-    `unmasked` is the shape that the caller gave without a mask and lengths.
-    """
+    """Warn of attention that looks wrong, refuse NaN; False if values cannot be read, as under `vmap`."""
     with torch.no_grad(), full_precision(padded):
         given = padded.detach().float()
         try:

@@ -17,11 +17,8 @@ from normal_guidance.base.system import size_text
 from normal_guidance.core.arrays import Array, as_tensor, check_device, find_bags, sum_per_bag
 from normal_guidance.core.layout import Layout
 
-UNKNOWN = -1
-"""The slice label of every slice in a scan without slice labels."""
-
-CHECK_ROWS = 65_536
-"""Rows checked for NaN at a time, which limits memory."""
+UNKNOWN = -1  # the slice label of every slice in a scan without slice labels
+CHECK_ROWS = 65_536  # rows checked for NaN at a time, which limits memory
 
 
 GIVE_PACKED = (
@@ -168,7 +165,10 @@ class Bags:
         scan_ids: Sequence[str] = (),
         patient_ids: Sequence[str] = (),
     ) -> None:
-        _refuse_one_array_a_scan(features)
+        first = features[0] if isinstance(features, list | tuple) and features else None
+        if getattr(first, "ndim", 1) > 1 or getattr(features, "ndim", 2) == 3:
+            what = f"{type(features).__name__} of {len(features)} arrays"  # type: ignore[arg-type]
+            raise UserError(f"features: got a {what}; {GIVE_PACKED}")
         if labels is None:
             raise UserError(f"Bags: got no labels; {GIVE_PACKED}")
         rows = _as_features(features, "features")
@@ -253,11 +253,15 @@ class Bags:
                 )
         device = bags[0].features.device
         known = any(bag.slice_labels is not None for bag in bags)
+        of_slices = [
+            torch.full((len(bag.features),), UNKNOWN, device=device) if bag.slice_labels is None else bag.slice_labels
+            for bag in bags
+        ]
         return cls(
             features=torch.cat([bag.features for bag in bags]),
             lengths=torch.tensor([len(bag.features) for bag in bags], device=device),
             labels=torch.tensor([bag.label for bag in bags], device=device),
-            slice_labels=torch.cat([_slice_labels_of(bag) for bag in bags]) if known else None,
+            slice_labels=torch.cat(of_slices) if known else None,
             scan_ids=ids,
             patient_ids=tuple(
                 scan if bag.patient_id is None else bag.patient_id for scan, bag in zip(ids, bags, strict=True)
@@ -529,19 +533,6 @@ def _as_list(arrays: Iterable[Array]) -> list[Array]:
             "give each scan without it: [scan[:n] for scan, n in zip(arrays, lengths)]"
         )
     return scans
-
-
-def _refuse_one_array_a_scan(features: object) -> None:
-    first = features[0] if isinstance(features, list | tuple) and features else None
-    if getattr(first, "ndim", 1) > 1 or getattr(features, "ndim", 2) == 3:
-        what = f"{type(features).__name__} of {len(features)} arrays"  # type: ignore[arg-type]
-        raise UserError(f"features: got a {what}; {GIVE_PACKED}")
-
-
-def _slice_labels_of(bag: Bag) -> Int[Tensor, "slices"]:
-    if bag.slice_labels is not None:
-        return bag.slice_labels
-    return torch.full((len(bag.features),), UNKNOWN, device=bag.features.device)
 
 
 def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor, "values"]:

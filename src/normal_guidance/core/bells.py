@@ -1,20 +1,11 @@
 r"""Bells along the slices: attention from window sums, places of findings, and the normals that guidance aims at.
 
 With K a kernel matrix along the slices, every slice collects the scores x around it, and attention is their softmax.
-With the Gaussian kernel, $K_{jk} = \exp(-(j-k)^2 / 2\sigma^2)$, that is a = softmax(beta K x).  Guidance enforces a
-bell by a loss; a mixture of bells has it by construction: each slice's softmax weight is spread as a bell.  A window
-that extends beyond the scan collects less, and if the finding lies wholly within the scan, it is also a less likely
-place for it, so its prior is the part of it inside the scan to a learned power:
+Guidance enforces a bell by a loss; a mixture of bells has it by construction: each slice's softmax weight is spread as
+a bell, $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$, a normal's at p = 2, with a flat top and steep sides as p grows.
 
-    q = softmax(beta K x + kappa log K 1),   a = K q / sum(K q)
-
-Bayes' rule gives this with an infinite kappa for blocks that lie wholly inside.  Bells may have flat tops and steep
-sides: $K_{jk} = \exp(-(|j-k| / \sigma)^p / 2)$ with a learned p.
-
-Both products are one matrix product, with a separate width for every configuration: 64 scans of 1,083 slices and 32
-configurations take 29 GFLOP, forward and backward, and a kernel of 0.3 GB.  The kernel for 20,000 slices would take
-3 GB for every configuration: long scans are summed by blocks, from one row of the kernel (`window_sums`).  Neither has
-a cut-off: where the kernel has fallen to its least value, that value counts.
+Both products are one matrix product: 64 scans of 1,083 slices and 32 configurations take 29 GFLOP, forward and
+backward, and a kernel of 0.3 GB.  Long scans are summed by blocks, from one row of the kernel (`window_sums`).
 
 Everything is float64, whatever the model's dtype.  $K_{jj} = 1$, so $a_j$ is never far below $q_j$: its logarithm,
 which guidance and localization need, is exact down to e^-548, where float32 would lose it at e^-87 and make distant
@@ -31,7 +22,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Float64, Int, Shaped
+from jaxtyping import Float, Float64, Int, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
@@ -72,12 +63,10 @@ def fold_positions(positions: Positions, layout: Layout) -> Points:
 
 
 def in_slices(points: Points, layout: Layout) -> Points:
-    r"""Points measured from the middle of their bag, in units of the distance between neighbours.
-
-    On a regular grid of $S = n^d$ points a coordinate has the variance $h^2 (n^2 - 1) / 12$, so
-    $h^2 = 12\,\overline{\mathrm{Var}} / (S^{2/d} - 1)$; for irregular points, h is their typical distance.
-    A floor of the variance, for example, then means the same in any unit.
-    """
+    """Points measured from the middle of their bag, in units of the distance between neighbours."""
+    # On a regular grid of S = n^d points a coordinate has the variance h^2 (n^2 - 1) / 12, so h^2 = 12 mean(Var) /
+    # (S^(2/d) - 1); for irregular points, h is their typical distance.  A floor of the variance then means the same in
+    # any unit.
     count = layout.lengths[:, None, None].double()
     middle = points.sum(-1, keepdim=True) / count
     away = (points - middle).masked_fill(~layout.mask[:, None], 0)
@@ -88,20 +77,11 @@ def in_slices(points: Points, layout: Layout) -> Points:
 
 
 class SliceReference(nn.Module):
-    r"""The ceiling of localization: a depthwise convolution of R taps along the slices, then one linear layer.
+    r"""Localization's ceiling, $z_j = w^\top (b + \sum_k c_k \odot h_{j + k - 1 - \lfloor (R-1)/2 \rfloor}) + v$."""
 
-    $$ z_j = w^\top \Big(b + \sum_{k=1}^{R} c_k \odot h_{j + k - 1 - \lfloor (R-1)/2 \rfloor}\Big) + v $$
-
-    Slices beyond a scan's ends are zeros; an even R = 12 covers j-5 to j+6.  Both layers are linear, so the features
-    are multiplied by the R vectors $c_k \odot w$, and the R numbers of each slice are added up along the diagonal.
-    That is one matrix product, where the convolution would compute 768 numbers for each slice.  It is not in `METHODS`,
-    because it learns from slice labels, which no method may see.
-
-    In the `Prediction`, `attention` is the probability that a slice is positive and `log_attention` its logit $z_j$;
-    neither sums to one over a scan.  The scan's logit is NaN.
-
-    Reference: the paper's section on the best-in-class ceiling for localization.
-    """
+    # A depthwise convolution of R taps, then a linear layer, as one matrix product: both are linear, so the features
+    # are multiplied by the R vectors c_k * w.  It is not in `METHODS`, because it learns from slice labels.
+    # `attention` is the probability that a slice is positive, `log_attention` its logit; the scan's logit is NaN.
 
     def __init__(self, features: int = FEATURES, *, receptive_field: int) -> None:
         super().__init__()
@@ -118,17 +98,20 @@ class SliceReference(nn.Module):
         constant = bias @ weight + self.classifier.bias
         # Contiguous and on the left: `vmap` makes the taps of all configurations the rows of one matrix product.
         taps = (kernel.to(rows.dtype) @ rows.T).to(weight.dtype)
-        logits = layout.hide(layout.fold(_add_windows(taps, _bag_of_rows(layout)) + constant))
+        if isinstance(layout, SlottedLayout):  # rows that do not hold a slice get a number that no slice has
+            bag = torch.where(layout.is_token(), -1, layout.bag)
+        else:
+            number = torch.arange(layout.bags, device=layout.mask.device)
+            bag = layout.restore(torch.where(layout.mask, number[:, None], -1)).flatten()
+        logits = layout.hide(layout.fold(_add_windows(taps, bag) + constant))
         nowhere = torch.full((layout.bags,), torch.nan, device=rows.device, dtype=weight.dtype)
         return Prediction(nowhere, layout.restore(logits.sigmoid()), layout.restore(logits[:, None]))
 
 
 def _add_windows(taps: Float[Tensor, "taps rows"], bag: Int[Tensor, "rows"]) -> Float[Tensor, "rows"]:
-    """For each row r, the sum over k of tap k at row r + k - (R-1)//2, over rows of the same bag.
-
-    Reading the flat matrix with rows one column longer makes row k begin k numbers later, so a column is a diagonal.
-    Indexing would scatter the gradient; this is padding and a view, forward and backward.
-    """
+    """For each row r, the sum over k of tap k at row r + k - (R-1)//2, over rows of the same bag."""
+    # Read with rows one column longer, the flat matrix shifts row k by k numbers, so a column is a diagonal.  Indexing
+    # would scatter the gradient; this is padding and a view, forward and backward.
     width, rows = taps.shape
     before = (width - 1) // 2
     after = width - 1 - before
@@ -138,26 +121,13 @@ def _add_windows(taps: Float[Tensor, "taps rows"], bag: Int[Tensor, "rows"]) -> 
     return torch.where(same, shifted, 0).sum(0)
 
 
-def _bag_of_rows(layout: Layout) -> Int[Tensor, "rows"]:
-    """The bag of each row; rows that do not hold a slice have a number that no slice has."""
-    if isinstance(layout, SlottedLayout):
-        return torch.where(layout.is_token(), -1, layout.bag)
-    number = torch.arange(layout.bags, device=layout.mask.device)
-    return layout.restore(torch.where(layout.mask, number[:, None], -1)).flatten()
-
-
 # Sums under a symmetric window around every slice, $y_j = \sum_k t_{|j-k|} x_k$, and their gradients.
 # They are made block by block, from a band of the Toeplitz matrix that serves every block, and nothing of it is kept
 # for the gradient, which is again such a sum.  On the CPU a band ends with the last tap that is not 0, and rows without
 # values in reach are left out; a GPU would have to wait for either.  A Fourier transform would be faster, but its error
 # is relative to the largest sum, while the logarithm of attention needs the smallest ones exactly.
 
-SMALLEST, LARGEST = 64, 256
-"""Slices whose sums are made together: twice the reach of a window, within these bounds."""
-
-
-AT_ONCE = 2**22
-"""Numbers that blocks read together."""
+AT_ONCE = 2**22  # numbers that blocks read together
 
 DENSE_SUMS = 2048
 """Slices up to which a matrix of slices x slices is made: for every configuration, its product is faster."""
@@ -171,12 +141,12 @@ def is_long(longest: int) -> bool:
 def window_sums(
     values: Float[Tensor, "*many rows longest"], taps: Float[Tensor, "*many reach"]
 ) -> Float[Tensor, "*many rows longest"]:
-    """Sums under windows, the first tap at the slice itself and the others at its distance; rows are 0 beyond a scan.
-
-    `many` is at most one dimension.  The last taps that are 0 get no gradient on the CPU.
-    """
-    if torch.compiler.is_exporting():
-        return _plain_sums(values, taps)
+    """Sums under windows, tap 0 at the slice itself and the others at their distance; rows are 0 beyond a scan."""
+    # `many` is at most one dimension.  The last taps that are 0 get no gradient on the CPU.
+    if torch.compiler.is_exporting():  # of one configuration, without blocks: their number would be fixed in the graph
+        reach, longest = len(taps) - 1, values.shape[1]
+        read = torch.arange(longest, device=values.device)[:, None] + torch.arange(2 * reach + 1, device=values.device)
+        return F.pad(values, (reach, reach))[:, read] @ torch.cat([taps[1:].flip(0), taps])
     if taps.ndim == 2:
         return stacked_sums(values, taps)
     return stacked_sums(values[None], taps[None]).squeeze(0)
@@ -234,13 +204,6 @@ def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tens
     return gradients
 
 
-def _plain_sums(values: Float[Tensor, "rows longest"], taps: Float[Tensor, "reach"]) -> Float[Tensor, "rows longest"]:
-    """`window_sums` of one configuration without blocks, whose number would be fixed in an exported graph."""
-    reach, longest = len(taps) - 1, values.shape[1]
-    read = torch.arange(longest, device=values.device)[:, None] + torch.arange(2 * reach + 1, device=values.device)
-    return F.pad(values, (reach, reach))[:, read] @ torch.cat([taps[1:].flip(0), taps])
-
-
 def _reach(taps: Tensor, values: Tensor) -> int:
     """The greatest distance that counts."""
     if taps.is_cuda:
@@ -250,7 +213,8 @@ def _reach(taps: Tensor, values: Tensor) -> int:
 
 
 def _block_size(reach: int) -> int:
-    return max(SMALLEST, min(2 * reach, LARGEST))
+    """Slices whose sums are made together: twice the reach of a window, within bounds."""
+    return max(64, min(2 * reach, 256))
 
 
 def _blocks(rows: Float[Tensor, "rows longest"], size: int) -> Float[Tensor, "rows blocks size"]:
@@ -285,9 +249,6 @@ SIGMA, BETA, KAPPA, SHAPE = 3.0, 0.25, 4.0, 2.0
 """Initial values: bells about seven slices wide at half height, a soft choice among them, little attention to windows
 half outside the scan, and the shape of a normal."""
 
-NEAREST = 1e-300
-"""Replaces a distance of 0 before a learned power, because its logarithm must be finite."""
-
 STEEPEST, FARTHEST = 5.0, 7.0
 """Upper bounds of the log of a learned shape and of the log of a powered distance.  e^(-e^7 / 2) is practically 0;
 beyond the bounds the value would be 0 and its gradient NaN.  So no entry of K, and no sum K q, is below e^-549."""
@@ -307,7 +268,7 @@ def gaussian_window(distance: Distances, log_sigma: Float[Tensor, ""]) -> Distan
 
 def shaped_window(distance: Distances, log_sigma: Float[Tensor, ""], log_shape: Float[Tensor, ""]) -> Distances:
     r"""$\exp(-(|d| / \sigma)^p / 2)$: a normal's bell at p = 2, a box of half-width sigma as p grows."""
-    log_distance = distance.abs().clamp_min(NEAREST).log() - log_sigma.double()
+    log_distance = distance.abs().clamp_min(1e-300).log() - log_sigma.double()  # finite at a distance of 0
     power = torch.exp(log_shape.double().clamp_max(STEEPEST))
     return torch.exp(-0.5 * torch.exp((power * log_distance).clamp_max(FARTHEST)))
 
@@ -330,14 +291,11 @@ def smoothing(
 
 
 class WindowAttention(nn.Module):
-    r"""Attention from scores around each slice: $\mathrm{softmax}(\beta K x)$, or with `bells` a mixture of bells.
+    r"""Attention from scores around each slice, $\mathrm{softmax}(\beta K x)$, or with `bells` a mixture of bells."""
 
-    $$ q = \mathrm{softmax}_j(\beta\,(K x)_j + \kappa \log (K 1)_j), \quad a_j = \frac{(K q)_j}{\sum_{j'} (K q)_{j'}} $$
-
-    Width $\sigma$, sharpness $\beta$, and with `bells` the prior's power $\kappa$ and the shape p, are learned as
-    logarithms: they stay positive, and a step of SGD changes them by a factor, whatever their size.  (A negative
-    $\beta$ would attend to the slices with least evidence.)
-    """
+    # With `bells`, q = softmax(beta K x + kappa log K 1) and a = K q / sum(K q): a window that extends beyond the scan
+    # is a less likely place.  Parameters are learned as logarithms: they stay positive, and a step of SGD changes them
+    # by a factor.  (A negative beta would attend to the slices with least evidence.)
 
     def __init__(self, *, bells: bool) -> None:
         super().__init__()
@@ -349,22 +307,17 @@ class WindowAttention(nn.Module):
     def forward(self, scores: Scores, layout: Layout) -> Scores:
         """log a of folded scores with any padding; in float32 or better, very low in the padding."""
         dtype = torch.promote_types(scores.dtype, torch.float32)
-        real, size = layout.mask, (layout.longest, scores.device)
+        real, size = scores.masked_fill(~layout.mask, 0), (layout.longest, scores.device)
+        beta = torch.exp(self.log_beta.double())
         if self.log_kappa is None or self.log_shape is None:
             smooth = smoothing(partial(gaussian_window, log_sigma=self.log_sigma), *size)
-            return layout.hide(layout.log_softmax(self._collect(scores, real, smooth)).to(dtype))
+            return layout.hide(layout.log_softmax(beta * smooth(real)).to(dtype))
         window = partial(shaped_window, log_sigma=self.log_sigma, log_shape=self.log_shape)
         smooth = smoothing(window, *size, LEAST)
-        inside = smooth(real.double())  # at least 1 within the scan, from the slice itself
+        inside = smooth(layout.mask.double())  # at least 1 within the scan, from the slice itself
         log_prior = torch.exp(self.log_kappa.double()) * inside.log()
-        log_q = layout.log_softmax(self._collect(scores, real, smooth) + log_prior)
+        log_q = layout.log_softmax(beta * smooth(real) + log_prior)
         return layout.hide(layout.log_softmax(smooth(log_q.exp()).log()).to(dtype))
-
-    def _collect(
-        self, scores: Scores, real: Bool[Tensor, "bags longest"], smooth: Callable[[Scores], Scores]
-    ) -> Scores:
-        """The evidence of the windows, beta K x."""
-        return torch.exp(self.log_beta.double()) * smooth(scores.masked_fill(~real, 0))
 
     def extra_repr(self) -> str:
         return f"bells={self.log_kappa is not None}"
@@ -382,32 +335,19 @@ def _starting_at(value: float) -> nn.Parameter:
 # Findings in $n$ independent places have the $n$-th power of these odds, and the same $q$.  Evidence of 0 leaves the
 # prior, so a model that knows nothing looks where findings usually lie, and not at noise.
 
-CENTRAL_WIDTH = 0.2
-"""Standard deviation of the central prior, in lengths of the scan."""
-
-INSIDE = 4.0
-"""The prior of a window is this power of the part of it that is inside the scan."""
-
-FLATNESS = 8.0
-"""The shape of windows: 2 would be a normal's bell, and large numbers are boxes."""
-
-DENSE_PLACES = 128
-"""Slices up to which windows are summed by one matrix product."""
+CENTRAL_WIDTH = 0.2  # standard deviation of the central prior, in lengths of the scan
+INSIDE = 4.0  # the prior of a window is this power of the part of it that is inside the scan
+FLATNESS = 8.0  # the shape of windows: 2 would be a normal's bell, and large numbers are boxes
 
 
 @dataclass(frozen=True)
 class Places:
-    """The kind of places that a finding may have.
-
-    Args:
-        reach: half the width of the windows, in slices; 0 for single slices.  None makes the whole scan the one place:
-            its evidence is the mean of all slices', and nothing is said about where the finding lies.
-        central: whether places around the middle of the scan are more likely; else all are alike, but windows that
-            extend beyond the scan.
-    """
+    """The kind of places that a finding may have."""
 
     reach: float | None
+    """Half the width of the windows, in slices; 0 for single slices, None where the whole scan is the one place."""
     central: bool
+    """Whether places around the middle are more likely; else all are alike, but windows that extend beyond the scan."""
 
     @property
     def whole_scan(self) -> bool:
@@ -439,8 +379,7 @@ class ScanPlaces:
     layout: Layout
     taps: Float64[Tensor, "reach"] | None
     """A window, from its middle to its last slice; None for a window that is the whole scan."""
-    whole: Float64[Tensor, "*bags_1_1"]
-    """The size of a window that is inside the scan, or of each scan."""
+    whole: Float64[Tensor, "*bags_1_1"]  # the size of a window that is inside the scan, or of each scan
     log_prior: Float64[Tensor, "bags longest"]
 
     def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
@@ -470,7 +409,7 @@ def smooth(
         return values.sum(1, keepdim=True).expand(-1, longest)
     if len(taps) == 1:
         return values * taps
-    if not torch.compiler.is_exporting() and longest <= DENSE_PLACES:
+    if not torch.compiler.is_exporting() and longest <= 128:  # one matrix product
         place = torch.arange(longest, device=values.device)
         distance = (place[:, None] - place).abs()
         kernel = torch.where(distance < len(taps), taps[distance.clamp_max(len(taps) - 1)], 0.0)
@@ -510,13 +449,9 @@ def log_normal(log_a: Padded, layout: Layout, least_width: float = 0.0) -> Padde
 def log_mixture(
     log_a: Padded, layout: Layout, points: Points | None = None, modes: int = 1, least_width: float = 0.0
 ) -> Padded:
-    r"""log r of the mixture of normals fitted to attention at these points, by default the slice numbers.
-
-    $$ r_j = \sum_m \pi_m\, \mathrm{softmax}_j\big(-\tfrac12 (x_j - \mu_m)^\top \Sigma^{-1} (x_j - \mu_m)\big) $$
-
-    One dimension is computed in attention's precision, more dimensions in float64, because the covariance of points on
-    a line is singular apart from its floor.
-    """
+    """log r of the mixture of normals fitted to attention at these points, by default the slice numbers."""
+    # One dimension is computed in attention's precision, more dimensions in float64, because the covariance of points
+    # on a line is singular apart from its floor.
     a = log_a.detach().exp()
     if points is None:
         x = slice_numbers(layout)[:, None, None].to(a.dtype)
@@ -570,7 +505,12 @@ def _first_guess(
     shares = torch.ones_like(weights)
     if modes == 1:
         return shares
-    axis = _main_axis(weights, x)
+    if x.shape[2] == 1:
+        axis = x.expand_as(weights)
+    else:  # the coordinate along the direction in which attention is widest
+        away = x - (weights * x).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
+        _, directions = torch.linalg.eigh((weights * away) @ away.mT)
+        axis = directions[..., -1:].mT @ away
     order = None if ordered else axis.argsort(-1)
     if order is not None:
         weights, axis = weights.gather(-1, order), axis.gather(-1, order)
@@ -596,14 +536,3 @@ def _cut(
     behind = (place > best % longest) & (torch.arange(shares.shape[2], device=axis.device)[:, None] == best // longest)
     moved = shares * behind
     return torch.cat([shares - moved, moved.sum(2, keepdim=True)], dim=2)
-
-
-def _main_axis(
-    weights: Float[Tensor, "bags heads 1 longest"], x: Float[Tensor, "bags 1 dimensions longest"]
-) -> Float[Tensor, "bags heads 1 longest"]:
-    """The points' coordinate along the direction in which attention is widest."""
-    if x.shape[2] == 1:
-        return x.expand_as(weights)
-    away = x - (weights * x).sum(-1, keepdim=True) / weights.sum(-1, keepdim=True)
-    _, directions = torch.linalg.eigh((weights * away) @ away.mT)
-    return directions[..., -1:].mT @ away

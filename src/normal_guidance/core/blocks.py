@@ -14,8 +14,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import check_lengths, find_bags, sum_per_bag
 
-GAP = 3
-"""The most consecutive negative slices inside a block: the rule behind the paper's three block tables."""
+GAP = 3  # the most consecutive negative slices inside a block: the rule behind the paper's three block tables
 
 PERCENTILES = {"min": 0.0, "5th": 0.05, "25th": 0.25, "50th": 0.5, "75th": 0.75, "95th": 0.95, "max": 1.0}
 """Columns of the paper's block tables, beside the mean."""

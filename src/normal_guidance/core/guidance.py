@@ -51,22 +51,10 @@ DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 NegativesName = Literal["own", "uniform", "none"]
 
 
-def _forward_kl(log_r: Tensor, log_a: Tensor) -> Tensor:
-    return log_r.exp() * (log_r - log_a)
-
-
-def _reverse_kl(log_r: Tensor, log_a: Tensor) -> Tensor:
-    return log_a.exp() * (log_a - log_r)
-
-
-def _squared_error(log_r: Tensor, log_a: Tensor) -> Tensor:
-    return (log_r.exp() - log_a.exp()).square()
-
-
 DIVERGENCES: dict[DivergenceName, Callable[[Tensor, Tensor], Tensor]] = {
-    "forward_kl": _forward_kl,
-    "reverse_kl": _reverse_kl,
-    "squared_error": _squared_error,
+    "forward_kl": lambda log_r, log_a: log_r.exp() * (log_r - log_a),
+    "reverse_kl": lambda log_r, log_a: log_a.exp() * (log_a - log_r),
+    "squared_error": lambda log_r, log_a: (log_r.exp() - log_a.exp()).square(),
 }
 """The terms of D(r, a), as functions of (log r, log a); D is their sum over slices.
 

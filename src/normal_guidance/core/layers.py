@@ -68,10 +68,9 @@ def projected_scores(
 
 
 class GatedScores(nn.Module):
-    r"""Gated attention's scores of every row, one for each head: $w_k^\top(\tanh(Vx + b) \odot \sigma(Ux + d)) + c_k$.
+    r"""Gated attention's scores of rows, one for each head: $w_k^\top(\tanh(Vx + b) \odot \sigma(Ux + d)) + c_k$."""
 
-    Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
-    """
+    # Reference: Ilse, Tomczak, Welling, "Attention-based Deep Multiple Instance Learning", 2018.
 
     def __init__(self, features: int, hidden: int = 128, heads: int = 1) -> None:
         super().__init__()
@@ -85,16 +84,11 @@ class GatedScores(nn.Module):
 
 
 class Sm(nn.Module):
-    r"""The smooth operator: T steps of $g \leftarrow (1-\alpha)h + \alpha A g$ from $g = h$ along the chain.
+    r"""The smooth operator: T steps of $g \leftarrow (1-\alpha)h + \alpha A g$ from $g = h$ along the chain."""
 
-    A is the row-normalised adjacency $D^{-1}A$ of the chain and $\alpha$ the sigmoid of a learned number.  The single
-    neighbour of an end slice has weight 1, as in a mirrored chain; so T steps are one convolution of the mirrored
-    slices with a symmetric kernel of 2T+1 taps, $\kappa = (1-\alpha)\sum_{t<T}\alpha^t b_t + \alpha^T b_T$, where
-    $b_t$ are the binomial weights of t steps of a random walk.  Sm is linear along slices, so Sm(h) W = Sm(h W): smooth
-    the few projected columns, not the 768 features.  A slice without neighbours stays unchanged.
-
-    Reference: Castro-Macías et al., "Sm: enhanced localization in Multiple Instance Learning", 2024.
-    """
+    # With A = D^-1 A' row-normalised, T steps are one convolution of the mirrored slices by a symmetric kernel of 2T +
+    # 1 taps. Sm(h) W = Sm(h W): smooth the few projected columns, not the 768 features.  Reference: Castro-Macías et
+    # al., "Sm: enhanced localization in Multiple Instance Learning", 2024.
 
     walks: Tensor
     band: Tensor
@@ -118,19 +112,15 @@ class Sm(nn.Module):
         kernel = self.kernel()
         if isinstance(layout, SlottedLayout):
             return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
-        if torch.compiler.is_exporting():
-            return self._by_convolution(rows, kernel, layout)
+        if torch.compiler.is_exporting():  # one scan without blocks, whose number would be fixed in the graph
+            reach = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
+            mirrored = take_rows(rows, mirror(reach, layout.lengths)).T[:, None]
+            return F.conv1d(mirrored, kernel.to(rows.dtype)[None, None]).squeeze(1).T
         read, write = layout.windows(halo=self.steps)
         matrix, (reach, blocks) = self.band.to(kernel.dtype) @ kernel, read.shape
         window = take_rows(rows, read).reshape(reach, blocks * rows.shape[1])
         smooth = (matrix @ window.to(matrix.dtype)).reshape(SMOOTHING_BLOCK * blocks, rows.shape[1])
         return take_rows(smooth, write)
-
-    def _by_convolution(self, rows: Rows, kernel: Float[Tensor, "taps"], layout: Layout) -> Rows:
-        """The rows of one scan smoothed without blocks, whose number would be fixed in an exported graph."""
-        reach = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
-        mirrored = take_rows(rows, mirror(reach, layout.lengths)).T[:, None]
-        return F.conv1d(mirrored, kernel.to(rows.dtype)[None, None]).squeeze(1).T
 
     def first_row(self, layout: Layout) -> Float[Tensor, "bags reach"]:
         """Row 0 of the operator: the weights of each bag's first T + 1 rows in its smoothed row 0."""
@@ -157,13 +147,10 @@ def _band(block: int, taps: int) -> Float[Tensor, "block window taps"]:
 
 
 class PPEG(nn.Module):
-    r"""Pyramidal position encoding: $x + \sum_k \mathrm{conv}_k(x)$, depthwise along the slices, k = 3, 5, 7.
+    r"""Pyramidal position encoding: $x + \sum_k \mathrm{conv}_k(x)$, depthwise along the slices, k = 3, 5, 7."""
 
-    The three kernels and the identity add up to one kernel of 7 taps.  The class token, row 0 of each bag, stays
-    unchanged and affects no slice.
-
-    Reference: Shao et al., "TransMIL", 2021.
-    """
+    # The three kernels and the identity add up to one kernel of 7 taps.  The class token, row 0 of each bag, stays
+    # unchanged and affects no slice.  Reference: Shao et al., "TransMIL", 2021.
 
     SIZES = (3, 5, 7)
 
@@ -235,11 +222,9 @@ class AttentionBlock(nn.Module):
         return F.layer_norm(rows, (rows.shape[-1],), eps=self.norm.eps)
 
     def folded_projection(self) -> tuple[Float[Tensor, "three_features features"], Float[Tensor, "three_features"]]:
-        """Weight and bias of queries, keys and values on `normalize`d rows n: W (γ n + β) + b = (W γ) n + (W β + b).
-
-        n then depends on no parameters: features without a gradient need none through the projection either (a third of
-        its work), and configurations trained together share n.  This pays off with many rows.
-        """
+        """Weight and bias of q, k, v on `normalize`d rows n: W (γ n + β) + b = (W γ) n + (W β + b)."""
+        # n then depends on no parameters: features without a gradient need none through the projection either (a third
+        # of its work), and configurations trained together share n.  This pays off with many rows.
         weight, bias = self.attention.in_proj_weight, self.attention.in_proj_bias
         assert weight is not None
         assert bias is not None
@@ -251,10 +236,7 @@ class AttentionBlock(nn.Module):
 
 
 class SelfAttention(nn.Module):
-    r"""AttentionBlock 1: full softmax attention among a bag's class token and slices, $\mathrm{MHA}(\mathrm{LN}(x))$.
-
-    The class token is the same for every bag, so it is projected once.
-    """
+    r"""AttentionBlock 1: softmax attention among a bag's class token and slices, $\mathrm{MHA}(\mathrm{LN}(x))$."""
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
@@ -278,13 +260,13 @@ class SelfAttention(nn.Module):
 
 
 def attend(qkv: Float[Tensor, "rows three_features"], layout: Layout, heads: int) -> Rows:
-    """Multi-head attention within each bag: softmax(q k^T / sqrt(d)) v, with the heads joined again.
-
-    Packed bags are computed one by one (no padding; memory grows with the longest bag alone), padded bags at once.
-    """
+    """Multi-head attention within each bag, softmax(q k^T / sqrt(d)) v, heads joined again; packed bags one by one."""
     if layout.sizes is None:
         q, k, v = qkv.view(layout.bags, layout.longest, 3, heads, -1).permute(2, 0, 3, 1, 4)
-        joined = _masked_attention(q, k, v, layout.mask[:, None, None])
+        # Explicit products: torch's fused kernels cannot be stacked with a shared mask (torch 2.13).
+        scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
+        hidden = ~layout.mask[:, None, None]
+        joined = scores.masked_fill(hidden, torch.finfo(scores.dtype).min).softmax(-1) @ v
         return joined.transpose(1, 2).flatten(2).flatten(0, 1)
     bags = [bag.view(1, len(bag), 3, heads, -1).permute(2, 0, 3, 1, 4) for bag in qkv.split(layout.sizes)]
     return torch.cat([_attention(q, k, v)[0].transpose(0, 1).flatten(1) for q, k, v in bags])
@@ -299,10 +281,9 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 class LongAttention(torch.autograd.Function):
-    """torch's fused attention, given stacked configurations as more bags.
+    """torch's fused attention, given stacked configurations as more bags."""
 
-    Its own rule for `vmap` fails on CUDA (torch 2.11): "LSE is not correctly aligned" in float32, NaN in bf16.
-    """
+    # Its own rule for `vmap` fails on CUDA (torch 2.11): "LSE is not correctly aligned" in float32, NaN in bf16.
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -321,20 +302,12 @@ class LongAttention(torch.autograd.Function):
     vmap = staticmethod(vmap_over_configurations(F.scaled_dot_product_attention, stacked=3))
 
 
-def _masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-    """Attention by explicit products: torch's fused kernels cannot be stacked with a shared mask (torch 2.13)."""
-    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-1, -2)
-    return scores.masked_fill(~mask, torch.finfo(scores.dtype).min).softmax(-1) @ v
-
-
 class ClassAttention(nn.Module):
-    r"""AttentionBlock 2, computed for the class token only: its multi-head attention output and its attention row.
+    """AttentionBlock 2, computed for the class token only: its multi-head attention output and its attention row."""
 
-    Scores are $(W_k^\top q_h) \cdot x_j$ and the values are pooled before $W_v$, so the cost per slice falls from
-    $8M^2$ to about $4HM$ operations.  With Sm after this block, the class token's output also depends on the block's
-    outputs at the next T rows; Sm's first row mixes their attention before pooling, which is exact because everything
-    after the softmax is linear and Sm's weights sum to one.
-    """
+    # Values are pooled before W_v, so a slice costs 4HM operations instead of 8M^2.  With Sm after this block, Sm's
+    # first row mixes the attention of the next T rows before pooling: exact, since all behind the softmax is linear and
+    # Sm's weights sum to one.
 
     def __init__(self, features: int, heads: int) -> None:
         super().__init__()
@@ -373,18 +346,13 @@ class ClassAttention(nn.Module):
 
 
 class SpectralLinear(nn.Linear):
-    r"""A linear layer whose weight is divided by its largest singular value, $W / \sigma_1(W)$.
+    r"""A linear layer whose weight is divided by its largest singular value, $W / \sigma_1(W)$."""
 
-    $\sigma_1 = u^\top W v$ with u from repeated squaring of $W W^\top$.  Unlike torch's own parametrization it has no
-    buffers that a forward pass changes, so it is the same in training and evaluation and can be stacked over
-    configurations.  u and v are constants to the gradient, as in torch.
-    """
+    # From repeated squaring of W W^T.  Unlike torch's own parametrization it has no buffers that a forward pass
+    # changes, so it can be stacked over configurations.  Singular vectors are constants to the gradient, as in torch.
 
-    SQUARINGS = 12
-    """W W^T to the power 2^12 in effect: a gap of .3 % between the two largest singular values is resolved."""
-
-    SMALLEST = 1e-12
-    """A weight that L1 has driven to zero stays zero instead of becoming NaN."""
+    SQUARINGS = 12  # in effect W W^T to the power 2^12: a gap of .3 % between the two largest values is resolved
+    SMALLEST = 1e-12  # a weight that L1 has driven to zero stays zero instead of becoming NaN
 
     def normalized_weight(self) -> Float[Tensor, "out_features in_features"]:
         weight = self.weight.to(torch.promote_types(self.weight.dtype, torch.float32))

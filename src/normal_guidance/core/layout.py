@@ -24,8 +24,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, as_tensor, bag_of_rows, find_bags
 from normal_guidance.core.kernels import products
 
-SMOOTHING_BLOCK = 32
-"""Slices in one block of `Layout.windows`: with a halo of 10 a block reads 52 rows to smooth 32."""
+SMOOTHING_BLOCK = 32  # slices in one block of `Layout.windows`: with a halo of 10 a block reads 52 rows to smooth 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -378,18 +377,14 @@ def unpack(
 
 @dataclass(frozen=True, eq=False)
 class SlottedLayout(Layout):
-    """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graphs serve all.
+    """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graph serve all."""
 
-    Bag b takes one row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
-    slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
-    """
+    # Bag b takes a row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
+    # slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
 
-    first: Int[Tensor, "bags"]
-    """The row of each bag's class token."""
-    bag: Int[Tensor, "rows"]
-    """The bag of each row; the number of bags for an unused row."""
-    counts_token: bool = False
-    """Whether `lengths` and `starts` include the class token's row."""
+    first: Int[Tensor, "bags"]  # the row of each bag's class token
+    bag: Int[Tensor, "rows"]  # the bag of each row; the number of bags for an unused row
+    counts_token: bool = False  # whether `lengths` and `starts` include the class token's row
 
     @classmethod
     def of(cls, lengths: Int[Tensor, "bags"], rows: int, longest: int) -> SlottedLayout:

@@ -13,8 +13,7 @@ from normal_guidance.core.prediction import ClassWeights, Prediction, classifica
 Loss = Callable[[Prediction, Tensor, ClassWeights], Tensor]
 """Maps a prediction, the scans' labels and the weights of the classes to the loss of classification."""
 
-GUIDANCE = "ng"
-"""The regularizer of the paper, Normal Guidance."""
+GUIDANCE = "ng"  # the regularizer of the paper, Normal Guidance
 
 PAPER_NAMES = {("abmil", GUIDANCE): "ng", ("transmil", GUIDANCE): "mhng"}
 """The paper's names of regularized methods; all others are called MODEL_REGULARIZER."""

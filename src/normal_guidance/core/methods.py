@@ -29,8 +29,7 @@ def _centered_gaussian(features: int, *, published: bool = False) -> CenteredGau
     return CenteredGaussian(published=published)
 
 
-_PLAIN = partial(TransMIL, smooth=False)
-"""Without the smooth operator, which is a method of its own and not an option."""
+_PLAIN = partial(TransMIL, smooth=False)  # without the smooth operator, which is a method of its own and not an option
 
 METHODS: dict[str, Method] = {
     method.name: method
@@ -79,8 +78,7 @@ L1 penalises w only.  It would pull width, sharpness, shape and scale to 1."""
 FIELD: dict[str, Method] = one_per_file(field, "METHOD")
 """The methods that the field compares with, each in a file of `core.field`."""
 
-NAMED: dict[str, Method] = METHODS | BEYOND | FIELD
-"""Every method with a name of its own."""
+NAMED: dict[str, Method] = METHODS | BEYOND | FIELD  # every method with a name of its own
 
 EVERY_METHOD: dict[str, Method] = {
     method.name: method
@@ -99,8 +97,7 @@ DISTINCT: tuple[str, ...] = (*NAMED, *(f"abmil_{name}" for name in REGULARIZERS 
 REMOVED = ("bells", "posterior_bells", "abmil_bells", "transmil_bells")
 """Heads of earlier runs, each also with `_ng`, which this version cannot build."""
 
-LAST_WITH_REMOVED = "4bbc9f6"
-"""The last commit that has them."""
+LAST_WITH_REMOVED = "4bbc9f6"  # the last commit that has them
 
 
 def refuse_removed(method: str) -> None:
@@ -167,27 +164,20 @@ def near_miss(method: str) -> str:
     return f" (did you mean {near[0]!r}?)" if near else ""
 
 
-CEILING = "ceiling"
-"""The name of the tables' last row: the Bayes oracle or the supervised reference."""
+CEILING = "ceiling"  # the name of the tables' last row: the Bayes oracle or the supervised reference
 
 SLICE_REFERENCE = "slice_reference"
 """The method name of the supervised reference for localization, in configurations and folders."""
 
-SCAN_REFERENCE = "scan_reference"
-"""The method name of the supervised reference for scan scores, in folders."""
-
-COMMITTEE = "committee"
-"""The method name of what `nguide fit` makes."""
-
-COMPARED: tuple[str, ...] = (*EVERY_METHOD, COMMITTEE)
-"""The rows of a table, apart from the ceiling."""
+SCAN_REFERENCE = "scan_reference"  # the method name of the supervised reference for scan scores, in folders
+COMMITTEE = "committee"  # the method name of what `nguide fit` makes
+COMPARED: tuple[str, ...] = (*EVERY_METHOD, COMMITTEE)  # the rows of a table, apart from the ceiling
 
 REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan reference"}
 """The titles of the two runs that make up the supervised reference."""
 
 
-DRAWN = ("semi-synthetic", "lidc-positions")
-"""Datasets that we draw, so that Bayes' rule gives their ceiling."""
+DRAWN = ("semi-synthetic", "lidc-positions")  # datasets that we draw, so that Bayes' rule gives their ceiling
 
 
 def scores_scans(method: str) -> bool:
@@ -204,9 +194,5 @@ def method_title(method: str, dataset: str = "") -> str:
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 
-REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)
-"""Models that are trained with slice labels."""
-
-
-EVERYTHING = (*COMPARED, CEILING, *REFERENCES)
-"""All names that a study's folder may hold."""
+REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)  # models that are trained with slice labels
+EVERYTHING = (*COMPARED, CEILING, *REFERENCES)  # all names that a study's folder may hold

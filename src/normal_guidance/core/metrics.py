@@ -18,8 +18,7 @@ from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.arrays import Array, as_tensor
 from normal_guidance.core.blocks import count_slices
 
-MAX_PADDING = 1 / 8
-"""The largest share of padding in a row, when bags of similar length are padded together."""
+MAX_PADDING = 1 / 8  # the largest share of padding in a row, when bags of similar length are padded together
 
 MAX_CELLS = 2**22
 """The most scores ranked at a time, at about 80 bytes each, to limit memory; a single bag is always ranked whole."""
@@ -185,10 +184,7 @@ class MeanSd:
 
 
 def mean_and_sd(values: Sequence[float] | Float[Tensor, "seeds"], sd: SdKind) -> MeanSd:
-    r"""Mean and standard deviation over seeds; the sample sd of a single value is NaN.
-
-    $\mathrm{sd}^2 = \frac1d \sum_i (v_i - \bar v)^2$ with $d = n$ (population) or $n - 1$ (sample).
-    """
+    """Mean and standard deviation over seeds, of n (population) or n - 1 (sample); that of one value is then NaN."""
     choose_one_of("sd", sd, ("population", "sample"))
     numbers = torch.as_tensor(values, dtype=torch.float64)
     if numbers.ndim != 1 or not len(numbers):

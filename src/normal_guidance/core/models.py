@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
-from torch import Tensor, nn
+from torch import nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bells import WindowAttention
@@ -23,7 +22,7 @@ from normal_guidance.core.layers import (
     hidden_scores,
     projected_scores,
 )
-from normal_guidance.core.layout import Layout, as_rows
+from normal_guidance.core.layout import as_rows
 from normal_guidance.core.prediction import (
     FEATURES,
     BagsLike,
@@ -102,22 +101,16 @@ class MaxPooling(nn.Module):
 
     def forward(self, features: Features, bags: BagsLike | None = None) -> Prediction:
         rows, layout = as_rows(features, bags, self.classifier.in_features)
-        maximum, argmax = _bag_maximum(rows, layout)
+        if layout.sizes is None:
+            padded = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
+            maximum, argmax = padded.amax(1), padded.argmax(1)
+        else:  # one pass, where amax and argmax take two
+            best = [bag.max(0) for bag in rows.split(layout.sizes)]
+            maximum, argmax = torch.stack([top.values for top in best]), torch.stack([top.indices for top in best])
         maximum = maximum.to(self.classifier.weight.dtype)
         count = maximum.new_zeros(layout.bags, layout.longest).scatter_add(1, argmax, torch.ones_like(maximum))
         log_a = layout.hide((count / rows.shape[1]).log())
         return as_prediction(self.classifier(maximum).squeeze(-1), log_a[:, None], layout)
-
-
-def _bag_maximum(
-    rows: Float[Tensor, "rows features"], layout: Layout
-) -> tuple[Float[Tensor, "bags features"], Int[Tensor, "bags features"]]:
-    """Each bag's largest value per feature and the first slice that has it."""
-    if layout.sizes is None:
-        padded = layout.fold(rows.T).movedim(1, 2).masked_fill(~layout.mask[:, :, None], -torch.inf)
-        return padded.amax(1), padded.argmax(1)
-    best = [bag.max(0) for bag in rows.split(layout.sizes)]  # one pass, where amax and argmax take two
-    return torch.stack([top.values for top in best]), torch.stack([top.indices for top in best])
 
 
 class ABMIL(nn.Module):

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
 
-FEATURES = 768
-"""M, the width of the paper's embeddings (ViT-B/16)."""
+FEATURES = 768  # M, the width of the paper's embeddings (ViT-B/16)
 
 Features = Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"]
 BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int]
@@ -108,11 +107,8 @@ def _weight_of(labels: Tensor, class_weights: ClassWeights) -> Tensor | None:
 # Random numbers that depend on a slice's embedding and the epoch alone: a generator would give other numbers in every
 # engine, which batch, pad and stack differently, and a resumed training would have to restore its state.
 
-COLUMNS = 4
-"""Features whose bits tell slices apart."""
-
-BITS = 0xFFFFFFFF
-"""Numbers are kept to 32 bits, so that a product of two fits into 64."""
+COLUMNS = 4  # features whose bits tell slices apart
+BITS = 0xFFFFFFFF  # numbers are kept to 32 bits, so that a product of two fits into 64
 
 
 class NoiseEpoch(nn.Module):

@@ -81,8 +81,7 @@ pointing down, for regularized ones."""
 DIVERGENCE_COLORS: dict[DivergenceName, str] = {"forward_kl": GREEN, "reverse_kl": RED, "squared_error": ORANGE}
 """The same colours as in the paper."""
 
-TRUTH = "slices labelled positive"
-"""The name of the filled slices in legends."""
+TRUTH = "slices labelled positive"  # the name of the filled slices in legends
 
 STYLE: dict[Any, object] = {
     "font.size": 9,

@@ -19,8 +19,7 @@ from pathlib import Path
 from normal_guidance.base.errors import reading
 from normal_guidance.base.files import make_folder, write_atomically
 
-NOTHING = "-"
-"""The text for a missing number."""
+NOTHING = "-"  # the text for a missing number
 
 
 def digits(value: float | None) -> str:
@@ -44,14 +43,10 @@ def signed(difference: float | None) -> str:
     return text if text[0] == "-" or text == digits(0.0) else f"+{text}"
 
 
-TOO_FEW = "too few scans for an interval"
-"""Stands in the brackets of an interval that could not be made."""
-
-
 def interval(low: float, high: float, number: Callable[[float], str] = digits) -> str:
     """The ends of an interval in brackets, or why there are none."""
     known = math.isfinite(low) and math.isfinite(high)
-    return f"[{number(low)}, {number(high)}]" if known else f"[{TOO_FEW}]"
+    return f"[{number(low)}, {number(high)}]" if known else "[too few scans for an interval]"
 
 
 def yes_no(answer: bool | None) -> str:
@@ -63,9 +58,6 @@ def p_value(p: float) -> str:
     """A p-value in a sentence; never "p = .000"."""
     return f"p < {digits(0.001)}" if p < 0.001 else f"p = {digits(p)}"
 
-
-WIDEST = 6
-"""Columns that fit a page; LaTeX shrinks wider tables to the width of the text."""
 
 LATEX_HEAD = r"% \usepackage{booktabs,graphicx}" + "\n"
 
@@ -114,7 +106,8 @@ class Grid:
             " & ".join(line) + r" \\"
             for line in [list(map(_escape_latex, self.header)), *self._marked(_escape_latex, r"\textbf{{{}}}")]
         )
-        shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(self.header) > WIDEST else ("", "")
+        # Six columns fit a page; wider tables shrink to the width of the text.
+        shrink, close = (r"\resizebox{\linewidth}{!}{", "}") if len(self.header) > 6 else ("", "")
         return "\n".join(
             [
                 r"\begin{table}[ht]",

@@ -23,8 +23,7 @@ from normal_guidance.core.metrics import auroc
 NEWTON_STEPS = 100  # the fit takes at most so many steps; about 6 are needed
 HALVINGS = 30  # a step that would raise the loss is halved at most so often
 
-ROUNDING = 1e-12
-"""A step may raise the loss by this share of it, and scores may differ by this share: rounding does that."""
+ROUNDING = 1e-12  # the share by which a step may raise the loss, and by which equal scores may differ
 
 
 class Lines(NamedTuple):
@@ -38,14 +37,9 @@ class Lines(NamedTuple):
 def fit_lines(
     scores: Float[Tensor, "lines scans"], labels: Int[Tensor, "scans"], chosen: Bool[Tensor, "lines scans"]
 ) -> Lines:
-    r"""Logistic regressions with Platt's smoothed targets by Newton's method, each of its `chosen` scans.
-
-    $t = \frac{N_+ + 1}{N_+ + 2}$ for positive scans and $\frac{1}{N_- + 2}$ for negative ones: the fit stays finite
-    where one score separates the classes. The slope of equal scores is 0.
-
-    Reference: Platt, "Probabilistic outputs for support vector machines and comparisons to regularized likelihood
-    methods", 1999.
-    """
+    """Logistic regressions with Platt's smoothed targets (1999) by Newton's method, each of its `chosen` scans."""
+    # Targets (N+ + 1) / (N+ + 2) for positive and 1 / (N- + 2) for negative scans keep the fit finite where one score
+    # separates the classes. The slope of equal scores is 0.
     weight, values, is_positive = chosen.double(), scores.double(), labels == 1
     positive, negative = weight @ is_positive.double(), weight @ (~is_positive).double()
     high, low = (positive + 1) / (positive + 2), 1 / (negative + 2)
@@ -96,8 +90,7 @@ def _derivatives(
     return gradient, (a, b, curve.sum(1, keepdim=True))
 
 
-FEW = 20
-"""With fewer scans of a class the numbers are called rough: one scan more or less moves them by over 5 %."""
+FEW = 20  # with fewer scans of a class numbers are called rough: one scan moves them by over 5 %
 
 
 @dataclass(frozen=True)
@@ -165,13 +158,9 @@ def choose_operation(
     test: tuple[Float[Tensor, "tested"], Int[Tensor, "tested"]] | None = None,
     scans: str = "validation",
 ) -> Operation:
-    """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note.
-
-    Args:
-        sensitivity: least sensitivity to reach; without it, Youden's J is maximised.
-        test: logits and labels of the test scans, on which the threshold is also counted.
-        scans: what the validation scans are called.
-    """
+    """Choose calibration and threshold on the validation scans; without both classes neither is chosen, with a note."""
+    # The threshold reaches at least `sensitivity`, without it the greatest Youden's J, and is also counted on `test`
+    # scans.
     check_sensitivity(sensitivity)
     logits = logits.double()
     if not logits.isfinite().all():

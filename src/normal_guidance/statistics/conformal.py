@@ -5,20 +5,15 @@ conformal calibration reads that off scans with slice labels which training has 
 new scan is exchangeable with them: drawn in the same way, by the same kind of scanner, from the same kind of patients.
 
 **The family.** Attention is averaged over a tenth of the scan (`SMOOTHING`). The first interval is the slice where
-that average peaks. Each further one adds the neighbour with more of it, until the last is the whole scan.
-
-**The score** of an interval is the mean of its share of the averaged attention and its share of the slices
-(`LENGTH_WEIGHT`), which makes the score grow with every slice, even where attention is 0. That of a calibration scan is
-the score of its first interval with all positive slices.
+that average peaks. Each further one adds the neighbour with more of it, until the last is the whole scan. Its score is
+the mean of its share of the averaged attention and its share of the slices (`LENGTH_WEIGHT`), which grows with every
+slice; that of a calibration scan is the score of its first interval with all positive slices. Simulations led to both
+choices (LOG.md, 2026-11-17): share of attention alone makes intervals up to a half longer.
 
 **Ties** favour neither end of the scan. The peak is the highest slice nearest to the mean position of the attention; if
 two are equally near, the lower one where the middle between them is even. Equal neighbours are added by their distance
 from the peak; at the same distance the side of the mean position comes first, and if the peak lies on that position,
 the lower side at even and the upper side at odd distances.
-
-Simulations led to both choices (LOG.md, 2026-11-17): averaging shortens the intervals for seven of eight kinds of
-attention, and share of attention alone makes them up to a half longer. Share of slices alone would give certain and
-uncertain scans intervals of the same length.
 
 Reference: Papadopoulos et al., "Inductive confidence machines for regression", 2002; nested families: Gupta et al.,
 "Nested conformal prediction and quantile out-of-bag ensemble methods", 2022.
@@ -42,12 +37,8 @@ from normal_guidance.core.arrays import check_lengths, is_number, running_sum
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
-SMOOTHING = 0.1
-"""The share of a scan's slices over which attention is averaged, half of it on each side of a slice."""
-
-LENGTH_WEIGHT = 0.5
-"""The weight of an interval's share of the slices in its score; its share of the attention has the rest."""
-
+SMOOTHING = 0.1  # the share of a scan's slices over which attention is averaged, half of it on each side of a slice
+LENGTH_WEIGHT = 0.5  # of an interval's share of the slices in its score; its share of the attention has the rest
 VERSION = 1  # the version of the family and its scores: a threshold means nothing for another one
 
 
@@ -80,10 +71,7 @@ class IntervalCalibration:
     def interval(
         self, attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
     ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-        """First and last slice (counted from 0, inclusive) of each scan's interval.
-
-        It is the largest of the family with a score of at most the threshold, and at least the peak.
-        """
+        """First and last slice (from 0, inclusive) of each scan's largest interval up to the threshold, or peak."""
         check_lengths(lengths, attention, "attention")
         family = _Family.of(attention, lengths)
         size = family.scans.count(family.scores <= self.threshold).clamp(min=1)
@@ -216,11 +204,9 @@ def _average(weights: Tensor, scans: PackedScans) -> Tensor:
 
 
 def _growth(weights: Tensor, scans: PackedScans) -> Tensor:
-    """The packed slices, scan after scan, in the order in which the interval takes them in.
-
-    Taking the larger of two neighbours again and again merges the two sides in the order of their running minima,
-    counted from the peak outwards. So one sort replaces the steps.
-    """
+    """The packed slices, scan after scan, in the order in which the interval takes them in."""
+    # Taking the larger of two neighbours again and again merges the two sides in the order of their running minima,
+    # counted from the peak outwards. So one sort replaces the steps.
     index, peak = scans.places, _peak(weights, scans)
     towards_mean = (scans.count(weights * index) - peak * scans.count(weights)).sign()[scans.of_slice]
     peak = peak[scans.of_slice]

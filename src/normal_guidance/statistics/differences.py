@@ -37,15 +37,10 @@ class DeLong:
 
 
 def separated_low(positive: int, negative: int, level: float = 0.95) -> float:
-    r"""The lower end of the interval of an AUROC of 1, where DeLong's variance is 0 however few scans there are.
-
-    $\theta$ with $1 - \theta = z \sqrt{V(\theta)}$ and
-    $V(\theta) = \frac{\theta (1 - \theta)}{m n} \big( 1 + (\tfrac{m + n}{2} - 1) (\tfrac{1 - \theta}{2 - \theta}
-    + \tfrac{\theta}{1 + \theta}) \big)$ for m positive and n negative patients.
-
-    Reference: Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic. Part 2",
-    2006, method 5.
-    """
+    """The lower end of the interval of an AUROC of 1, where DeLong's variance is 0 however few scans there are."""
+    # Newcombe, "Confidence intervals for an effect size measure based on the Mann-Whitney statistic. Part 2", 2006,
+    # method 5: 1 - t = z sqrt(V(t)), V(t) = t (1 - t) / (m n) (1 + ((m + n) / 2 - 1) ((1 - t) / (2 - t) + t / (1 +
+    # t))).
     z, low, high = NormalDist().inv_cdf((1 + level) / 2), 0.0, 1.0
     for _ in range(60):  # bisection: the difference of both sides, divided by 1 - theta, falls with theta
         middle = (low + high) / 2
@@ -63,20 +58,10 @@ def in_standard_errors(difference: float, standard_error: float) -> float:
 
 
 def delong(splits: Sequence[SplitResults], method: str, against: str) -> DeLong:
-    r"""The difference in scan AUROC, method minus against, averaged over the splits.
-
-    An AUROC is a mean of placement values: the share of negative scans that a positive scan outranks, and the share of
-    positive scans that outrank a negative one.  DeLong takes the variance from their spread.
-
-    $\mathrm{var} = \sum_c u_c^2 + \sum_c v_c^2 + 2 \sum_c \tilde u_c \tilde v_c$ over patients c, with $u_c$ and $v_c$
-    the patient's centred placement values of positive and of negative scans, summed over the splits and scaled by
-    $\sqrt{I/(I-1)}$, I being the patients of a split who have such scans (in $\tilde u, \tilde v$: any scans).
-    One split with one scan per patient is DeLong's test exactly; one split with several is Obuchowski's.
-
-    Reference: DeLong et al., "Comparing the areas under two or more correlated receiver operating characteristic
-    curves", 1988; Obuchowski, "Nonparametric analysis of clustered ROC curve data", 1997; counting by sorting: Sun and
-    Xu, "Fast implementation of DeLong's algorithm", 2014.
-    """
+    """The difference in scan AUROC, method minus against, averaged over the splits."""
+    # var = sum u^2 + sum v^2 + 2 sum u~ v~ over patients, u and v being their centred placement values of positive and
+    # of negative scans, scaled by sqrt(I / (I - 1)) for I patients with such scans (u~, v~: any).  DeLong et al. 1988
+    # for one scan a patient, Obuchowski 1997 for several; counting by sorting: Sun and Xu 2014.
     patients = patients_of(splits)
     # Rows: positive scans' and negative scans' values scaled by their own patients, then both by all patients.
     sums, difference = np.zeros((4, len(patients.ids))), 0.0
@@ -142,15 +127,10 @@ def measure(splits: Sequence[SplitResults]) -> dict[Metric, dict[str, float]]:
 
 
 def resample(splits: Sequence[SplitResults], draws: int = DRAWS, seed: int = 0) -> Draws:
-    """Every metric of every method in `draws` resampled tests, averaged over the splits.  A seed fixes the draws.
-
-    Patients of all splits together are drawn with replacement, n - 1 of the n positive ones and likewise of the
-    negative ones, which makes the variance of a mean unbiased.  Each brings all of his scans in all splits, for all
-    methods.  A draw that leaves a split without positive or without negative scans is NaN.
-
-    Reference: Field and Welsh, "Bootstrapping clustered data", 2007; drawing n - 1 of n: Rao and Wu, "Resampling
-    inference with complex survey data", 1988.
-    """
+    """Every metric of every method in `draws` resampled tests, averaged over the splits.  A seed fixes the draws."""
+    # n - 1 of the n positive patients, and likewise of the negative ones, are drawn with all their scans, which makes
+    # the variance of a mean unbiased (Rao and Wu, 1988; clusters: Field and Welsh, 2007).  A draw that leaves a split
+    # without positive or without negative scans is NaN.
     if draws < 2:
         raise UserError(f"draws is {draws}, but a standard error needs at least 2; use {DRAWS}")
     patients = patients_of(splits)
@@ -309,11 +289,9 @@ class Claim(NamedTuple):
 
 
 def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]:
-    """The differences that the paper's text discusses, metric by metric, among the methods that were tested.
-
-    They compare each method with the centred Gaussian (localization only, as it has no scan score), smoothed and guided
-    methods with their counterparts without, guidance with smoothing, and each method with the ceiling (None for none).
-    """
+    """The differences that the paper's text discusses, metric by metric, among the methods that were tested."""
+    # Each method with the centred Gaussian (localization only), smoothed and guided methods with their counterparts
+    # without, guidance with smoothing, and each method with the ceiling (None for none).
     if unknown := [method for method in methods if method not in COMPARED and method != ceiling]:
         raise UserError(f"method {unknown[0]!r} is unknown; choose one of {', '.join(NAMED)}")
     tested = [method for method in COMPARED if method in methods]
@@ -333,16 +311,13 @@ def claims(methods: Sequence[str], ceiling: str | None = CEILING) -> list[Claim]
     ]
 
 
+# Why an interval without 0 need not show a difference.
 CORRECTED = "p is corrected for the number of comparisons, the interval is not"
-"""Why an interval without 0 need not show a difference."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One metric of `method` minus that of `against`, averaged over the splits, with interval and p-value.
-
-    If too few patients were tested, everything but the estimate is NaN.
-    """
+    """One metric of `method` minus that of `against`, averaged over the splits; NaN if too few patients were tested."""
 
     method: str
     against: str
@@ -388,16 +363,10 @@ def differences(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> list[Difference]:
-    """Every claimed difference, in the order of the claims, tested on the same resampled patients.
-
-    The interval is the estimate ± Student's t times the bootstrap's standard error. Its degrees of freedom are the
-    patients with localized scans less one, or for scan metrics the positive or negative patients, whichever are fewer.
-    The p-value matches it, except for scan AUROC, where DeLong's error replaces the bootstrap's.
-
-    Simulations led to this choice (`benchmarks/simulate_statistics.py`; figures in LOG.md): with 16 to 500 positive
-    patients the interval covers the truth in 94 to 96 % of experiments; percentile, basic and bias-corrected intervals
-    fall to 90 or 91 %.  Its limit: where both methods are nearly perfect, a few scans decide (92 % with 60 patients).
-    """
+    """Every claimed difference, in the claims' order: estimate ± Student's t times the bootstrap's standard error."""
+    # Chosen by simulation (`benchmarks/simulate_statistics.py`, LOG.md): with 16 to 500 positive patients the interval
+    # covers the truth in 94 to 96 % of experiments; percentile, basic and bias-corrected ones fall to 90 or 91 %.  Its
+    # limit: where both methods are nearly perfect, a few scans decide (92 % with 60 patients).
     if not 0 < level < 1:
         raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
     patients, estimates = patients_of(splits), measure(splits)
@@ -449,12 +418,7 @@ def _difference(
 
 
 def holm(p: Sequence[float]) -> list[float]:
-    r"""P-values adjusted for their number; NaN stays NaN and does not count.
-
-    $\tilde p_{(i)} = \max_{j \le i} \min(1, (m - j + 1)\, p_{(j)})$ with the p-values in ascending order.
-
-    Reference: Holm, "A simple sequentially rejective multiple test procedure", 1979.
-    """
+    """P-values adjusted for their number (Holm, 1979); NaN stays NaN and does not count."""
     adjusted, highest = list(p), 0.0
     order = sorted((i for i, value in enumerate(p) if not math.isnan(value)), key=lambda i: p[i])
     for rank, i in enumerate(order):
@@ -464,12 +428,8 @@ def holm(p: Sequence[float]) -> list[float]:
 
 
 def student_p(t: float, freedom: int) -> float:
-    """The two-sided p-value, by Wallace's transformation of t to a normal deviate.
-
-    Near .05 it is off by less than .001 for 4 degrees of freedom or more; for 1 it is .065 instead of .05.
-
-    Reference: Wallace, "Bounds on normal approximations to Student's and the chi-square distributions", 1959.
-    """
+    """The two-sided p-value, by Wallace's transformation of t to a normal deviate (1959)."""
+    # Near .05 it is off by less than .001 for 4 degrees of freedom or more; for 1 it is .065 instead of .05.
     z = _wallace(freedom) * math.sqrt(freedom * math.log1p(t * t / freedom))
     return math.erfc(z / math.sqrt(2))
 

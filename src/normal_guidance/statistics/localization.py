@@ -29,30 +29,21 @@ from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_n
 
 TOPS = (1, 3, 5)  # numbers of slices to look at: the peak, then a few
 
+# Shares of the attention whose smallest interval is compared with the truth: its core, which stays in place when
+# softmax leaves a little on each of hundreds of slices, and how far it spreads.
 SHARES = (0.5, 0.9)
-"""Shares of the attention whose smallest interval is compared with the truth.
 
-For a Gaussian the intervals are the mean ± 0.67 and ± 1.64 sd. Half of the attention is its core, which stays in place
-when softmax leaves a little on each of hundreds of slices; nine tenths show how far it spreads. Attention spread evenly
-over one true block overlaps by about .5 and .9, so .9 is the one to compare with 1.
-"""
-
+# Attention that counts as 0: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor choose
+# between two intervals that hold the same.
 SHARE_SLACK = 1e-6
-"""Attention that counts as 0: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor choose
-between two intervals that hold the same."""
 
 
 def smallest_interval(
     attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], share: float = 0.5
 ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-    r"""First and last slice (counted from 0, inclusive) of each scan's shortest interval with `share` of the attention.
-
-    $(f, l) = \arg\min_{f \le l} \; l - f \quad \text{with} \quad \sum_{j=f}^{l} a_j \ge \text{share} \sum_j a_j$
-
-    Of equally short intervals the one with the most attention is taken, and of those the first. Attention need not add
-    up to one. `SHARE_SLACK` of it counts as 0, so a share of 1 leaves out ends that hold less.
-    For every first slice a binary search in the running sum finds the last one: O(S log S), all scans at once.
-    """
+    """First and last slice (from 0, inclusive) of each scan's shortest interval with `share` of the attention."""
+    # Of equally short intervals the one with the most attention is taken, and of those the first. For every first slice
+    # a binary search in the running sum finds the last one: O(S log S), all scans at once.
     check_lengths(lengths, attention, "attention")
     _check_shares([share])
     scans = PackedScans.of(lengths.to(attention.device))
@@ -100,8 +91,7 @@ class LocalizationMeasures:
     """The same in millimetres; NaN where positions are unknown, also for a peak that hits."""
     overlaps: Mapping[float, Float64[Tensor, "kept"]]
     """By share: intersection over union of the smallest interval and the true blocks."""
-    attention_on_positives: Float64[Tensor, "kept"]
-    """Share of the attention that lies on positive slices."""
+    attention_on_positives: Float64[Tensor, "kept"]  # share of the attention that lies on positive slices
     unlabelled: int
     all_negative: int
     all_positive: int
@@ -117,10 +107,7 @@ class LocalizationMeasures:
         }
 
     def summary(self) -> dict[str, Summary]:
-        """One number for each measure: the mean, or for errors the median, because a few large errors dominate a mean.
-
-        Scans without a value (NaN) do not count; if no scan has a value, the number is NaN.
-        """
+        """The mean of each measure, or the median of errors, which a few large ones dominate; NaN does not count."""
         summaries = {}
         for name, values in self.columns().items():
             known = values[~values.isnan()]
@@ -280,8 +267,7 @@ def _check_shares(shares: Sequence[float]) -> None:
 
 KEYS = 5  # the most key slices of a scan
 
-APART_MM = 8.0
-"""The least distance between key slices, which are never adjacent either: neighbours show the same thing."""
+APART_MM = 8.0  # the least distance between key slices, which are never adjacent either: neighbours show the same thing
 
 
 def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
@@ -316,10 +302,8 @@ def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: f
 def highest_first(
     scores: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], generator: torch.Generator
 ) -> Int64[Tensor, "slices"]:
-    """The slices' numbers, scan after scan, the highest score first; ties in random order.
-
-    Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
-    """
+    """The slices' numbers, scan after scan, the highest score first; ties in random order."""
+    # Ties must not be broken by position: max pooling ties most slices, and the first of them would mark a place.
     order = torch.randperm(len(scores), generator=generator)
     order = order[scores[order].argsort(descending=True, stable=True)]
     return _scan_after_scan(order, bag_of_rows(lengths))

@@ -33,16 +33,13 @@ from normal_guidance.statistics.split_results import MethodResults, PackedScans,
 
 BINS = 20  # bins of relative position, each a twentieth of a scan
 
+# The guess by distance from the middle: the paper's centred Gaussian peaks half a slice below it, so that a bell in the
+# middle would look a little skilled beside it on short scans.
 MIDDLE = "middle"
-"""The name of the guess by distance from the middle of the scan. The paper's centred Gaussian peaks half a slice below
-it, so that a bell in the middle would look a little skilled beside it on short scans."""
+POSITION_DENSITY = "position_density"  # the guess that knows where the findings of training scans lie
 
-POSITION_DENSITY = "position_density"
-"""The name of the guess that knows where the findings of training scans lie."""
-
+# The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02.
 OTHERS = 100
-"""The most other scans that a scan is compared with. If their AUROCs vary by .2, their mean is known to .02, and that
-of 100 scans to .002."""
 
 ALIKE = 10  # patients from which on a spread of 0 is believed, and the interval has no width
 MAX_CELLS = 2**22  # the most slices scored by others' attention at a time, which limits memory
@@ -64,11 +61,9 @@ class PositionDensity:
 def position_density(
     lengths: Int[Tensor, "scans"], slice_labels: Shaped[Tensor, "slices"], bins: int = BINS
 ) -> PositionDensity:
-    r"""The share of positive slices by relative position, $(j + .5) / S$, in the positive scans of a training set.
-
-    All scans weigh the same, whatever their number of slices. Each slice counts in the two bins nearest to it, and
-    each bin takes in a quarter of both neighbours. Scans without a positive slice or without labels are left out.
-    """
+    """The share of positive slices by relative position, (j + .5) / S, in the positive scans of a training set."""
+    # All scans weigh the same. Each slice counts in the two bins nearest to it, and each bin takes in a quarter of both
+    # neighbours. Scans without a positive slice or without labels are left out.
     if bins < 2:
         raise UserError(f"bins is {bins}, but a density needs at least 2; use {BINS}")
     lengths, slice_labels = lengths.cpu().long(), slice_labels.cpu()
@@ -115,10 +110,8 @@ class Prior:
 def best_prior(
     slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
 ) -> Prior:
-    """The guess that localizes best on these scans: the centred Gaussian, the middle or the density of training scans.
-
-    Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
-    """
+    """The guess that localizes best on these scans: centred Gaussian, middle or density of training scans."""
+    # Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
     slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
     nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
     off_middle = 2 * place_in_bag(lengths) + 1 - lengths[bag_of_rows(lengths)]
@@ -162,11 +155,9 @@ class _Resampling:
         return resample([split], draws, seed)["localization_auroc"]
 
     def interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
-        """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1.
-
-        NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all the
-        same: their spread of 0 says that they are few, not that the number is exact.
-        """
+        """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1."""
+        # NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all
+        # the same: their spread of 0 says that they are few, not that the number is exact.
         patients, low, high = len({*self.patients}), math.nan, math.nan
         if patients >= 2 and math.isfinite(estimate) and np.isfinite(drawn).all():
             error = float(drawn.std(ddof=1))
@@ -226,12 +217,7 @@ def mean_auroc(
 
 
 def skill(auroc: float, prior: float) -> float:
-    r"""The share of the way from a prior's AUROC to 1: $(\text{AUROC} - \text{prior}) / (1 - \text{prior})$.
-
-    0 is as good as the prior, 1 is perfect, and below 0 the prior is better. NaN if the prior is perfect.
-
-    Reference: Murphy, "Skill scores based on the mean square error", 1988.
-    """
+    """The share of the way from a prior's AUROC to 1 (Murphy, 1988); NaN for a perfect prior."""
     return (auroc - prior) / (1 - prior) if prior < 1 else math.nan
 
 
@@ -239,8 +225,7 @@ def skill(auroc: float, prior: float) -> float:
 class Skill(_Interval):
     """The skill of a method over the best guess by position, with its interval; NaN where it is undefined."""
 
-    prior: str
-    """The name of the prior: "centered_gaussian", "middle" or "position_density"."""
+    prior: str  # the name of the prior: "centered_gaussian", "middle" or "position_density"
     auroc: float
     prior_auroc: float
     skill: float
@@ -263,15 +248,8 @@ def measure_skill(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Skill:
-    """The skill of one method's slice scores (attention or its logarithm), from mean AUROCs over the scans.
-
-    The interval is the skill ± Student's t times its standard error over resampled patients, as in `differences`. Every
-    draw recomputes both means on the same patients; the prior and the density stay as they are.
-
-    Args:
-        density: the positions of findings in labelled training scans (`position_density`); None if there are none.
-        patient_ids: one per scan; by default each scan is its own patient.
-    """
+    """The skill of one method's slice scores, with the interval of `differences`; `density` None if there is none."""
+    # Every draw recomputes both mean AUROCs on the same patients; the prior and the density stay as they are.
     resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
     prior = best_prior(slice_labels, lengths, density)
     drawn = resampling.draw(draws, seed, own=resampling.auroc, prior=prior.auroc)
@@ -314,21 +292,10 @@ def patient_specific(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> PatientSpecific:
-    r"""Own localization AUROC minus that by other patients' attention at the same relative positions.
-
-    $\frac1n \sum_i \big( A(y_i, a_i) - \frac1{|O_i|} \sum_{o \in O_i} A(y_i, a_{o \to i}) \big)$; $A$ is the AUROC of a
-    scan's slices. $a_{o \to i}$ is the attention of scan o at the relative positions $(j + .5) / S_i$ of scan i, linear
-    between slices. $O_i$ are the scans of other patients with slices of both classes, or `others` of them, drawn by the
-    seed. 0 means that attention knows where findings lie in general, and nothing of this patient.
-
-    Attention is replaced by its ranks within each scan before it is interpolated, ties sharing their mean. So the
-    measure is the same for attention, its logarithm and its shares, as AUROC is. Numbers are whole until the last
-    division, so equal scores tie exactly. In the interval, resampled patients keep the scans they are compared with.
-
-    Args:
-        scores: attention, its logarithm, or other scores of the slices.
-        patient_ids: one per scan; by default each scan is its own patient.
-    """
+    """Own localization AUROC minus that by other patients' attention at the same relative positions."""
+    # 0 means that attention knows where findings lie in general, and nothing of this patient. Ranks within each scan
+    # make the measure the same for attention, its logarithm and its shares; numbers are whole until the last division,
+    # so equal scores tie exactly. Resampled patients keep the scans they are compared with.
     resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
     if others < 1:
         raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
@@ -373,10 +340,8 @@ def _auroc_by_others(scores: Tensor, labels: Tensor, lengths: Tensor, others: Te
 
 
 def _laid_over(values: Tensor, scans: PackedScans, other: Tensor) -> Int64[Tensor, "slices"]:
-    """The values of each scan's other at its own relative positions, times 2 S: whole numbers, so that ties are exact.
-
-    Slice j of S lies at x = ((2 j + 1) S' - S) / 2 S of the other's S' slices; beyond its ends their values hold.
-    """
+    """The values of each scan's other at its own relative positions, times 2 S: whole numbers, so ties are exact."""
+    # Slice j of S lies at x = ((2 j + 1) S' - S) / 2 S of the other's S' slices; beyond its ends their values hold.
     size, other_size = scans.lengths[scans.of_slice], scans.lengths[other][scans.of_slice]
     x = ((2 * scans.places + 1) * other_size - size).clamp(min=0)
     x = torch.minimum(x, 2 * size * (other_size - 1))

@@ -18,8 +18,7 @@ from normal_guidance.core.metrics import localization, scan_level
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
 
-METRICS: tuple[Metric, ...] = get_args(Metric)
-"""The paper's four result tables, each named after its field of `Scores`."""
+METRICS: tuple[Metric, ...] = get_args(Metric)  # the paper's four result tables, each named after its field of `Scores`
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class Scores:
     scan_auroc: float | None
     scan_auprc: float | None
     localized: int  # the number of scans on which localization was measured
-    left_out: int
-    """The number of positive scans without localization: slice labels missing, or all of one class."""
+    left_out: int  # the number of positive scans without localization: slice labels missing, or all of one class
 
 
 def score(
@@ -114,11 +112,9 @@ def split_results(
     slice_scores: Mapping[str, Float[Tensor, "slices"]],
     scan_scores: Mapping[str, Float[Tensor, "scans"]],
 ) -> SplitResults:
-    """The results of one split, from the methods' scores of its packed slices and of its scans.
-
-    A method without an entry in `scan_scores`, or with NaN for every scan (the centred Gaussian), has no scan score.
-    Scans without slice labels have no localization.
-    """
+    """The results of one split, from the methods' scores of its packed slices and of its scans."""
+    # A method without an entry in `scan_scores`, or with NaN for every scan (the centred Gaussian), has no scan score.
+    # Scans without slice labels have no localization.
     if unknown := [method for method in scan_scores if method not in slice_scores]:
         raise UserError(f"{unknown[0]!r} scores scans but no slices; give its slice scores, or leave it out")
     tested: dict[str, MethodResults] = {}

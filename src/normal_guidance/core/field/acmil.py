@@ -22,26 +22,21 @@ from normal_guidance.core.prediction import (
     uniform,
 )
 
-BRANCHES = 5
-"""Branches of attention, as in the paper."""
+BRANCHES = 5  # branches of attention, as in the paper
 
 TOP = 10
 """One slice in so many may be hidden.  The paper hides among the 10 best of some 10,000 patches; that is half of a
 short scan."""
 
-HIDDEN = 0.6
-"""The probability that such a slice is hidden in a training step, as in the paper."""
+HIDDEN = 0.6  # the probability that such a slice is hidden in a training step, as in the paper
 
 
 class ACMIL(nn.Module):
-    r"""Attention-challenging MIL: the scan is classified by the mean of the branches' attention, and by each branch.
+    """Attention-challenging MIL: the mean of the branches' attention classifies the scan, and so does each branch."""
 
-    In training, each branch loses a random part of its best slices, so that it must find others
-    (`core.prediction.uniform` draws them), and similar branches are penalised.  Prediction hides nothing.
-
-    Reference: Zhang et al., "Attention-Challenging Multiple Instance Learning for Whole Slide Image Classification",
-    2024.
-    """
+    # In training, each branch loses a random part of its best slices, so that it must find others, and similar branches
+    # are penalised.  Prediction hides nothing.  Reference: Zhang et al., "Attention-Challenging Multiple Instance
+    # Learning for Whole Slide Image Classification", 2024.
 
     def __init__(self, features: int = FEATURES, hidden: int = 128, branches: int = BRANCHES) -> None:
         super().__init__()
@@ -63,10 +58,14 @@ class ACMIL(nn.Module):
         chance = layout.fold(uniform(rows, self.epoch, scores.shape[1]))
         hidden = _best(scores.detach(), layout) & (chance < HIDDEN)
         masked = layout.log_softmax(scores.masked_fill(hidden, torch.finfo(scores.dtype).min / 2)).exp()
+        # The mean cosine between the attention of two branches: every pair twice, and each branch with itself.
+        together = F.normalize(log_a.exp(), dim=-1).sum(1).square().sum(-1)
+        branches = scores.shape[1]
+        similarity = (together - branches) / (branches * (branches - 1))
         extra = {
             "scan": (masked.mean(1, keepdim=True) * of_scan).sum(2).squeeze(1) + self.classifier.bias,
             "branches": (masked * of_branches).sum(2) + self.branches.bias,
-            "similarity": _similarity(log_a.exp()),
+            "similarity": similarity,
         }
         return as_prediction(logit, log_a, layout, extra)
 
@@ -77,14 +76,6 @@ def _best(scores: Float[Tensor, "bags branches longest"], layout: Layout) -> Boo
     highest = scores.sort(-1, descending=True).values
     last = highest.gather(-1, (count - 1).clamp_min(0)[:, None, None].expand(-1, scores.shape[1], 1))
     return (scores >= last) & (count > 0)[:, None, None] & layout.mask[:, None]
-
-
-def _similarity(attention: Float[Tensor, "bags branches longest"]) -> Float[Tensor, "bags"]:
-    """The mean cosine between the attention of two branches."""
-    direction = F.normalize(attention, dim=-1)
-    branches = attention.shape[1]
-    together = direction.sum(1).square().sum(-1)  # every pair twice, and each branch with itself
-    return (together - branches) / (branches * (branches - 1))
 
 
 def acmil_loss(

@@ -20,23 +20,16 @@ from normal_guidance.core.prediction import (
     scan_cross_entropy,
 )
 
-SLICES = 8
-"""B, the slices that are taken from either end of attention, as in the paper; at most half of a scan."""
-
-SHARE = 0.7
-"""The share of the scan's loss; the rest is the slices'."""
+SLICES = 8  # B, the slices that are taken from either end of attention, as in the paper; at most half of a scan
+SHARE = 0.7  # the share of the scan's loss; the rest is the slices'
 
 
 class CLAM(nn.Module):
-    r"""Clustering-constrained attention, single branch.
+    """Clustering-constrained attention, single branch: gated ABMIL, and a classifier of slices for each class."""
 
-    The forward pass is that of gated ABMIL.  Each class has a classifier of slices.  That of the scan's class learns
-    that the B slices with most attention are evidence of it and the B with least are not; that of the other class
-    learns that the B with most attention are no evidence of it, since a scan has one label.  The slices' loss is the
-    smooth hinge of margin 1 (Berrada et al., 2018), $\log(1 + e^{1 - m})$ for a margin m.
-
-    Reference: Lu et al., "Data-efficient and weakly supervised computational pathology on whole-slide images", 2021.
-    """
+    # The classifier of the scan's class learns that the B slices with most attention are evidence of it and the B with
+    # least are not, the other one that those with most are not, by the smooth hinge log(1 + e^(1 - m)) of a margin m.
+    # Reference: Lu et al., "Data-efficient and weakly supervised computational pathology on whole-slide images", 2021.
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
         super().__init__()

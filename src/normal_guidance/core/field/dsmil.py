@@ -21,15 +21,11 @@ from normal_guidance.core.prediction import (
 
 
 class DSMIL(nn.Module):
-    r"""Dual-stream MIL: the critical slice m has the highest score of a linear classifier, and all attend to it.
+    """Dual-stream MIL: the critical slice m has the highest score of a linear classifier, and all attend to it."""
 
-    $$ m = \mathrm{argmax}_j\, u^\top h_j, \quad q_j = W h_j + b,
-       \quad a_j = \mathrm{softmax}_j(q_j^\top q_m / \sqrt{d}),
-       \quad \mathrm{logit} = \tfrac12\Big(\sum_j a_j\, w^\top h_j + c + u^\top h_m + v\Big) $$
-
-    Reference: Li, Li, Eliceiri, "Dual-stream Multiple Instance Learning Network for Whole Slide Image Classification
-    with Self-supervised Contrastive Learning", 2021.
-    """
+    # a = softmax_j(q_j . q_m / sqrt(d)) with q = W h + b; the logit is the mean of both streams'.  Reference: Li, Li,
+    # Eliceiri, "Dual-stream Multiple Instance Learning Network for Whole Slide Image Classification with
+    # Self-supervised Contrastive Learning", 2021.
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
         super().__init__()

@@ -14,13 +14,9 @@ HEADS = 4
 
 
 class MADMIL(nn.Module):
-    r"""Multi-head attention-based deep MIL: head k sees part k of the features, and pools it by its own attention.
+    """Multi-head attention-based deep MIL: head k sees part k of the features, and pools it by its own attention."""
 
-    $$ \mathrm{logit} = \sum_k \sum_j a_{kj}\, w_k^\top h_{jk} + c,
-       \quad a_k = \mathrm{softmax}(\mathrm{gated}_k(h_{\cdot k})) $$
-
-    Reference: Keshvarikhojasteh, Pluim, Veta, "Multi-head Attention-based Deep Multiple Instance Learning", 2024.
-    """
+    # Reference: Keshvarikhojasteh, Pluim, Veta, "Multi-head Attention-based Deep Multiple Instance Learning", 2024.
 
     def __init__(self, features: int = FEATURES, hidden: int = 128, heads: int = HEADS) -> None:
         super().__init__()

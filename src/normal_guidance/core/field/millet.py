@@ -10,20 +10,15 @@ from normal_guidance.core.layout import as_rows
 from normal_guidance.core.method import Method
 from normal_guidance.core.prediction import FEATURES, BagsLike, Features, Prediction, as_prediction
 
-HIDDEN = 8
-"""Hidden units of attention, as in the paper."""
+HIDDEN = 8  # hidden units of attention, as in the paper
 
 
 class Millet(nn.Module):
-    r"""Conjunctive pooling: attention between 0 and 1 times the slice's own logit, the mean over the slices.
+    r"""Conjunctive pooling, the mean of $g_j (w^\top h_j + c)$ with $g_j = \sigma(v^\top \tanh(V h_j + b) + d)$."""
 
-    $$ \mathrm{logit} = \frac{1}{S} \sum_j g_j\,(w^\top h_j + c), \quad g_j = \sigma(v^\top \tanh(V h_j + b) + d) $$
-
-    The products $g_j (w^\top h_j + c)$ are the paper's interpretation of a slice.  `attention` is their softmax: it
-    ranks slices as they do, and sums to one as attention does.
-
-    Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance Learning", 2024.
-    """
+    # The products are the paper's interpretation of a slice.  `attention` is their softmax: it ranks slices alike, and
+    # sums to one.  Reference: Early et al., "Inherently Interpretable Time Series Classification via Multiple Instance
+    # Learning", 2024.
 
     def __init__(self, features: int = FEATURES, hidden: int = HIDDEN) -> None:
         super().__init__()

@@ -22,25 +22,16 @@ from normal_guidance.core.prediction import (
 )
 from normal_guidance.core.regularizers.smoothness import chain_energy
 
-SAMPLES = 8
-"""Random scores of a slice in a training step."""
-
-MOST = 20.0
-"""Random scores are kept within this number of 0, as in torchmil."""
+SAMPLES = 8  # random scores of a slice in a training step
+MOST = 20.0  # random scores are kept within this number of 0, as in torchmil
 
 
 class ProbSmooth(nn.Module):
-    r"""ABMIL whose scores are normal, $f_j \sim \mathcal{N}(\mu_j, \sigma_j^2)$, under a prior of smoothness.
+    r"""ABMIL whose scores are normal, $f_j \sim \mathcal{N}(\mu_j, \sigma_j^2)$, under a prior of smoothness."""
 
-    $$ \mathrm{KL} = \frac{1}{S}\Big(\sum_j (\mu_j - \mu_{j+1})^2 + \sum_j L_{jj}\,\sigma_j^2
-       - \tfrac12 \sum_j \log \sigma_j^2\Big) $$
-
-    L is the chain's Laplacian; $L_{jj}$ is 2, and 1 at the ends.  Training classifies random attention and
-    adds KL; prediction takes the mean scores.
-
-    Reference: Castro-Macías et al., "Probabilistic Smooth Attention for Deep Multiple Instance Learning in Medical
-    Imaging", 2025; without variance: Wu et al., 2023 (`core.regularizers.smoothness`).
-    """
+    # Training classifies random attention and adds the divergence from the prior; prediction takes the mean scores.
+    # Reference: Castro-Macías et al., "Probabilistic Smooth Attention for Deep Multiple Instance Learning in Medical
+    # Imaging", 2025; without variance: Wu et al., 2023 (`core.regularizers.smoothness`).
 
     def __init__(self, features: int = FEATURES, hidden: int = 128) -> None:
         super().__init__()
@@ -67,6 +58,7 @@ class ProbSmooth(nn.Module):
 def _divergence(
     mean: Float[Tensor, "rows"], log_variance: Float[Tensor, "rows"], layout: Layout
 ) -> Float[Tensor, "bags"]:
+    r"""$\frac{1}{S} (\sum_j (\mu_j - \mu_{j+1})^2 + \sum_j (L_{jj} \sigma_j^2 - \log \sigma_j^2 / 2))$."""
     place = torch.arange(layout.longest, device=mean.device)
     neighbours = (place > 0).long() + (place + 1 < layout.lengths[:, None]).long()
     spread = layout.fold(log_variance)

@@ -28,10 +28,7 @@ def depthwise(
     lengths: Int[Tensor, "bags"],
     longest: int,
 ) -> Float[Tensor, "rows features"]:
-    """Slices convolved within their bag, with zeros beyond its ends; class tokens unchanged; 0 in unused rows.
-
-    `taps` is odd.  Sums are in float32 or better, and the result has the rows' dtype.
-    """
+    """Slices convolved within their bag by an odd number of taps; class tokens unchanged; 0 in unused rows."""
     if weight.shape[-1] % 2 == 0:
         raise ValueError(
             f"the kernel has {weight.shape[-1]} taps; pad it to an odd number, so that there is a middle tap"

@@ -28,11 +28,9 @@ def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def vmap_over_configurations(operation: Callable[..., Any], stacked: int) -> Callable[..., tuple[Any, Any]]:
-    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations.
-
-    The mapped dimension is merged into it.  Shared arguments are expanded without a copy: their stride is 0.  Take
-    gradients outside of `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
-    """
+    """The vmap rule of an operation whose first `stacked` arguments begin with the dimension of configurations."""
+    # The mapped dimension is merged into it; shared arguments are expanded without a copy.  Take gradients outside of
+    # `vmap`: `torch.func.grad` inside it does not support custom operators (torch 2.13).
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
         if any(dim is not None for dim in in_dims[stacked:]):
@@ -59,11 +57,8 @@ def operator(
     save: Callable[..., None] = save_tensors,
     schema: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
-    """Register a custom operator of torch: `vmap` gives it all configurations at once, and compilers do not open it.
-
-    `like` makes an empty result, for tracing; `stacked` is the number of arguments that begin with the dimension of
-    configurations, or the rule for `vmap` itself.
-    """
+    """Register a custom operator of torch: `vmap` gives it all configurations at once, and compilers do not open it."""
+    # `like` makes an empty result, for tracing; `stacked` may also be the rule for `vmap` itself.
 
     def register(function: Callable[..., Any]) -> Any:
         made: Any = torch.library.custom_op(f"normal_guidance::{name}", mutates_args=(), schema=schema)(function)
@@ -98,10 +93,8 @@ def pool(
     first: Int[Tensor, "bags"],
     count: Int[Tensor, "bags"],
 ) -> Float[Tensor, "bags queries features"]:
-    """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored.
-
-    Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
-    """
+    """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored."""
+    # Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
     return stacked_pool(weights[None], rows[None], first, count).squeeze(0)
 
 
@@ -256,11 +249,9 @@ def project(
 def with_bias(
     rows: Float[Tensor, "rows inputs"], weight: Float[Tensor, "outputs inputs"], bias: Float[Tensor, "outputs"]
 ) -> tuple[Float[Tensor, "rows wider"], Float[Tensor, "outputs wider"]]:
-    """Rows and weight for `project` with the bias as an extra column: ones in the rows, biases in the weight.
-
-    Adding the bias to the product afterwards would read and write all of it once more, and again for the gradient.  The
-    width stays a multiple of eight, as matrix units need.
-    """
+    """Rows and weight for `project` with the bias as an extra column: ones in the rows, biases in the weight."""
+    # Adding the bias afterwards would read and write the product once more, and again for the gradient.  The width
+    # stays a multiple of eight, as matrix units need.
     is_bias = torch.arange(8, device=rows.device) == 0
     ones = torch.where(is_bias, 1.0, rows.new_zeros(rows.shape[0], 8))
     biases = torch.where(is_bias, bias[:, None], 0.0)
@@ -335,10 +326,7 @@ def fold(
     bag: Int[Tensor, "rows"],
     pad_index: Int[Tensor, "bags longest"],
 ) -> Float[Tensor, "*parts bags longest"]:
-    """`values[..., pad_index]`, where bag b has the `lengths[b]` rows from `first[b]` on; the rest is arbitrary.
-
-    The gradient of arbitrary places is not read.
-    """
+    """`values[..., pad_index]`, where bag b has the `lengths[b]` rows from `first[b]` on; the rest is arbitrary."""
     parts = values.shape[:-1]
     folded = stacked_fold(values.reshape(-1, values.shape[-1]), first, lengths, bag, pad_index)
     return folded.reshape(*parts, *pad_index.shape)

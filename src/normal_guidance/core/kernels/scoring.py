@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import accumulator, runs_in_triton, save_tensors, vmap_over_configurations
+from normal_guidance.core.kernels.products import accumulator, operator, runs_in_triton
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
@@ -30,17 +30,6 @@ def tanh_scores(
     return stacked_scores(columns[None], bias[None], vector[None]).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::stacked_columns", mutates_args=())
-def stacked_columns(rows: Tensor, weight: Tensor) -> Tensor:
-    """`project_columns` for each configuration, of rows that all share."""
-    return (weight.flatten(0, 1) @ rows.mT).unflatten(0, weight.shape[:2])
-
-
-@stacked_columns.register_fake
-def _(rows: Tensor, weight: Tensor) -> Tensor:
-    return rows.new_empty(*weight.shape[:2], rows.shape[0])
-
-
 def _columns_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor]:
     rows, weight = ctx.saved_tensors
     flat = gradient.flatten(0, 1)
@@ -49,11 +38,9 @@ def _columns_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tenso
     return flat.mT @ weight.flatten(0, 1) if ctx.needs_input_grad[0] else None, d_weight
 
 
-stacked_columns.register_autograd(_columns_gradients, setup_context=save_tensors)
-
-
-@stacked_columns.register_vmap
-def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor) -> tuple[Tensor, int]:
+def _columns_under_vmap(
+    info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: Tensor
+) -> tuple[Tensor, int]:
     if in_dims[0] is not None:
         raise NotImplementedError("the rows must be the same for all configurations of a vmap")
     assert in_dims[1] is not None
@@ -61,7 +48,25 @@ def _(info: Any, in_dims: tuple[int | None, int | None], rows: Tensor, weight: T
     return stacked_columns(rows, stacked).unflatten(0, (info.batch_size, -1)), 0
 
 
-@torch.library.custom_op("normal_guidance::stacked_scores", mutates_args=())
+@operator(
+    "stacked_columns",
+    lambda rows, weight: rows.new_empty(*weight.shape[:2], rows.shape[0]),
+    stacked=_columns_under_vmap,
+    gradient=_columns_gradients,
+)
+def stacked_columns(rows: Tensor, weight: Tensor) -> Tensor:
+    """`project_columns` for each configuration, of rows that all share."""
+    return (weight.flatten(0, 1) @ rows.mT).unflatten(0, weight.shape[:2])
+
+
+@operator(
+    "stacked_scores",
+    lambda columns, bias, vector: columns.new_empty(
+        columns.shape[0], columns.shape[2], dtype=accumulator(columns.dtype)
+    ),
+    stacked=3,
+    gradient=lambda ctx, gradient: stacked_scores_gradients(gradient, *ctx.saved_tensors),
+)
 def stacked_scores(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
     """`tanh_scores` for each configuration."""
     if runs_in_triton(columns):
@@ -73,12 +78,11 @@ def stacked_scores(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
     return torch.einsum("chr,ch->cr", hidden, vector.to(kind))
 
 
-@stacked_scores.register_fake
-def _(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
-    return columns.new_empty(columns.shape[0], columns.shape[2], dtype=accumulator(columns.dtype))
-
-
-@torch.library.custom_op("normal_guidance::stacked_scores_gradients", mutates_args=())
+@operator(
+    "stacked_scores_gradients",
+    lambda gradient, columns, bias, vector: tuple(map(torch.empty_like, (columns, bias, vector))),
+    stacked=4,
+)
 def stacked_scores_gradients(
     gradient: Tensor, columns: Tensor, bias: Tensor, vector: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -92,16 +96,3 @@ def stacked_scores_gradients(
     inner = gradient[:, None] * vector[:, :, None].to(kind) * (1 - hidden.square())
     outer = torch.einsum("cr,chr->ch", gradient, hidden)
     return inner.to(columns.dtype), inner.sum(2).to(bias.dtype), outer.to(vector.dtype)
-
-
-@stacked_scores_gradients.register_fake
-def _(gradient: Tensor, columns: Tensor, bias: Tensor, vector: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(columns), torch.empty_like(bias), torch.empty_like(vector)
-
-
-def _scores_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    return stacked_scores_gradients(gradient, *ctx.saved_tensors)
-
-
-stacked_scores.register_autograd(_scores_gradients, setup_context=save_tensors)
-stacked_scores.register_vmap(vmap_over_configurations(stacked_scores, stacked=3))

@@ -28,11 +28,9 @@ def attend(
     heads: int,
     longest: int,
 ) -> Float[Tensor, "*configs rows features"]:
-    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again.
-
-    `token` holds the class token's queries, keys and values; it replaces `qkv` in the first row of every bag.
-    Unused rows give 0.  `configs` is at most one dimension, and `longest` is at least the largest length.
-    """
+    r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again."""
+    # `token`, the class token's queries, keys and values, replaces `qkv` in the first row of every bag; unused rows
+    # give 0. `configs` is at most one dimension, and `longest` is at least the largest length.
     token = token.to(qkv.dtype)
     if qkv.ndim == 2:
         return _attend(qkv[None], token[None], first, lengths, heads, longest)[0].squeeze(0)
@@ -123,11 +121,7 @@ def reference_backward(
     heads: int,
     longest: int,
 ) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
-    r"""The gradients, with $P$ the attention and $\bar O$ the gradient of the output:
-
-    $\bar V = P^\top \bar O,\quad \bar S = P \odot (\bar O V^\top - \Delta),\quad \Delta_i = \sum_j P_{ij}
-    (\bar O V^\top)_{ij},\quad \bar Q = \bar S K / \sqrt d,\quad \bar K = \bar S^\top Q / \sqrt d$.
-    """
+    r"""The gradients; $\bar S = P \odot (\bar O V^\top - \Delta)$, $\Delta_i = \sum_j P_{ij} (\bar O V^\top)_{ij}$."""
     rows = qkv.shape[1]
     index, inside = _padded_rows(first, lengths, longest, rows)
     q, k, v = _padded_heads(qkv, token, index, heads)

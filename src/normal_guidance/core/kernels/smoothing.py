@@ -14,13 +14,7 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import (
-    accumulator,
-    padded_index,
-    runs_in_triton,
-    save_tensors,
-    vmap_over_configurations,
-)
+from normal_guidance.core.kernels.products import accumulator, operator, padded_index, runs_in_triton, save_tensors
 from normal_guidance.core.layout import mirror
 
 
@@ -35,7 +29,25 @@ def smooth(
     return stacked_smooth(rows[None], kernel[None], first, count, longest, False).squeeze(0)
 
 
-@torch.library.custom_op("normal_guidance::ragged_smooth", mutates_args=())
+def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    save_tensors(ctx, inputs, output)
+    ctx.longest, ctx.transposed = inputs[4:]
+
+
+def _smooth_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    rows, kernel, first, count = ctx.saved_tensors
+    for_rows, for_kernel = ctx.needs_input_grad[:2]
+    d_rows = d_kernel = None
+    if for_rows:
+        d_rows = stacked_smooth(gradient, kernel, first, count, ctx.longest, not ctx.transposed)
+    if for_kernel:
+        # <g, S^T x> = <x, S g>: for the transpose, rows and gradient change places.
+        reader, read = (rows, gradient) if ctx.transposed else (gradient, rows)
+        d_kernel = stacked_kernel_gradient(reader, read, first, count, ctx.longest, kernel.shape[1]).to(kernel.dtype)
+    return d_rows, d_kernel, None, None, None, None
+
+
+@operator("ragged_smooth", lambda rows, *_: rows.new_empty(rows.shape), 2, _smooth_gradients, _save)
 def stacked_smooth(
     rows: Tensor, kernel: Tensor, first: Tensor, count: Tensor, longest: int, transposed: bool
 ) -> Tensor:
@@ -51,7 +63,13 @@ def stacked_smooth(
     return smoothed.masked_fill((source[:, 0] < 0)[:, None], 0).to(rows.dtype).contiguous()
 
 
-@torch.library.custom_op("normal_guidance::ragged_smooth_kernel_gradient", mutates_args=())
+@operator(
+    "ragged_smooth_kernel_gradient",
+    lambda gradient, rows, first, count, longest, taps: rows.new_empty(
+        rows.shape[0], taps, dtype=accumulator(rows.dtype)
+    ),
+    stacked=2,
+)
 def stacked_kernel_gradient(
     gradient: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int, taps: int
 ) -> Tensor:
@@ -79,37 +97,3 @@ def _neighbours(
 def _degree(place: Int[Tensor, "*shape"], count: Int[Tensor, "*or_one"]) -> Int[Tensor, "*shape"]:
     """The number of neighbours in the chain; a single row has none, but any constant is right for it."""
     return 2 - ((place == 0) | (place == count - 1)).long()
-
-
-@stacked_smooth.register_fake
-def _(rows: Tensor, kernel: Tensor, first: Tensor, count: Tensor, longest: int, transposed: bool) -> Tensor:
-    return rows.new_empty(rows.shape)
-
-
-@stacked_kernel_gradient.register_fake
-def _(gradient: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int, taps: int) -> Tensor:
-    return rows.new_empty(rows.shape[0], taps, dtype=accumulator(rows.dtype))
-
-
-def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    save_tensors(ctx, inputs, output)
-    ctx.longest, ctx.transposed = inputs[4:]
-
-
-def _smooth_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-    rows, kernel, first, count = ctx.saved_tensors
-    for_rows, for_kernel = ctx.needs_input_grad[:2]
-    d_rows = d_kernel = None
-    if for_rows:
-        d_rows = stacked_smooth(gradient, kernel, first, count, ctx.longest, not ctx.transposed)
-    if for_kernel:
-        # <g, S^T x> = <x, S g>: for the transpose, rows and gradient change places.
-        reader, read = (rows, gradient) if ctx.transposed else (gradient, rows)
-        d_kernel = stacked_kernel_gradient(reader, read, first, count, ctx.longest, kernel.shape[1]).to(kernel.dtype)
-    return d_rows, d_kernel, None, None, None, None
-
-
-stacked_smooth.register_autograd(_smooth_gradients, setup_context=_save)
-
-for _operation in (stacked_smooth, stacked_kernel_gradient):
-    _operation.register_vmap(vmap_over_configurations(_operation, stacked=2))

@@ -10,24 +10,16 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
 from normal_guidance.core.layout import Layout, as_rows, take_rows
 
-CLUSTERS = 8
-"""Clusters of a bag, as in the paper; a bag with fewer slices has one for each."""
-
-STEPS = 5
-"""Steps of k-means from slices at equal distances."""
+CLUSTERS = 8  # clusters of a bag, as in the paper; a bag with fewer slices has one for each
+STEPS = 5  # steps of k-means from slices at equal distances
 
 
 class ClusterUniformity(AttentionTerm):
-    r"""Within each cluster of a bag's slices, the divergence of attention from uniform, the mean over the clusters.
+    """Within each cluster of a bag's slices, the divergence of attention from uniform, the mean over the clusters."""
 
-    $$ \frac{1}{K} \sum_{k} \mathrm{KL}\Big(\frac{a_{i,k}}{\sum_{j \in k} a_{ij}} \,\Big\|\, \frac{1}{|k|}\Big) $$
-
-    k-means groups the embeddings of each bag.  They are frozen, so the clusters of a bag are always the same: the first
-    centres are slices at equal distances, and nothing is random.
-
-    Reference: Sharma et al., "Cluster-to-Conquer: A Framework for End-to-End Multi-Instance Learning for Whole Slide
-    Image Classification", 2021.
-    """
+    # k-means groups the frozen embeddings from centres at equal distances, so the clusters of a bag are always the
+    # same. Reference: Sharma et al., "Cluster-to-Conquer: A Framework for End-to-End Multi-Instance Learning for Whole
+    # Slide Image Classification", 2021.
 
     in_order = True
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -15,28 +13,19 @@ from normal_guidance.core.layout import Layout
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 """Slices over which the influence of a slice falls to 1/e, one for each part of the prior."""
 
-STEPS = 5
-"""Steps of expectation maximisation, from equal weights of the reaches."""
+STEPS = 5  # steps of expectation maximisation, from equal weights of the reaches
 
 
 Parts = Float[Tensor, "reaches rows longest"]
 
 
 class DistancePrior(AttentionTerm):
-    r"""$\mathrm{KL}(r_i \,\|\, a_i)$ to the prior r that a bag's other slices give, with a learned fall over distance.
+    r"""$\mathrm{KL}(r_i \,\|\, a_i)$ to the prior r that a bag's other slices give, by a learned fall with distance."""
 
-    $$ r_{ij} = \sum_k \pi_k \sum_{j' \ne j} a_{ij'} \frac{e^{-|j - j'| / \ell_k}}{Z_{ij'k}} $$
-
-    $\pi$, the weights of the reaches $\ell_k$, is fitted to the bag's attention by expectation maximisation.  A slice
-    does not count for itself, or the shortest reach would always fit best.  No gradient flows through r.
-
-    The paper puts such a prior on self-attention among the patches of an image and learns its parameters by gradient
-    descent.  This is the same idea in one dimension, as a term on any attention: the fall is learned for each bag, as
-    guidance learns a mean and a variance.
-
-    Reference: Peled et al., "PSA-MIL: A Probabilistic Spatial Attention-Based Multiple Instance Learning for Whole
-    Slide Image Classification", 2025.
-    """
+    # r_j = sum_k pi_k sum_(i != j) a_i e^(-|j - i| / l_k) / Z_ik.  Each bag fits pi; a slice does not count for itself,
+    # or the shortest reach l_k would always fit best.  Reference: Peled et al., "PSA-MIL: A Probabilistic Spatial
+    # Attention-Based Multiple Instance Learning for Whole Slide Image Classification", 2025, which puts it on
+    # self-attention of patches.
 
     in_order = True
 
@@ -49,7 +38,15 @@ class DistancePrior(AttentionTerm):
 
 def _prior(a: Padded, layout: Layout) -> Padded:
     """r, which sums to one over a bag's slices; a bag of one slice has none, and its r is 0."""
-    sums = _summing(layout.longest, a)
+    place = torch.arange(layout.longest, device=a.device, dtype=a.dtype)
+    distance = place if is_long(layout.longest) else (place[:, None] - place).abs()
+    reaches = torch.stack([place.new_full((1,) * distance.ndim, reach) for reach in REACHES])  # CUDA records no copies
+    fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)
+
+    def sums(values: Parts) -> Parts:
+        """Sums over the other slices, each counted by its distance."""
+        return window_sums(values, fall) if is_long(layout.longest) else values @ fall
+
     reached = sums(layout.mask.to(a.dtype).expand(len(REACHES), -1, -1)).movedim(0, 1)
     given_out = a[:, :, None] / reached[:, None].clamp_min(torch.finfo(a.dtype).tiny)
     given_out = given_out.masked_fill((reached == 0)[:, None], 0)
@@ -62,15 +59,6 @@ def _prior(a: Padded, layout: Layout) -> Padded:
         weights = (share * a[:, :, None]).sum(-1, keepdim=True)
         weights = weights / weights.sum(2, keepdim=True).clamp_min(torch.finfo(a.dtype).tiny)
     return (weights * parts).sum(2)
-
-
-def _summing(longest: int, like: Tensor) -> Callable[[Parts], Parts]:
-    """Sums over the other slices, each counted by its distance, as a function of values of this dtype."""
-    place = torch.arange(longest, device=like.device, dtype=like.dtype)
-    distance = place if is_long(longest) else (place[:, None] - place).abs()
-    reaches = torch.stack([place.new_full((1,) * distance.ndim, reach) for reach in REACHES])  # CUDA records no copies
-    fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)
-    return lambda values: window_sums(values, fall) if is_long(longest) else values @ fall
 
 
 REGULARIZER = Regularizer(

@@ -10,14 +10,10 @@ from normal_guidance.core.layout import Layout
 
 
 class EntropyMaximization(AttentionTerm):
-    r"""Attention entropy maximisation, $\log S_i - \mathrm{H}(a_i) = \sum_j a_{ij} \log(S_i a_{ij})$.
+    r"""Attention entropy maximisation, $\log S_i - \mathrm{H}(a_i) = \sum_j a_{ij} \log(S_i a_{ij})$."""
 
-    The paper maximises the entropy H; the constant makes the value 0 for uniform attention at any length and does not
-    change the gradient.
-
-    Reference: Zhang et al., "AEM: Attention Entropy Maximization for Multiple Instance Learning based Whole Slide Image
-    Classification", 2024.
-    """
+    # The constant makes the value 0 for uniform attention at any length.  Reference: Zhang et al., "AEM: Attention
+    # Entropy Maximization for Multiple Instance Learning based Whole Slide Image Classification", 2024.
 
     def values(self, log_a: Padded, layout: Layout, given: Given) -> Float[Tensor, "bags heads"]:
         # Not the padding's lowest number: its product with a large weight would overflow, and the gradient be NaN.

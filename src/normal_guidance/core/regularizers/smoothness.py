@@ -10,14 +10,10 @@ from normal_guidance.core.layout import Layout
 
 
 class Smoothness(AttentionTerm):
-    r"""The Laplacian form of the chain, $\frac{1}{S} f^\top L f = \frac{1}{S} \sum_j (f_j - f_{j+1})^2$, of the scores.
+    r"""The chain's Laplacian form, $\frac{1}{S} f^\top L f = \frac{1}{S} \sum_j (f_j - f_{j+1})^2$, of the scores."""
 
-    f are the scores before the softmax.  Log-attention differs from them by a constant per bag, which the Laplacian
-    removes.  It is smooth attention, and probabilistic smooth attention (`core.field.probsmooth`) without variance.
-
-    Reference: Wu et al., "Smooth Attention for Deep Multiple Instance Learning: Application to CT Intracranial
-    Hemorrhage Detection", 2023.
-    """
+    # Log-attention differs from the scores by a constant per bag, which the Laplacian removes.  Reference: Wu et al.,
+    # "Smooth Attention for Deep Multiple Instance Learning: Application to CT Intracranial Hemorrhage Detection", 2023.
 
     in_order = True
 
