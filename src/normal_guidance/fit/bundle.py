@@ -52,9 +52,7 @@ from normal_guidance.sweep.run import (
 )
 
 SPACING_SLACK = 1.5  # slice spacing may be smaller or larger than in the training scans by this factor
-
-FEWEST_SHARE = 0.5
-"""A scan is too short with less than this share of the slices of the shortest training scan."""
+FEWEST_SHARE = 0.5  # a scan is too short with less than this share of the slices of the shortest training scan
 
 
 @dataclass(frozen=True)
@@ -123,11 +121,8 @@ class Expectations:
         return ", ".join(part for part in parts if part) or "not recorded"
 
 
-HU_SLACK = 500.0
-"""HU may lie so far outside those of the training scans: half of the step from air to water."""
-
-NO_AIR = -200.0
-"""Lowest values above this are not air, and are accepted only as far as the training scans have them."""
+HU_SLACK = 500.0  # HU may lie so far outside those of the training scans: half of the step from air to water
+NO_AIR = -200.0  # lowest values above this are not air, and are accepted only as far as the training scans have them
 
 SCALE_SLACK = 4.0
 """Values of other images, which have no unit, may be smaller or larger than in the training scans by this factor."""
@@ -135,9 +130,7 @@ SCALE_SLACK = 4.0
 NEGATIVE_SHARE = 0.25
 """Images whose training scans have no negative values may reach down to this share of their own highest values."""
 
-DISTINCT_SHARE = 0.1
-"""A scan with less than this share of the training scans' different values is a mask or a drawing."""
-
+DISTINCT_SHARE = 0.1  # a scan with less than this share of the training scans' different values is a mask or a drawing
 ANY_CT = ValueRange((-1024.0, -1000.0), (200.0, 3071.0), 640)
 ANY_OTHER = ValueRange((0.0, 0.0), (0.0, 0.0), 640)
 """What NIfTI files are compared with where the training scans' values were not recorded."""
@@ -204,9 +197,7 @@ class ModelIdentity:
 
 
 FORMAT = 1  # version of bundle.json; a bundle of another version is refused
-
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
-
 AGAIN = "make the bundle again: nguide bundle RUN -o BUNDLE"
 
 

@@ -118,14 +118,11 @@ def _moments(scans: ScanSet) -> tuple[int, Float[Tensor, "features"], Float[Tens
     return count, shift + mean, products / count - mean.outer(mean)
 
 
-AT_ONCE = 2**24
-"""Numbers of members x slices, with padding, that are computed together; one member is never divided."""
-
+AT_ONCE = 2**24  # numbers of members x slices, with padding, that are computed together; one member is never divided
 LEAST_SHARPNESS = 0.05  # log-odds of less sharp members are computed with this
 
 
-LEARNED = ("weights", "bias", "gain", "sharpness")
-"""What each member has of its own, beside its kind of places."""
+LEARNED = ("weights", "bias", "gain", "sharpness")  # what each member has of its own, beside its kind of places
 
 
 class Committee(nn.Module):

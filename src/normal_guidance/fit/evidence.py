@@ -28,10 +28,7 @@ from normal_guidance.statistics.calibration import Lines, fit_lines
 
 STEPS = 2000  # the most steps; a few hundred are usual
 TOLERANCE = 1e-5  # it has converged when a step moves no weight by more than this
-
-NEWTON_INPUTS = 64
-"""The most inputs for Newton's method, whose steps cost the square of their number for each scan."""
-
+NEWTON_INPUTS = 64  # the most inputs for Newton's method, whose steps cost the square of their number for each scan
 NEWTON_STEPS = 50  # the most steps of Newton's method; about 7 are usual
 POWER_STEPS = 30  # products that find the largest curvature, which sets the size of the steps
 
@@ -157,12 +154,8 @@ FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
 """Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
 
 BIAS_STEPS = 8  # Newton's steps to the best bias; five suffice where log-odds are moderate
-
-MOST_POOLED = 50_000_000
-"""Numbers of pooled features that are in memory together, but for one fold's at least."""
-
-SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15
-"""Scans, and slices with padding, whose attention is computed together."""
+MOST_POOLED = 50_000_000  # numbers of pooled features that are in memory together, but for one fold's at least
+SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15  # scans, and slices with padding, whose attention is computed together
 
 
 @dataclass(frozen=True)

@@ -39,22 +39,15 @@ from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.features.store import DTYPES
 
 ONNX, PROGRAM = ".onnx", ".pt2"
-
-OWN = ("normal_guidance", "features", "outputs")
-"""Names in the metadata of a file that a caller cannot give."""
-
+OWN = ("normal_guidance", "features", "outputs")  # names in the metadata of a file that a caller cannot give
 METADATA = "metadata.json"  # the file in an exported program that holds its metadata
 
 TOLERANCE = 1e-4
 """The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
 1 or, if larger, to their largest value.  Both compute in float32, but sum in other orders."""
 
-LEAST = {"attention": 0.0}
-"""What outputs are measured against at least, if not 1: attention may be small everywhere."""
-
-LENGTHS = (1, 2, 37, 150)
-"""Slices of the random scans on which a written file is compared with its model."""
-
+LEAST = {"attention": 0.0}  # what outputs are measured against at least, if not 1: attention may be small everywhere
+LENGTHS = (1, 2, 37, 150)  # slices of the random scans on which a written file is compared with its model
 EXAMPLE = 7  # slices of the scan that is traced; the graph does not depend on it
 
 

@@ -33,7 +33,6 @@ from normal_guidance.sweep.batches import LOADING_BATCH
 FOLDS = 5
 LEAST = 3  # the fewest positive and negative scans, of as many patients
 ENOUGH = 400  # folds are drawn again until this many scans were predicted, at most `REPEATS` times
-
 REPEATS = 5
 
 REACHES = (0.0, 1 / 40, 1 / 20, 3 / 40, 1 / 10, 3 / 20)
@@ -43,15 +42,12 @@ POWERS = ((1.0, len(REACHES)), (4.0, 4), (1 / 8, 2))
 """Powers of the odds of one place (`fit_evidence`), each with the number of reaches, the shortest, that are tried."""
 
 RIDGES, LASSOS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.5, 0.8)
-
-CLEARLY = 2.0
-"""Standard errors of a mean paired difference, above which a setting is clearly worse than another."""
+CLEARLY = 2.0  # standard errors of a mean paired difference, above which a setting is clearly worse than another
 
 HOPELESSLY = 5.0
 """Standard errors by which a kind of places is worse than others after the first turn, above which it has no more."""
 
-Kind = tuple[Places, float]
-"""Places to look for, and the power of their odds."""
+Kind = tuple[Places, float]  # places to look for, and the power of their odds
 
 
 @dataclass(frozen=True)
@@ -89,8 +85,7 @@ class KeptSettings(NamedTuple):
 
     kept: tuple[int, ...]  # the numbers of the settings that are in the committee
     unusual: bool  # whether the usual places were clearly worse than others
-    shown: bool
-    """Whether a setting that looks for places clearly knows more than how frequent positive scans are."""
+    shown: bool  # whether a setting that looks for places clearly knows more than how frequent positive scans are
     losses: Float64[Tensor, "settings"]  # mean log loss of each setting, out of fold
 
 
@@ -103,8 +98,7 @@ class CommitteeFit:
     settings: tuple[Setting, ...]
     choice: KeptSettings
     folds: Int[Tensor, "repeats scans"]
-    member_folds: Int[Tensor, "members two"]
-    """The repeat and the fold that each member was not trained on."""
+    member_folds: Int[Tensor, "members two"]  # the repeat and the fold that each member was not trained on
     logits: Float64[Tensor, "scans"]
     """Out of fold: by members that were not trained on the scan, of settings that were chosen without it."""
     attention: Float[Tensor, "slices"]  # out of fold

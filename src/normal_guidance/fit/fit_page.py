@@ -43,12 +43,8 @@ from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import PatientSpecific, Skill
 
 PAGE = "report.html"
-
 POINTS = 50  # relative positions at which mean attention is drawn
-
-BINS, IN_A_BIN = 8, 10
-"""The most points of the calibration curve, and the fewest scans of each."""
-
+BINS, IN_A_BIN = 8, 10  # the most points of the calibration curve, and the fewest scans of each
 ACROSS = 3  # examples in a row
 GUESS = "0.25"  # the colour of what knows nothing of the scan: chance, and the prior
 

@@ -120,8 +120,7 @@ def training_scans(store: FeatureStore) -> tuple[FeatureStore, FeatureStore | No
     return (store.select(~tested), store.part("test")) if tested.any() else (store, None)
 
 
-ScansToFit = ScansLike | str | Path
-"""Scans in memory, in a feature store, or the folder of one."""
+ScansToFit = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
 
 
 def fit(

@@ -37,7 +37,6 @@ from normal_guidance.sweep.run import PREDICTION_TABLE
 
 CARD = "README.md"
 HOME = "https://github.com/normal-guidance/normal-guidance"
-
 HEAD = """---
 library_name: normal-guidance
 pipeline_tag: image-classification
@@ -136,14 +135,9 @@ def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
     return "\n".join([*title, *(table if rows else ["Nothing was measured."]), "", note])
 
 
-PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")
-"""The files that are taken from a repository."""
-
+PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")  # the files that are taken from a repository
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-
-PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
-"""The beginning of a text that is a path on some machine."""
-
+PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")  # the beginning of a text that is a path on some machine
 LEAST_ID = 3  # shorter ids are not looked for: numbers such as 12 stand for something else
 
 

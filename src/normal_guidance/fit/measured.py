@@ -43,9 +43,7 @@ from normal_guidance.statistics.skill import (
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from normal_guidance.sweep.loop import predict_bags
 
-COVERAGE = 0.9
-"""The probability that is promised where labels allow it, unless another one is asked for."""
-
+COVERAGE = 0.9  # the probability that is promised where labels allow it, unless another one is asked for
 ADVISED = 30  # with so many labelled scans the coverage of 90 % is uncertain by 5 %
 UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind that calibrated
 

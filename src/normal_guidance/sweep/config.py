@@ -29,13 +29,11 @@ EngineName = Literal["packed", "recorded", "compiled"]
 # Those of `core.guidance`, whose import takes a second; a test keeps them equal.
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 NegativesName = Literal["own", "uniform", "none"]
-
 LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
 L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
 """The paper's grid has every pair of the two: 32 configurations."""
 
-GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
-"""Lambda in the paper's sensitivity study."""
+GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)  # lambda in the paper's sensitivity study
 
 PAPER: dict[str, Any] = {"epochs": 1000, "batch_size": 64, "patience": None, "train_above_val": True}
 """The paper's protocol, where the defaults of `Config` may differ from it."""

@@ -34,17 +34,13 @@ from normal_guidance.sweep.batches import (
 from normal_guidance.sweep.config import Precision
 from normal_guidance.sweep.stack import Parameters, Stack, balanced_weights, descend, initial_momenta
 
-EVALUATION_BATCH = 256
-"""Scans predicted together: four training batches, since no gradients are kept."""
-
-ROW_QUANTUM = 64
-"""Row counts are rounded up to a multiple of this, which matrix units need to run at full speed."""
+EVALUATION_BATCH = 256  # scans predicted together: four training batches, since no gradients are kept
+ROW_QUANTUM = 64  # row counts are rounded up to a multiple of this, which matrix units need to run at full speed
 
 MOST_NUMBERS = 2**31 - 1
 """Queries, keys and values of a batch at most: the kernels count them in 32 bits within a configuration."""
 
-RESIDENT_SHARE = 0.6
-"""Share of the device's free memory that features may take; larger ones are streamed."""
+RESIDENT_SHARE = 0.6  # share of the device's free memory that features may take; larger ones are streamed
 
 
 def row_dtype(precision: Precision) -> torch.dtype:

@@ -33,11 +33,8 @@ FILLING_SHARE = 0.07
 MEMORY_SHARE = 0.6
 """Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
 
-COPIES = 5
-"""Weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more."""
-
-SLOT_CLASSES = 3
-"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
+COPIES = 5  # weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more
+SLOT_CLASSES = 3  # the number of row counts to choose from (`slot_numbers`); each costs a recorded graph
 
 _log = logging.getLogger(__name__)
 

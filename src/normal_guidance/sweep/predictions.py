@@ -42,9 +42,7 @@ NaN.
 """
 
 
-NULLABLE = ("patient_id",)
-"""New scans whose ids are left out have no patient."""
-
+NULLABLE = ("patient_id",)  # new scans whose ids are left out have no patient
 AGAIN = "copy the run again, or delete it and start it again"
 
 

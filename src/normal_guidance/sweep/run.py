@@ -83,13 +83,10 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-FORMAT = 1
-"""Version of the layout on disk; a folder of another version is refused."""
-
+FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
-
 COPY = "copy the run again, or delete it and start it again"
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
@@ -122,8 +119,7 @@ class WinnerInReport:
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Share
     config: Config
-    weights: str
-    """The name of the file."""
+    weights: str  # the name of the file
     test: ScoresFile | None
 
 
@@ -160,8 +156,7 @@ class RunExecution:
     precision: str
     engine: str
     chunk: int | None
-    chunks: tuple[Count, ...]
-    """The number of configurations that finished together, chunk by chunk."""
+    chunks: tuple[Count, ...]  # the number of configurations that finished together, chunk by chunk
 
 
 @dataclass(frozen=True)
@@ -178,8 +173,7 @@ class RunSeconds:
 class SourceCommit:
     id: str
     dirty: bool | None
-    told: bool = False
-    """Whether NGUIDE_COMMIT named it."""
+    told: bool = False  # whether NGUIDE_COMMIT named it
 
 
 @dataclass(frozen=True)
@@ -203,20 +197,16 @@ class RunFile:
 
     format: int
     winners: tuple[WinnerInReport, ...]
-    note: str | None
-    """Why there are no winners."""
+    note: str | None  # why there are no winners
     configurations: ConfigCounts
-    departures: dict[str, Any]
-    """What differs from the paper's protocol and grid."""
+    departures: dict[str, Any]  # what differs from the paper's protocol and grid
     seeds: dict[str, Any]
     data: dict[str, RunPart]
     execution: RunExecution
     seconds: RunSeconds
     resumed: Count
-    options: dict[str, Any]
-    """What was asked for, as the command has it."""
-    environments: tuple[Environment, ...]
-    """One for each distinct commit, machine or date of a start."""
+    options: dict[str, Any]  # what was asked for, as the command has it
+    environments: tuple[Environment, ...]  # one for each distinct commit, machine or date of a start
     features: RunFeatures | None = None
 
 
@@ -489,8 +479,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
 class Selected:
     """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
 
-    group: str
-    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
+    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
     config: Config
     number: int
     epoch: int
@@ -503,13 +492,10 @@ class Run:
     """A complete run, as its folder describes it."""
 
     folder: Path
-    winners: tuple[Selected, ...]
-    """Empty where no epoch of any configuration could be selected."""
-    note: str | None
-    """Why there are no winners."""
+    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
+    note: str | None  # why there are no winners
     all_diverged: bool
-    seconds: float
-    """The sum over all starts."""
+    seconds: float  # the sum over all starts
     report: Mapping[str, Any]
 
     def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:

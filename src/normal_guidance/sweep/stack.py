@@ -30,14 +30,9 @@ from normal_guidance.core.prediction import (
 )
 from normal_guidance.sweep.config import Config, OptimizerName
 
-Parameters = dict[str, Tensor]
-"""Name -> (configurations, *shape of the parameter)."""
-
-CLIP_EPSILON = 1e-6
-"""The epsilon of `torch.nn.utils.clip_grad_norm_`."""
-
-BETA_2, ADAM_EPSILON = 0.999, 1e-8
-"""Those of `torch.optim.AdamW`."""
+Parameters = dict[str, Tensor]  # name -> (configurations, *shape of the parameter)
+CLIP_EPSILON = 1e-6  # the epsilon of `torch.nn.utils.clip_grad_norm_`
+BETA_2, ADAM_EPSILON = 0.999, 1e-8  # those of `torch.optim.AdamW`
 
 SQUARE, STEPS = ".square", "steps"
 """AdamW's names in the momenta: the second moment of a parameter, and each configuration's number of steps."""
@@ -69,17 +64,12 @@ class Stack:
     """The model's structure, and the values that differ between configurations, one row each."""
 
     configs: tuple[Config, ...]
-    skeleton: nn.Module
-    """The model that holds the structure and the buffers; its own parameters are not used."""
-    lr: Float[Tensor, "configs"]
-    """`begin_epoch` updates it."""
+    skeleton: nn.Module  # the model that holds the structure and the buffers; its own parameters are not used
+    lr: Float[Tensor, "configs"]  # `begin_epoch` updates it
     l1: Float[Tensor, "configs"]
-    divergences: tuple[DivergenceName, ...]
-    """The divergences of the terms on attention: `_divergences`."""
-    terms: tuple[AttentionTerm, ...]
-    """Those terms, of weight 1, to be multiplied by the weight of each configuration."""
-    classify: Loss
-    """The loss of scans, or of slices for the supervised reference."""
+    divergences: tuple[DivergenceName, ...]  # the divergences of the terms on attention: `_divergences`
+    terms: tuple[AttentionTerm, ...]  # those terms, of weight 1, to be multiplied by the weight of each configuration
+    classify: Loss  # the loss of scans, or of slices for the supervised reference
     guidance_weights: Float[Tensor, "configs divergences"]
     """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 

@@ -61,8 +61,7 @@ def group_of(config: Config) -> tuple[object, ...]:
 class SelectedEpoch:
     """The best epoch of one configuration, as the files of a run hold it."""
 
-    number: Count
-    """The number of the configuration in the sweep."""
+    number: Count  # the number of the configuration in the sweep
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Annotated[float, Between(0.0, 1.0)]
     val_loss: float
@@ -153,8 +152,7 @@ class ChunkPlace:
 class Chunk(ChunkPlace):
     """The same with their progress."""
 
-    training: Mapping[str, Tensor] = field(default_factory=dict)
-    """The tensors that `collect` gathered after that epoch."""
+    training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
     def part(self, places: Sequence[int]) -> Chunk:
         """A chunk of some members at the same epoch; configurations are independent, so each keeps all it needs."""
@@ -171,14 +169,12 @@ class SweepState:
     """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
 
     configs: tuple[Config, ...]
-    pending: tuple[Chunk, ...]
-    """The present one first."""
+    pending: tuple[Chunk, ...]  # the present one first
     history: Tensor
     best_epoch: Tensor
     trained: Tensor
     winners: tuple[Winner, ...] = ()
-    chunks: tuple[int, ...] = ()
-    """The number of configurations that finished together, chunk by chunk."""
+    chunks: tuple[int, ...] = ()  # the number of configurations that finished together, chunk by chunk
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
@@ -298,16 +294,12 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 class SavedState:
     """What state.safetensors holds beside the tensors."""
 
-    run: str
-    """The run that it belongs to."""
-    resumed: Count
-    """How often the run resumed from a saved state."""
+    run: str  # the run that it belongs to
+    resumed: Count  # how often the run resumed from a saved state
     environments: list[dict[str, Any]]
     """The distinct environments of all starts of this run, in order of their first start."""
-    total: Annotated[float, Between(0.0)]
-    """Seconds that the run has taken, without time lost when it was killed."""
-    seconds: dict[str, Annotated[float, Between(0.0)]]
-    """Those of training, evaluation (with selection) and saving."""
+    total: Annotated[float, Between(0.0)]  # seconds that the run has taken, without time lost when it was killed
+    seconds: dict[str, Annotated[float, Between(0.0)]]  # those of training, evaluation (with selection) and saving
     pending: tuple[ChunkPlace, ...]
     chunks: tuple[Annotated[int, Between(1.0)], ...]
     winners: tuple[SelectedEpoch, ...]
@@ -431,8 +423,7 @@ class SweepProgress:
     first_config: int
     best_val_auroc: float
     slices_per_second: float
-    done: float
-    """Share of the whole sweep that is done."""
+    done: float  # share of the whole sweep that is done
 
 
 class Watch:

@@ -30,17 +30,13 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-SERVER = "MLFLOW_TRACKING_URI"
-"""The variable that names MLflow's server."""
+SERVER = "MLFLOW_TRACKING_URI"  # the variable that names MLflow's server
 
 EXPERIMENT = "normal-guidance"
 """The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
 
-IDENTITY = "normal_guidance.identity"
-"""The tag that tells runs of MLflow apart."""
-
-AT_ONCE = 1000
-"""Values in one call, which is the most that MLflow takes."""
+IDENTITY = "normal_guidance.identity"  # the tag that tells runs of MLflow apart
+AT_ONCE = 1000  # values in one call, which is the most that MLflow takes
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,8 @@ class Training:
 
     name: str
     options: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    """Final numbers; those that are not finite are left out."""
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Numbers by epoch, counted from 1."""
+    metrics: Mapping[str, float]  # final numbers; those that are not finite are left out
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # numbers by epoch, counted from 1
 
     @property
     def identity(self) -> str:
