@@ -166,11 +166,9 @@ class Penalty:
     strength: float  # 1 is usual for this number of scans and inputs
 
     def of(self, scans: int, inputs: int) -> tuple[float, float]:
-        """Ridge and lasso of `fit_logistic`, for pooled features of variance 1.
-
-        Ridge is what makes noise in all inputs together as large as the evidence, in the order of inputs / scans.
-        Lasso is the largest slope that noise alone would have in any input.
-        """
+        """Ridge and lasso of `fit_logistic`, for pooled features of variance 1."""
+        # Ridge is what makes noise in all inputs together as large as the evidence, in the order of inputs / scans.
+        # Lasso is the largest slope that noise alone would have in any input.
         if self.kind == "ridge":
             return self.strength * inputs / scans, 0.0
         return 0.0, self.strength * 0.5 * math.sqrt(2.0 * math.log(max(2, inputs)) / scans)
@@ -184,12 +182,11 @@ class Fitted:
     bias: Float64[Tensor, "folds penalties"]
     gain: Float64[Tensor, "folds penalties"]
     sharpness: Float64[Tensor, "folds penalties"]
+    # Out of fold: by the members of the scan's own fold, which were not trained on it.
     logits: Float64[Tensor, "penalties scans"]
-    """Out of fold: by the members of the scan's own fold, which were not trained on it."""
-    attention: Float[Tensor, "penalties slices"]  # out of fold
+    attention: Float[Tensor, "penalties slices"]
 
     def to(self, device: torch.device | str) -> Fitted:
-        """The same on another device."""
         return Fitted(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -203,11 +200,10 @@ def fit_evidence(
     turns: int = TURNS,
     before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
-    """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every turn.
-    The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
-    attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
-    `before`, attention begins as the prior.
-    """
+    """Fit one member for each fold and penalty to scans of scaled features; return the members of every turn."""
+    # The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
+    # attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
+    # `before`, attention begins as the prior.
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
     training = folds != torch.arange(count, device=device)[:, None]
@@ -234,16 +230,13 @@ def fit_evidence(
     return tuple(made)
 
 
-class _Chunk(NamedTuple):
-    """Some scans of about the same length."""
-
+class _Chunk(NamedTuple):  # scans of about the same length
     scans: Int[Tensor, "bags"]
     slices: Int[Tensor, "rows"]  # the places of their rows among those of all scans
     rows: Float[Tensor, "rows inputs"]
     places: ScanPlaces
 
     def windows(self, weights: Float64[Tensor, "members inputs"]) -> Float64[Tensor, "bags members longest"]:
-        """The evidence of every window."""
         return self.places.windows(self.places.layout.pad((self.rows @ weights.T.to(self.rows.dtype)).T))
 
     def own_windows(
@@ -292,11 +285,9 @@ def fit_sharpness(
     labels: Int[Tensor, "scans"],
     training: Bool[Tensor, "folds scans"],
 ) -> tuple[Float64[Tensor, "folds penalties"], Float64[Tensor, "folds penalties"]]:
-    """What evidence must be multiplied by to be log-odds, and how much of that is certain.
-
-    The factor is the most probable one for the training scans' labels.  The smallest factor that is at most half a
-    unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
-    """
+    """What evidence must be multiplied by to be log-odds, the most probable factor, and how much of it is certain."""
+    # Certain is the smallest factor that is at most half a unit of log-likelihood worse, which is one standard error; 0
+    # is where no evidence is as probable.
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
     best, index = loss[:, :, 1:].min(2)
     certain = (loss <= best[:, :, None] + 0.5).double().argmax(2)
@@ -349,17 +340,13 @@ def _regress(
         else:
             members = before.weights[some].flatten(0, 1), before.sharpness[some].flatten()
         pooled = _pool(chunks, *members)
-        rows, scale = _standardised(pooled[0] if before is None else pooled)
+        pooled = pooled[0] if before is None else pooled
+        scale = pooled.std(-2).mean(-1).clamp_min(1e-12)[..., None]  # inputs get a variance of 1 in the mean
+        rows = (pooled - pooled.mean(-2, keepdim=True)) / scale[..., None, :]
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
         weights_by_fold.append((weights / scale).view(len(some), count, inputs))
     return torch.cat(weights_by_fold)
-
-
-def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor, Tensor]:
-    """Rows around 0 whose inputs have a variance of 1 in the mean, and what they were divided by."""
-    scale = pooled.std(-2).mean(-1).clamp_min(1e-12)[..., None]
-    return (pooled - pooled.mean(-2, keepdim=True)) / scale[..., None, :], scale
 
 
 def _pool(

@@ -50,8 +50,6 @@ GUESS = "0.25"  # the colour of what knows nothing of the scan: chance, and the 
 
 
 class ScoredScans(NamedTuple):
-    """Scans that the model was not trained on, and what it says of them."""
-
     logits: Float[Tensor, "scans"]
     labels: Int[Tensor, "scans"]
     auroc: str
@@ -124,8 +122,6 @@ def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"
 
 
 class Example(NamedTuple):
-    """One scan's attention, the prior beside it, and its slice labels if they are known."""
-
     title: str
     attention: Float[Tensor, "slices"]
     prior: Float[Tensor, "slices"]
@@ -203,7 +199,6 @@ def _results(result: MeasuredFit) -> str:
 
 
 def _column(measured: Measured) -> dict[str, str]:
-    """The texts of the table's rows."""
     skill, specific = measured.skill, measured.specific
     column = {
         "Positive and negative scans": f"{measured.positive} and {measured.negative}",
@@ -302,9 +297,9 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
 def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
     plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
     usual = sum(setting.usual for setting in fit.settings)
-    looking = sum(not setting.whole for setting in fit.settings)
+    looking = sum(not setting.places.whole_scan for setting in fit.settings)
     candidates = looking if fit.choice.unusual else usual
-    whole = sum(setting.whole for setting in kept)
+    whole = sum(setting.places.whole_scan for setting in kept)
     scaling, strengths = fit.committee.scaling, dict[str, set[float]]()
     for setting in kept:
         strengths.setdefault(setting.penalty.kind, set()).add(setting.penalty.strength)
@@ -362,7 +357,6 @@ def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
 
 
 def place_words(places: Places, power: float = 1.0) -> str:
-    """A kind of places in words."""
     if places.reach is None:
         return "the whole scan at once"
     one, many = "single slice", "single slices"

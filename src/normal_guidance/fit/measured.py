@@ -56,10 +56,8 @@ ASSUMPTIONS = (
 
 
 class Held(NamedTuple):
-    """How many of the test scans with slice labels have their whole finding in the interval."""
-
-    held: int
-    scans: int
+    held: int  # test scans whose whole finding is in the interval
+    scans: int  # with slice labels
 
 
 @dataclass(frozen=True)
@@ -121,10 +119,7 @@ def check_promise(coverage: float | None, scans: LabelledScans) -> None:
 def promise_intervals(
     scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
-    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels.
-
-    Without a coverage it is `COVERAGE`, if the labels allow it.
-    """
+    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels."""
     check_promise(coverage, scans)
     asked, chosen = coverage or COVERAGE, one_per_patient(scans)
     if len(chosen) < scans_needed(asked) or scans.slice_labels is None:
@@ -155,10 +150,8 @@ def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[
 
 
 def one_per_patient(scans: LabelledScans) -> list[int]:
-    """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash.
-
-    The promise needs scans that are independent; neither their order nor what they show may choose among them.
-    """
+    """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash."""
+    # The promise needs scans that are independent; neither their order nor what they show may choose among them.
     if scans.slice_labels is None:
         return []
     chosen: dict[str, int] = {}
@@ -185,18 +178,13 @@ def _patients(number: int) -> str:
 
 
 OUT_OF_FOLD = "out-of-fold"  # what the training scans are called where the model is measured on them
-
-
 WHERE_USUAL = "where findings usually lie"
 NOT_OF_THE_SCAN = f"show {WHERE_USUAL}, and nothing about the patient"
 
 
 @dataclass(frozen=True)
 class ScanAuroc:
-    """A scan AUROC with its interval (DeLong, patients as units; `separated_low` for an AUROC of 1).
-
-    The interval is NaN where one class has a single patient.
-    """
+    """A scan AUROC with its interval (DeLong, patients as units), NaN where one class has a single patient."""
 
     value: float
     low: float
@@ -213,10 +201,7 @@ class ScanAuroc:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a model does on scans that it was not trained on.
-
-    The last three are None where no positive scan has slice labels.
-    """
+    """What a model does on scans that it was not trained on; None where no positive scan has slice labels."""
 
     positive: int
     negative: int
@@ -302,17 +287,7 @@ def fit_and_measure(
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> MeasuredFit:
-    """Fit a committee, calibrate it and choose its threshold, all out of fold.
-
-    Args:
-        scans: the training scans; labels of slices measure the result and calibrate intervals, and never train.
-        plan: how; without it, the scans decide.
-        test: other patients' scans, to measure the model on.
-        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
-            labels. Without it, .9 if there are enough.
-        watch: called with the share that is done.
-    """
+    """Fit a committee, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
     check_sensitivity(sensitivity)  # before the work
     check_promise(coverage, scans)
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
@@ -385,7 +360,7 @@ def _places(fit: CommitteeFit) -> str:
     if not fit.choice.unusual:
         return "around the middle of the scan, as usual"
     kept = [fit.settings[number] for number in fit.choice.kept]
-    central = {setting.places.central for setting in kept if not setting.whole}
+    central = {setting.places.central for setting in kept if not setting.places.whole_scan}
     if central == {False}:
         return "anywhere in the scan"
     return "anywhere in the scan, " + ("all" if central == {True} else "some") + " members first around its middle"

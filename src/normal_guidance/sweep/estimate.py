@@ -28,8 +28,7 @@ from normal_guidance.sweep.sweep import HISTORY, check_scans
 BATCHES = 4  # batches that are trained for the measurement, and evaluated; one, where a batch takes longer than `SLOW`
 SLOW = 2.0  # seconds of a batch that is not trained a second time
 
-STATES = 3
-"""Copies of all parameters in a saved state: weights, momenta, and those of the best epoch; AdamW has one more."""
+STATES = 3  # copies of all parameters in a saved state: weights, momenta, those of the best epoch; AdamW has one more
 
 
 @dataclass(frozen=True)

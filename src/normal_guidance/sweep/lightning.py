@@ -22,8 +22,8 @@ try:
 except ImportError as error:
     raise UserError(f"GuidanceCallback needs lightning; install it: {install_command('lightning')}") from error
 
+# Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths.
 FindAttention = Callable[[tuple[Any, ...], Any], Mapping[str, Any]]
-"""Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths."""
 
 
 def attention_of_prediction(inputs: tuple[Any, ...], output: Any) -> Mapping[str, Any]:

@@ -50,11 +50,7 @@ class TrainedModel:
 
 
 def select_epoch(history: tuple[EpochScores, ...], *, train_above_val: bool = False) -> EpochScores | None:
-    """The epoch with the highest validation AUROC, and of equals the one with the lowest validation loss.
-
-    `train_above_val` is the paper's rule: only epochs whose training AUROC is higher than their validation AUROC count,
-    and of equals the first.  None if there is no such epoch.
-    """
+    """The epoch with the highest validation AUROC, of equals that of the lowest loss; `Config` has the paper's rule."""
     comparable = [epoch for epoch in history if not math.isnan(epoch.val_auroc)]
     if train_above_val:
         eligible = [epoch for epoch in comparable if epoch.train_auroc > epoch.val_auroc]

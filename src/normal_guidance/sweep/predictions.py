@@ -36,11 +36,7 @@ PREDICTIONS = pa.schema(
     }
 )
 """`group` names the winner, empty where there is only one; `attention` is the heads' mean, `log_attention` per head.
-
-For the slice reference (`SliceReference`), these two hold the slices' probabilities and logits, and the scans' logit is
-NaN.
-"""
-
+For `SliceReference` these two hold the slices' probabilities and logits, and the scans' logit is NaN."""
 
 NULLABLE = ("patient_id",)  # new scans whose ids are left out have no patient
 AGAIN = "copy the run again, or delete it and start it again"

@@ -20,7 +20,7 @@ import math
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import ContentError, UserError
+from normal_guidance.base.errors import ContentError, UserError, reading
 from normal_guidance.base.files import (
     LOCK,
     difference,
@@ -89,8 +89,7 @@ HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
 COPY = "copy the run again, or delete it and start it again"
 
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""Errors from reading a JSON file of another shape than ours."""
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)  # from reading a JSON file of another shape than ours
 
 Data = Bags | FeatureStore
 Share = Annotated[float, Between(0.0, 1.0)]
@@ -160,9 +159,7 @@ class RunExecution:
 
 
 @dataclass(frozen=True)
-class RunSeconds:
-    """The sums over all starts."""
-
+class RunSeconds:  # the sums over all starts
     training: float
     evaluation: float
     saving: float
@@ -325,8 +322,10 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
 
     `identity` may be a part of what `identity_of` makes: only that part is compared.
     """
-    folder = Path(folder)
-    names, path = _names_in(folder), folder / CONFIG
+    folder, names = Path(folder), set[str]()
+    with reading(folder, "choose another folder"), suppress(FileNotFoundError, NotADirectoryError):
+        names = {file.name for file in folder.iterdir()}
+    path = folder / CONFIG
     if CONFIG not in names:
         if others := sorted(name for name in names if name != LOCK and not is_draft(Path(name))):
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
@@ -348,15 +347,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     return True
 
 
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return {file.name for file in folder.iterdir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}); choose another folder") from error
-
-
 def forget(folder: Path, *patterns: str) -> None:
     for pattern in patterns:
         for file in folder.glob(pattern):
@@ -367,7 +357,7 @@ def forget(folder: Path, *patterns: str) -> None:
 
 
 def diverged(result: Sweep) -> int:
-    """Count the configurations whose loss or scores became NaN or infinite, in the last epoch too."""
+    """How many configurations had a loss or score that became NaN or infinite, in the last epoch too."""
     lost = ~result.history.isfinite().all(2)
     trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
     return int((trained & lost).any(0).sum())
@@ -379,7 +369,7 @@ def history_table(result: Sweep) -> pa.Table:
     number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
     trained = epoch <= result.trained[:, None]
     number, epoch = number[trained], epoch[trained]
-    selected = epoch == result.best_epoch[number]
+    selected, winners = epoch == result.best_epoch[number], torch.tensor([each.number for each in result.winners])
     axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
     numbers = result.history[epoch - 1, number].T.contiguous().numpy()
     return pa.table(
@@ -389,9 +379,7 @@ def history_table(result: Sweep) -> pa.Table:
             "epoch": epoch.numpy(),
             **dict(zip(HISTORY, numbers, strict=True)),
             "selected": selected.numpy(),
-            "winner": (
-                selected & torch.isin(number, torch.tensor([winner.number for winner in result.winners]))
-            ).numpy(),
+            "winner": (selected & torch.isin(number, winners)).numpy(),
         }
     )
 
@@ -404,13 +392,11 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
     return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
 
 
-def winner_file(group: str) -> str:
-    """Name of a winner's two files, without .safetensors and .json."""
+def winner_file(group: str) -> str:  # without .safetensors and .json
     return f"best-{group}" if group else "best"
 
 
 def write_history(folder: Path, result: Sweep) -> None:
-    """Write history.parquet."""
     write_parquet(folder / HISTORY_TABLE, history_table(result))
 
 
@@ -424,7 +410,6 @@ HISTORY_SCHEMA = pa.schema(
         "winner": pa.bool_(),
     }
 )
-"""Columns of history.parquet."""
 
 
 def read_history(path: Path) -> pa.Table:
@@ -445,7 +430,6 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
 
 
 def about_winner(folder: Path, group: str = "") -> WinnerFile:
-    """Read a winner's best.json."""
     return read_json_as(folder / f"{winner_file(group)}.json", WinnerFile, COPY)
 
 
@@ -466,10 +450,8 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     path = folder / f"{winner_file(group)}.json"
     about = about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
-    try:
+    with reading(path, "copy the run again", wrong="and its weights do not fit together"):
         return winner_model(about.config, about.features, weights)
-    except RuntimeError as error:
-        raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
 # A complete run.
@@ -529,14 +511,9 @@ def load_run(folder: str | Path) -> Run:
         folder=folder,
         winners=tuple(
             Selected(
-                group=winner.group,
-                config=winner.config,
-                number=winner.number,
-                epoch=winner.epoch,
-                val_auroc=winner.val_auroc,
-                test=None if winner.test is None else _scores(winner.test),
+                row.group, row.config, row.number, row.epoch, row.val_auroc, _scores(row.test) if row.test else None
             )
-            for winner in known.winners
+            for row in known.winners
         ),
         note=known.note,
         all_diverged=known.configurations.diverged == known.configurations.trained,
@@ -568,11 +545,10 @@ def run_sweep(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Train all configurations, score the winners on the test scans and write everything to `folder`.
+    """Train all configurations, score the winners on the test scans and write everything, `options` too, to `folder`.
 
     Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
-    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
-    report.
+    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.
     """
     execution = execution or Execution()
     identity = _identity(configs, train, val, test, execution)
@@ -582,7 +558,8 @@ def run_sweep(
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
             write_history(path, result)
             write_winners(path, result, val.width)
-            scores = _write_predictions(path, result, {"val": val, "test": test}, execution)
+            parts = {"val": val} | ({} if test is None else {"test": test})
+            scores = _write_predictions(path, result, parts, execution)
             write_json(path / REPORT, _report(identity, result, scores, state, options or {}, features_of(train)))
             (path / STATE).unlink(missing_ok=True)
     run = load_run(folder)
@@ -614,23 +591,19 @@ def _identity(
     check_together(configs)
     check_scans(configs[0], train, val)
     parts = {"train": train, "val": val} | ({} if test is None else {"test": test})
-    return identity_of(configs, execution, {part: _fingerprints(part, scans) for part, scans in parts.items()})
-
-
-def _fingerprints(part: str, scans: Data) -> dict[str, Any]:
-    """Identify the scans and their order, which decides which scans share a batch."""
-    return {
-        "scans": len(scans),
-        "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
-        "order": hashlib.sha256("\n".join(scans.scan_ids).encode()).hexdigest()[:16],
+    data = {
+        part: {
+            "scans": len(scans),
+            "fingerprint": scans.fingerprint if isinstance(scans, FeatureStore) else fingerprint_of({part: scans}),
+            "order": hashlib.sha256("\n".join(scans.scan_ids).encode()).hexdigest()[:16],
+        }
+        for part, scans in parts.items()
     }
+    return identity_of(configs, execution, data)
 
 
 def features_of(scans: Data) -> dict[str, Any] | None:
-    """How a store's features were made, and its finding, as the report holds it: a model needs it for new scans.
-
-    None for bags in memory, which do not record it.
-    """
+    """How a store's features were made, and its finding, which new scans need; None for bags in memory."""
     if not isinstance(scans, FeatureStore):
         return None
     return {
@@ -643,7 +616,7 @@ def features_of(scans: Data) -> dict[str, Any] | None:
 
 
 def _write_predictions(
-    folder: Path, result: Sweep, parts: Mapping[str, Data | None], execution: Execution
+    folder: Path, result: Sweep, parts: Mapping[str, Data], execution: Execution
 ) -> dict[str, Scores]:
     """Write every winner's predictions for every part, and return each group's scores on the test part."""
     names, tables, scores = group_names(result.configs), [], {}
@@ -651,8 +624,6 @@ def _write_predictions(
         for winner in result.winners:
             group = names[group_of(winner.config)]
             for part, scans in parts.items():
-                if scans is None:
-                    continue
                 model = winner_model(winner.config, scans.width, winner.weights).to(execution.device)
                 prediction = predict_bags(model, scans).on_host()
                 tables.append(prediction_table(scans, prediction, part=part, group=group))
@@ -754,11 +725,8 @@ def _version_of(package: str) -> str | None:
 
 
 def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
-    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
-
-    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
-    """
-    if methods is None:
+    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed."""
+    if methods is None:  # those of the paper's tables first
         rank = {method: number for number, method in enumerate(EVERYTHING)}
         names = (path.name for path in folder.glob("*") if path.is_dir())
         methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))

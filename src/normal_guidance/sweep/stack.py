@@ -34,8 +34,7 @@ Parameters = dict[str, Tensor]  # name -> (configurations, *shape of the paramet
 CLIP_EPSILON = 1e-6  # the epsilon of `torch.nn.utils.clip_grad_norm_`
 BETA_2, ADAM_EPSILON = 0.999, 1e-8  # those of `torch.optim.AdamW`
 
-SQUARE, STEPS = ".square", "steps"
-"""AdamW's names in the momenta: the second moment of a parameter, and each configuration's number of steps."""
+SQUARE, STEPS = ".square", "steps"  # in AdamW's momenta: a parameter's second moment, each configuration's steps
 
 
 def initial_model(config: Config, features: int) -> nn.Module:
@@ -70,8 +69,8 @@ class Stack:
     divergences: tuple[DivergenceName, ...]  # the divergences of the terms on attention: `_divergences`
     terms: tuple[AttentionTerm, ...]  # those terms, of weight 1, to be multiplied by the weight of each configuration
     classify: Loss  # the loss of scans, or of slices for the supervised reference
+    # lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it
     guidance_weights: Float[Tensor, "configs divergences"]
-    """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 
     @classmethod
     def of(
@@ -96,10 +95,7 @@ class Stack:
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Set lambda, lr and the model's random numbers for this epoch, counted from 1.
-
-        All are changed in place, where compiled code and graphs read them.
-        """
+        """Set lambda, lr and the model's random numbers for this epoch, from 1, in place: graphs read them there."""
         set_epoch(self.skeleton, number)
         if self.configs[0].schedule != "constant":
             self.lr.copy_(torch.tensor([config.rate(number) for config in self.configs], dtype=self.lr.dtype))
@@ -109,7 +105,6 @@ class Stack:
 
     @property
     def on_slices(self) -> bool:
-        """Whether targets are slices (`Config.on_slices`)."""
         return self.configs[0].on_slices
 
     def initial_parameters(self) -> Parameters:

@@ -32,21 +32,13 @@ from normal_guidance.sweep.engine import Engine, matrix_precision
 from normal_guidance.sweep.execution import Compiler, choose_engine, current_device, fitting_chunk, release_memory
 from normal_guidance.sweep.stack import Parameters
 
-HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
-"""The numbers recorded for every configuration after every epoch."""
+HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")  # recorded for every configuration after every epoch
+SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0  # the state is saved after that many, whichever comes first
+WORTH_LEAVING = 50  # epochs that must remain for a chunk to go on without its configurations out of patience
 
-SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
-"""The state is saved after this many epochs or seconds, whichever comes first.
-
-The time is checked after each epoch, so a killed run loses at most that much, plus the epoch being trained.
-"""
-
-WORTH_LEAVING = 50
-"""Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
-
+# Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
+# which takes as long as 70 epochs of all 32 configurations of TransMIL.
 LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
-"""Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
-which takes as long as 70 epochs of all 32 configurations of TransMIL."""
 
 Count = Annotated[int, Between(0.0)]
 AFRESH = "delete it to train from the start"
@@ -122,10 +114,7 @@ class Selection:
             torch.where(chosen, parameters[name], kept, out=kept)
 
     def trained(self, epoch: int) -> Int64[Tensor, "configs"]:
-        """The number of epochs that count for each configuration after this epoch: those before its patience ended.
-
-        A configuration out of patience is trained on with its chunk, but its later epochs change nothing.
-        """
+        """How many epochs count for each configuration: one out of patience is trained on, but nothing changes."""
         if self.patience is None:
             return torch.full_like(self.epoch, epoch)
         return (self.risen + self.patience).clamp_max(epoch)
@@ -150,8 +139,6 @@ class ChunkPlace:
 
 @dataclass(frozen=True, eq=False)
 class Chunk(ChunkPlace):
-    """The same with their progress."""
-
     training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
     def part(self, places: Sequence[int]) -> Chunk:
@@ -296,8 +283,7 @@ class SavedState:
 
     run: str  # the run that it belongs to
     resumed: Count  # how often the run resumed from a saved state
-    environments: list[dict[str, Any]]
-    """The distinct environments of all starts of this run, in order of their first start."""
+    environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
     total: Annotated[float, Between(0.0)]  # seconds that the run has taken, without time lost when it was killed
     seconds: dict[str, Annotated[float, Between(0.0)]]  # those of training, evaluation (with selection) and saving
     pending: tuple[ChunkPlace, ...]
@@ -306,10 +292,7 @@ class SavedState:
 
 
 class StateFile:
-    """Saves a sweep's state when that is due, in a file that belongs to one run; without a path, nowhere.
-
-    It also adds up times and environments over all starts of the run.
-    """
+    """Saves a sweep's state when due, in the file of one run, and adds up its times; without a path, nowhere."""
 
     def __init__(
         self,
@@ -327,8 +310,7 @@ class StateFile:
         self.resumed = 0
         self.environments = [] if environment is None else [dict(environment)]
         self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
-        self.last: SweepState | None = None
-        """The last saved state, from which a chunk that no longer fits the memory goes on."""
+        self.last: SweepState | None = None  # from which a chunk that no longer fits the memory goes on
         self._before, self._begin = 0.0, time.monotonic()
         self._epochs, self._saved = 0, self._begin
 
@@ -388,7 +370,6 @@ class StateFile:
 
 
 def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState) -> SweepState:
-    """The state that was saved as these tensors and values."""
     trained = [number for chunk in kept.pending for number in chunk.members]
     for number in (*trained, *(winner.number for winner in kept.winners)):
         if number >= len(fresh.configs):
@@ -416,8 +397,6 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
 
 @dataclass(frozen=True, eq=False)
 class SweepProgress:
-    """The progress of a sweep after an epoch."""
-
     epoch: int
     epochs: int
     first_config: int

@@ -32,8 +32,7 @@ if TYPE_CHECKING:
 
 SERVER = "MLFLOW_TRACKING_URI"  # the variable that names MLflow's server
 
-EXPERIMENT = "normal-guidance"
-"""The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
+EXPERIMENT = "normal-guidance"  # that runs of MLflow belong to, unless MLFLOW_EXPERIMENT_NAME names another
 
 IDENTITY = "normal_guidance.identity"  # the tag that tells runs of MLflow apart
 AT_ONCE = 1000  # values in one call, which is the most that MLflow takes
@@ -173,7 +172,6 @@ TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
     "tensorboard": _to_tensorboard,
     "mlflow": _to_mlflow,
 }
-"""Where trainings can be written."""
 
 
 def tracked_runs(folder: Path) -> list[Training]:
