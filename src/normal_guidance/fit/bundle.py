@@ -106,11 +106,9 @@ class Expectations:
 
     @property
     def least_slices(self) -> int:
-        """The least number of slices that a scan must have."""
         return 1 if self.fewest_slices is None else math.ceil(self.fewest_slices * FEWEST_SHARE)
 
     def __str__(self) -> str:
-        """Describe the kind of scan for people."""
         spacing = self.slice_spacing
         parts = [
             ", ".join(self.modalities),
@@ -124,25 +122,18 @@ class Expectations:
 HU_SLACK = 500.0  # HU may lie so far outside those of the training scans: half of the step from air to water
 NO_AIR = -200.0  # lowest values above this are not air, and are accepted only as far as the training scans have them
 
-SCALE_SLACK = 4.0
-"""Values of other images, which have no unit, may be smaller or larger than in the training scans by this factor."""
-
-NEGATIVE_SHARE = 0.25
-"""Images whose training scans have no negative values may reach down to this share of their own highest values."""
-
+SCALE_SLACK = 4.0  # values of other images, which have no unit, may differ from the training scans' by this factor
+NEGATIVE_SHARE = 0.25  # where no training scan has negative values, a scan's reach down to this share of its highest
 DISTINCT_SHARE = 0.1  # a scan with less than this share of the training scans' different values is a mask or a drawing
-ANY_CT = ValueRange((-1024.0, -1000.0), (200.0, 3071.0), 640)
-ANY_OTHER = ValueRange((0.0, 0.0), (0.0, 0.0), 640)
-"""What NIfTI files are compared with where the training scans' values were not recorded."""
+
+# What NIfTI files are compared with where the training scans' values were not recorded.
+ANY_CT, ANY_OTHER = ValueRange((-1024.0, -1000.0), (200.0, 3071.0), 640), ValueRange((0.0, 0.0), (0.0, 0.0), 640)
 
 
 def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, any_scale: bool) -> list[str]:
-    """Reasons why the values of a scan are not as in the training scans; empty if they are.
-
-    NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
-    masks.  `known` is None where the training scans' values were not recorded; `any_scale` says that the model does not
-    see the scale of values, because its windows are percentiles.
-    """
+    """Reasons why the values of a scan are not as in the training scans, if those were recorded; empty if they are."""
+    # NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
+    # masks.  `any_scale`: the model does not see the scale of values, because its windows are percentiles.
     if known is None:
         if row.kind != "nifti":
             return []
@@ -181,8 +172,7 @@ class ModelIdentity:
 
     @property
     def short(self) -> str:
-        """The first letters of the fingerprint: enough to tell models apart, and to read aloud."""
-        return self.fingerprint[:12]
+        return self.fingerprint[:12]  # enough to tell models apart, and to read aloud
 
     def __str__(self) -> str:
         dataset = f" of {self.dataset}" if self.dataset else ""
@@ -427,10 +417,7 @@ def make_bundle(
     training: Mapping[str, Any],
     intervals: IntervalCalibration | None = None,
 ) -> Bundle:
-    """The bundle of a model that was trained on a store, with notes about what is not known of its features.
-
-    `features` says how the store's features were made (`sweep.run.features_of`).
-    """
+    """The bundle of a model of a store's `features_of`, with notes about what is not known of its features."""
     provenance, scans = features["provenance"], scans_behind(features["provenance"])
     encoded, note = is_encoded(provenance), ""
     if not encoded:
@@ -517,7 +504,6 @@ def write_bundle(bundle: Bundle, out: str | Path) -> Path:
 
 
 def fill_folder(bundle: Bundle, folder: Path) -> None:
-    """Write the two files of a bundle into a folder."""
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
     sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
@@ -537,22 +523,15 @@ def _read(folder: Path) -> Bundle:
         known = read_as(BundleFile, content)
     weights = _read_weights(folder / WEIGHTS, known.weights.sha256)
     with reading(path, again, StopIteration, wrong="is damaged"):
+        same = ("config", "features", "dtype", "encoder", "repair", "expects", "operation", "finding", "cautions")
         return Bundle(
-            config=known.config,
+            **{name: getattr(known, name) for name in same},
             model=winner_model(known.config, known.features, weights)
             if known.config
             else Committee.from_json(known.committee or {}, weights),
-            features=known.features,
-            dtype=known.dtype,
-            encoder=known.encoder,
             preprocessing=None if known.encoder is None else Preprocessing.from_dict(known.preprocessing or {}),
-            repair=known.repair,
-            expects=known.expects,
-            operation=known.operation,
             training=content["training"],
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
-            finding=known.finding,
-            cautions=known.cautions,
         )
 
 

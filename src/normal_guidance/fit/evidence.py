@@ -49,7 +49,6 @@ def fit_logistic(
     The problem is convex: no seed and no learning rate changes its solution.  Few inputs without a lasso are solved by
     Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot (O'Donoghue
     and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
-    `rows` are those of each model or of all, `chosen` the training scans.
     """
     share = chosen.double() / chosen.sum(1, keepdim=True)
     rows, targets = rows.double(), labels.double()
@@ -150,9 +149,8 @@ def _largest(rows: Tensor, share: Float64[Tensor, "models scans"]) -> Float64[Te
 
 TURNS = 3  # turns of weights and attention; more change little
 
+# Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows.
 FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
-"""Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
-
 BIAS_STEPS = 8  # Newton's steps to the best bias; five suffice where log-odds are moderate
 MOST_POOLED = 50_000_000  # numbers of pooled features that are in memory together, but for one fold's at least
 SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15  # scans, and slices with padding, whose attention is computed together

@@ -47,8 +47,7 @@ tags:
 ---
 """
 
-Aurocs = Mapping[str, ScanAuroc]
-"""Scan AUROC by finding and part, with intervals, where the predictions that they come from were at hand."""
+Aurocs = Mapping[str, ScanAuroc]  # by part, where the predictions that they come from were at hand
 
 
 def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | None = None) -> str:
@@ -276,10 +275,8 @@ def _words(text: str) -> set[str]:
 
 
 def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
-    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
-
-    An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
-    """
+    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on."""
+    # An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
     for path in sorted(folder.rglob("*.json")):
         for member, text in _texts(json.loads(path.read_text())):
             if PATH.match(text) or text in ids:
@@ -316,7 +313,6 @@ def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
 
 
 def ids_in(folder: Path, bundle: Bundle) -> set[str]:
-    """Ids of the scans and patients that a folder's predictions name."""
     ids: set[str] = set()
     for _, path in _tables(folder, bundle):
         rows = read_predictions(path, ("scan_id", "patient_id"))

@@ -81,8 +81,8 @@ from normal_guidance.sweep.run import (
     identity_of,
     is_begun,
     load_run,
+    record_as_json,
     run_sweep,
-    scores_as_json,
     scores_from_json,
 )
 from normal_guidance.sweep.stack import initial_model
@@ -499,7 +499,7 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
         "options": options_of(study),
         "data": {"test": {"scans": len(test), "fingerprint": fingerprint_of_part("test", test)}},
         "environments": [environment(study.execution if method == COMMITTEE else Execution())],
-        "scores": {form: scores_as_json(of_form) for form, of_form in scores.items()},
+        "scores": {form: record_as_json(of_form) for form, of_form in scores.items()},
     }
     write_json(folder / SCORES, content)
 

@@ -44,10 +44,8 @@ def release_memory() -> None:
 
 
 def fitting_chunk(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution) -> int:
-    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
-
-    A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
-    """
+    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds."""
+    # A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
     wanted = min(execution.chunk or len(configs), len(configs))
     free = machine_memory()[1]
     if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:

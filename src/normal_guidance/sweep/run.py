@@ -207,39 +207,30 @@ class RunFile:
     features: RunFeatures | None = None
 
 
-@dataclass(frozen=True)
-class WinnerFile:
+@dataclass(frozen=True, kw_only=True)
+class WinnerFile(SelectedEpoch):
     """best.json."""
 
     format: int
     config: Config
     features: Width
-    number: Count
-    epoch: Annotated[int, Between(1.0)]
-    val_auroc: Share
-    val_loss: float
 
 
-def _json(value: Any) -> Any:
+def record_as_json(value: Any) -> Any:
     """A record as JSON, with null for NaN."""
     if isinstance(value, Config):
         return value.as_json()
     if isinstance(value, Mapping):
-        return {name: _json(inner) for name, inner in value.items()}
+        return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(inner) for inner in value]
+        return [record_as_json(inner) for inner in value]
     if isinstance(value, Scores | WinnerFile):
-        return {each.name: _json(getattr(value, each.name)) for each in fields(value)}
+        return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def scores_as_json(scores: Scores) -> dict[str, Any]:
-    """Scores with null for NaN, which JSON lacks."""
-    return _json(scores)
-
-
 def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
+    """Scores as `record_as_json` made them; anything else is a `ContentError`."""
     return _scores(read_as(ScoresFile, scores, "scores"))
 
 
@@ -318,10 +309,7 @@ def state_of(
 
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder holds something of this run; a folder of another run is refused.  Nothing is written.
-
-    `identity` may be a part of what `identity_of` makes: only that part is compared.
-    """
+    """Whether the folder holds something of a run of this `identity`, whole or in part; another run is refused."""
     folder, names = Path(folder), set[str]()
     with reading(folder, "choose another folder"), suppress(FileNotFoundError, NotADirectoryError):
         names = {file.name for file in folder.iterdir()}
@@ -424,7 +412,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = _json(WinnerFile(FORMAT, winner.config, features, **selected))
+        about = record_as_json(WinnerFile(format=FORMAT, config=winner.config, features=features, **selected))
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
@@ -689,7 +677,7 @@ def _report(
         "options": options,
         "environments": state.environments,
     }
-    return _json(content)
+    return record_as_json(content)
 
 
 def _why_nothing(result: Sweep) -> str:

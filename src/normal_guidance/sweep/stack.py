@@ -186,13 +186,10 @@ def descend(
     optimizer: OptimizerName = "sgd",
     weight_decay: float = 0.0,
 ) -> Float[Tensor, "configs"]:
-    """Take one step of SGD with momentum or AdamW, in place, each configuration with its own norm, clip, L1 and lr.
-
-    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
-    the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
-    lower precision, to be brought up to date.  `momenta` are those of `initial_momenta`; `momentum` is AdamW's beta_1.
-    `weight_decay` is that of `torch.optim.SGD` or `AdamW`.  Return the value of the L1 term before the step.
-    """
+    """Step SGD with momentum or AdamW in place, each configuration with its own values; return the L1 term before."""
+    # `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all
+    # but the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters
+    # in a lower precision, to be brought up to date; `momentum` is AdamW's beta_1.
 
     def per_config(values: Tensor) -> Tensor:
         return values.flatten(1).sum(1) if values.ndim > 1 else values
@@ -243,14 +240,10 @@ def objective(
     on_slices: bool = False,
     class_weights: ClassWeights = None,
 ) -> Float[Tensor, ""]:
-    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
-
-    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
-    that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is the method's own loss
-    (`Method.loss`) in the place of BCE; `regularizer` may be any term on attention, some of which need `features`.
-    Labels are those of the scans, or with `on_slices` those of the slices, for a supervised reference.
-    `class_weights` are those of `balanced_weights`.
-    """
+    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$."""
+    # The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
+    # that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is `Method.loss` in the
+    # place of BCE; labels are those of the scans, or with `on_slices` those of the slices.
     loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if regularizer is not None:
