@@ -521,7 +521,13 @@ def _read(folder: Path) -> Bundle:
         if isinstance(config := content.get("config"), dict):
             refuse_removed(str(config.get("method")))
         known = read_as(BundleFile, content)
-    weights = _read_weights(folder / WEIGHTS, known.weights.sha256)
+    file, wanted = folder / WEIGHTS, known.weights.sha256
+    with reading(file, again, wrong="cannot be read or checked"):
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != wanted:
+        different = f"sha256 {digest[:16]}, not {wanted[:16]}"
+        raise UserError(f"{file} is not the file that {BUNDLE} names ({different}); {AGAIN}")
+    weights, _ = read_tensors(file, again)
     with reading(path, again, StopIteration, wrong="is damaged"):
         same = ("config", "features", "dtype", "encoder", "repair", "expects", "operation", "finding", "cautions")
         return Bundle(
@@ -535,19 +541,8 @@ def _read(folder: Path) -> Bundle:
         )
 
 
-def _read_weights(path: Path, sha256: str) -> dict[str, Tensor]:
-    with reading(path, f"copy the bundle again, or {AGAIN}", wrong="cannot be read or checked"):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != sha256:
-        different = f"sha256 {digest[:16]}, not {sha256[:16]}"
-        raise UserError(f"{path} is not the file that {BUNDLE} names ({different}); {AGAIN}")
-    return read_tensors(path, f"copy the bundle again, or {AGAIN}")[0]
-
-
 @dataclass(frozen=True)
-class _Tested:
-    """Scores on test scans, as `_Training` has them."""
-
+class _Tested:  # scores on test scans
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None
@@ -558,9 +553,7 @@ class _Tested:
 
 
 @dataclass(frozen=True)
-class _Training:
-    """How a model was trained, of a run or of `nguide fit`; for people to read."""
-
+class _Training:  # of a run or of `nguide fit`
     dataset: str | None
     scans: dict[str, int]
     test: _Tested | None
@@ -583,9 +576,7 @@ class _WeightsFile:
 
 
 @dataclass(frozen=True)
-class BundleFile:
-    """The types of bundle.json."""
-
+class BundleFile:  # the types of bundle.json
     format: int
     normal_guidance: str
     config: Config | None

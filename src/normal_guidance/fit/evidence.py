@@ -209,12 +209,18 @@ def fit_evidence(
     last, made = None if before is None else before.to(device), []
     for _ in range(turns):
         weights = _regress(scans, chunks, training, penalties, last)
-        windows = [chunk.own_windows(weights, folds) for chunk in chunks]
+        windows = []
+        for chunk in chunks:  # by the weights of the scan's own fold, which were not trained on it
+            evidence = chunk.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
+            windows.append(evidence[torch.arange(len(evidence), device=device), folds[chunk.scans]])
         squares = torch.stack([evidence.square().sum((0, 2)) for evidence in windows]).sum(0)
         size = squares.div(len(scans.features)).sqrt().clamp_min(1e-300)  # the root mean square of the evidence
         factors = FACTORS.to(device) / size[:, None]
         pairs = list(zip(chunks, windows, strict=True))
-        tried = [power * chunk.odds_by_factor(evidence, factors) for chunk, evidence in pairs]
+        tried = [
+            power * torch.stack([chunk.places.log_odds(factor[:, None] * evidence) for factor in factors.T], 2)
+            for chunk, evidence in pairs
+        ]
         scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
@@ -236,19 +242,6 @@ class _Chunk(NamedTuple):  # scans of about the same length
 
     def windows(self, weights: Float64[Tensor, "members inputs"]) -> Float64[Tensor, "bags members longest"]:
         return self.places.windows(self.places.layout.pad((self.rows @ weights.T.to(self.rows.dtype)).T))
-
-    def own_windows(
-        self, weights: Float64[Tensor, "folds penalties inputs"], folds: Int[Tensor, "scans"]
-    ) -> Float64[Tensor, "bags penalties longest"]:
-        """The evidence of every window by the weights of the scan's own fold, which were not trained on it."""
-        evidence = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
-        return evidence[torch.arange(len(evidence), device=folds.device), folds[self.scans]]
-
-    def odds_by_factor(
-        self, windows: Float64[Tensor, "bags penalties longest"], factors: Float64[Tensor, "penalties factors"]
-    ) -> Float64[Tensor, "bags penalties factors"]:
-        """The scans' log-odds if evidence is multiplied by each factor."""
-        return torch.stack([self.places.log_odds(factor[:, None] * windows) for factor in factors.T], 2)
 
 
 def _chunks(scans: Bags, places: Places) -> list[_Chunk]:

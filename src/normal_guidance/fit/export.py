@@ -301,7 +301,7 @@ OUTPUTS = ("probability", "logit", "attention")
 
 
 class BundleGraph(nn.Module):
-    """The findings' probabilities, logits `(findings,)` and attention `(findings, slices)`, as `nguide predict` does."""
+    """The findings' probabilities, logits `(findings,)` and attention `(findings, slices)` of one scan's features."""
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
@@ -310,7 +310,7 @@ class BundleGraph(nn.Module):
         self.calibrations = [each.operation.calibration for each in bundle.each]
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = features.to(self.dtype).float()
+        rows = features.to(self.dtype).float()  # rounded as those of the training scans were
         made = [predict_one(model, rows) for model in self.models]
         attention = [attention_per_head(scan.log_attention[0].double()).mean(0) for scan in made]
         logits = torch.cat([scan.logit for scan in made])

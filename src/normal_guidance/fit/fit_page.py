@@ -121,16 +121,9 @@ def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"
     return np.stack([np.interp(along, (np.arange(len(scan)) + 0.5) / len(scan), len(scan) * scan) for scan in scans])
 
 
-class Example(NamedTuple):
-    title: str
-    attention: Float[Tensor, "slices"]
-    prior: Float[Tensor, "slices"]
-    slice_labels: Int[Tensor, "slices"] | None = None
-
-
 @styled
-def plot_examples(examples: Sequence[Example]) -> Figure:
-    """Attention along the slices of a few scans, in rows of `ACROSS`."""
+def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]]) -> Figure:
+    """Titles, attention, prior and labels, where they are known, of the slices of a few scans, in rows of `ACROSS`."""
     rows = -(-len(examples) // ACROSS)
     figure = Figure(figsize=(WIDTH, 1.75 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, ACROSS, squeeze=False).flatten()
@@ -283,7 +276,7 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
         odds = result.operation.calibration.probability(result.fit.logits[scan].item())
         title = f"scan {scan + 1}: {uncalibrated}probability {rounded(odds)}"
         truth = None if labels is None or not marked else labels[scan]
-        examples.append(Example(title, attention[scan], expected[scan], truth))
+        examples.append((title, attention[scan], expected[scan], truth))
     known = "slices labelled positive are filled" if marked else "which slices are positive is not known"
     caption = (
         f"{len(examples)} positive scans, drawn at random and not by how well they did; {known}. Numbers count the "

@@ -248,7 +248,9 @@ def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     content.rmdir()
     card = model_card(shared, repository, aurocs_of(folder, bundle))
     write_atomically(draft / CARD, card.encode())
-    refuse_private(draft, ids_in(folder, bundle), names_in(shared))
+    # The words that people chose: the names of the data, the encoder and the findings.
+    names = (shared.identity.dataset, shared.encoder and shared.encoder.name, *(each.finding for each in shared.each))
+    refuse_private(draft, ids_in(folder, bundle), {word for name in names if name for word in _words(str(name))})
     return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
 
 
@@ -260,12 +262,6 @@ def without_paths(bundle: Bundle) -> Bundle:
     if not (PATH.match(name) or Path(name.partition("+")[0]).exists() or name.count("/") > 1):
         return bundle
     return replace(bundle, encoder=replace(bundle.encoder, name=re.split(r"[\\/]", name.rstrip("\\/"))[-1]))
-
-
-def names_in(bundle: Bundle) -> set[str]:
-    """The words of a bundle that people chose: the names of its data, its encoder and its findings."""
-    names = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(each.finding for each in bundle.each)]
-    return {word for name in names if name for word in _words(str(name))}
 
 
 def _words(text: str) -> set[str]:

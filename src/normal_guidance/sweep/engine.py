@@ -276,7 +276,13 @@ class SlottedEngine(Engine):
         self.step.zero_()
         needed = (self.lengths[scans].sum(1) + bags).tolist()
         for least, _ in zip(needed, self.train.staged(scans), strict=True):
-            self._run(next(rows for rows in self.rows if rows >= least))
+            rows = next(rows for rows in self.rows if rows >= least)
+            if not self.graphed:
+                self._train_step(rows)
+                continue
+            if rows not in self._graphs:
+                self._graphs[rows] = self._record(rows)
+            self._graphs[rows].replay()
         return self.losses.mean(0), self.auroc(self.logits.movedim(0, 1), self.plan.labels)
 
     @torch.no_grad()
@@ -294,14 +300,6 @@ class SlottedEngine(Engine):
             logits = self._val_logits
         logits = logits[:, : len(self.val_labels)]
         return self.auroc(logits, self.val_labels), cross_entropy(logits, self.val_labels)
-
-    def _run(self, rows: int) -> None:
-        if not self.graphed:
-            self._train_step(rows)
-            return
-        if rows not in self._graphs:
-            self._graphs[rows] = self._record(rows)
-        self._graphs[rows].replay()
 
     def _record(self, rows: int) -> torch.cuda.CUDAGraph:
         """Record the step as a graph; the trial steps for compiling and recording are undone afterwards."""
