@@ -68,7 +68,6 @@ class Expectations:
 
     @staticmethod
     def from_scans(scans: ScanSummary | None) -> Expectations:
-        """Make expectations from the summary of the training scans; empty ones from None."""
         if scans is None:
             return Expectations()
         spacing = scans.slice_spacing

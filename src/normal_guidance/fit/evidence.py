@@ -157,9 +157,7 @@ SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15  # scans, and slices with padding, whos
 
 
 @dataclass(frozen=True)
-class Penalty:
-    """How strongly a regression is held back."""
-
+class Penalty:  # how strongly a regression is held back
     kind: str  # "ridge" for evidence spread over many inputs, "lasso" for few that matter
     strength: float  # 1 is usual for this number of scans and inputs
 

@@ -130,7 +130,6 @@ def export_model(
 
 
 def _width(model: nn.Module) -> int | None:
-    """The features per slice of a model that says them."""
     for part, size in (("classifier", "in_features"), ("scaling", "features")):
         width = getattr(getattr(model, part, None), size, None)
         if width is not None:
@@ -263,7 +262,6 @@ def relative_difference(made: Tensor, wanted: Tensor, least: float = 0.0) -> flo
 
 
 def require_export() -> None:
-    """Refuse to go on without the packages that write and run ONNX."""
     with importing("export", f"ONNX needs onnx, onnxruntime and onnxscript, a file that ends in {PROGRAM} does not"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401

@@ -58,9 +58,7 @@ class FoldPlan:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What members of one kind have in common."""
-
+class Setting:  # what members of one kind have in common
     places: Places
     power: float
     penalty: Penalty
@@ -246,7 +244,6 @@ def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
 
 
 def scale_scans(scans: ScanSet, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
-    """The scaled features of all scans, in the memory of the device."""
     batches = torch.arange(len(scans.lengths)).split(LOADING_BATCH)
     rows = torch.cat([scaling(scans.rows(batch)).to(device) for batch in batches])
     return Bags(rows, scans.lengths.to(device), scans.labels.to(device))

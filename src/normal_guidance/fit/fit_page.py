@@ -380,7 +380,6 @@ HEADER = (
 
 
 def findings_page(models: Mapping[Finding, MeasuredFit], skipped: Mapping[str, str], notes: Mapping[str, str]) -> str:
-    """The page about all findings, in one file; it links to the page of each."""
     fitted = "1 finding was fitted" if len(models) == 1 else f"{len(models)} findings were fitted to the same features"
     left_out = f"; {len(skipped)} of {len(skipped) + len(models)} skipped" if skipped else ""
     lead = f"{fitted}, each with a model of its own{left_out}. Every name leads to its report."

@@ -311,7 +311,6 @@ def fit_and_measure(
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
-    """Scan AUROC, and the measures of finding slices where their labels are known."""
     labels = scans.labels
     positive, slices = int(labels.sum()), scans.slice_labels
     counts, auroc = (positive, len(labels) - positive), scan_auroc(scans, prediction.logit)

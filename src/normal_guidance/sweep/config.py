@@ -420,7 +420,6 @@ def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
 def sensitivity_grid(
     base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
 ) -> tuple[Config, ...]:
-    """Return the grid for each divergence and each of the paper's lambdas."""
     return grid(base, lr=lr, l1=l1, divergence=get_args(DivergenceName), guidance_weight=GUIDANCE_WEIGHTS)
 
 

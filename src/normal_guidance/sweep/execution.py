@@ -92,7 +92,6 @@ def choose_engine(
 
 
 def _orders(config: Config, train: ScanSet, seed: int) -> Iterator[Tensor]:
-    """The order of the training scans in every epoch."""
     draw = draw_orders(len(train.lengths), seed)
     return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
 

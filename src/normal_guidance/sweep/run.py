@@ -100,9 +100,7 @@ Width = Annotated[int, Between(1.0, 2.0**31)]
 
 
 @dataclass(frozen=True)
-class ScoresFile:
-    """`Scores`, null where they are NaN or where the method has none."""
-
+class ScoresFile:  # `Scores`, null where they are NaN or where the method has none
     localization_auroc: Share | None
     localization_auprc: Share | None
     scan_auroc: Share | None
@@ -130,18 +128,14 @@ class ConfigCounts:
 
 
 @dataclass(frozen=True)
-class RunPart:
-    """The scans of a part and their order, which decides which scans share a batch."""
-
+class RunPart:  # the order decides which scans share a batch
     scans: Count
     fingerprint: str
     order: str = ""
 
 
 @dataclass(frozen=True)
-class RunFeatures:
-    """How the features were made (`features_of`)."""
-
+class RunFeatures:  # as `features_of` has them
     recipe: str
     width: Width
     dtype: DtypeName
@@ -174,9 +168,7 @@ class SourceCommit:
 
 
 @dataclass(frozen=True)
-class Environment:
-    """Date, versions, commit and machine of a start (`environment`)."""
-
+class Environment:  # of a start
     date: str | None
     normal_guidance: str
     commit: SourceCommit | None
@@ -208,9 +200,7 @@ class RunFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinnerFile(SelectedEpoch):
-    """best.json."""
-
+class WinnerFile(SelectedEpoch):  # best.json
     format: int
     config: Config
     features: Width
@@ -240,7 +230,6 @@ def _scores(known: ScoresFile) -> Scores:
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, as its report has it."""
     starts = report.get("environments")
     if not read_as(list[Environment], starts, "environments"):
         raise ContentError("environments is empty")
@@ -352,7 +341,6 @@ def diverged(result: Sweep) -> int:
 
 
 def history_table(result: Sweep) -> pa.Table:
-    """One row for each configuration and epoch that was trained."""
     epochs, count, _ = result.history.shape
     number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
     trained = epoch <= result.trained[:, None]
@@ -406,7 +394,6 @@ def read_history(path: Path) -> pa.Table:
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
-    """Write the winners' weights and what `load_winner` needs."""
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
     names = group_names(result.configs)
     for winner in result.winners:
@@ -482,7 +469,6 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Load a complete run from its folder."""
     folder = Path(folder)
     refuse_data(folder)
     path = folder / REPORT

@@ -120,7 +120,6 @@ class Selection:
         return (self.risen + self.patience).clamp_max(epoch)
 
     def over(self, epoch: int) -> list[bool]:
-        """Which configurations have run out of patience."""
         if self.patience is None:
             return [False] * len(self.epoch)
         return (epoch - self.risen >= self.patience).tolist()
@@ -165,7 +164,6 @@ class SweepState:
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
-        """The state before training, in chunks of at most `chunk` configurations."""
         count = len(configs)
         pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
@@ -174,11 +172,9 @@ class SweepState:
 
     @property
     def done(self) -> int:
-        """The number of finished configurations."""
         return len(self.configs) - sum(len(chunk.members) for chunk in self.pending)
 
     def after(self, epoch: int, training: Mapping[str, Tensor]) -> SweepState:
-        """The state after an epoch of the present chunk."""
         return replace(self, pending=(replace(self.pending[0], epoch=epoch, training=training), *self.pending[1:]))
 
     def halved(self, error: Exception) -> SweepState:
@@ -278,9 +274,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class SavedState:
-    """What state.safetensors holds beside the tensors."""
-
+class SavedState:  # beside the tensors of state.safetensors
     run: str  # the run that it belongs to
     resumed: Count  # how often the run resumed from a saved state
     environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
@@ -542,7 +536,6 @@ def sweep(
 
 
 def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
-    """Refuse scans that no run can be trained on."""
     check_scans_like(train, "train")
     check_scans_like(val, "val")
     count, size = len(train.lengths), config.batch_size
