@@ -24,7 +24,7 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places, ScanPlaces
 from normal_guidance.core.layout import Layout
 from normal_guidance.fit.committee import attend
-from normal_guidance.statistics.calibration import Lines, fit_lines
+from normal_guidance.statistics.calibration import fit_lines
 
 STEPS = 2000  # the most steps; a few hundred are usual
 TOLERANCE = 1e-5  # it has converged when a step moves no weight by more than this
@@ -260,14 +260,6 @@ def _scatter(chunks: Sequence[_Chunk], values: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(values))[torch.cat([chunk.scans for chunk in chunks]).argsort()]
 
 
-def _lines(
-    raw: Float64[Tensor, "penalties scans"], labels: Int[Tensor, "scans"], training: Bool[Tensor, "folds scans"]
-) -> Lines:
-    """The lines of all folds and penalties, each fitted to the fold's training scans."""
-    folds, penalties = len(training), len(raw)
-    return fit_lines(raw.repeat(folds, 1), labels, training.repeat_interleave(penalties, 0))
-
-
 def fit_sharpness(
     factors: Float64[Tensor, "penalties factors"],
     odds: Float64[Tensor, "scans penalties factors"],
@@ -359,10 +351,11 @@ def _calibrated(
 ) -> Fitted:
     """The members with gain and bias, each fitted to the scans of the other folds."""
     training = folds != torch.arange(len(weights), device=folds.device)[:, None]
-    lines, shape = _lines(odds, labels, training), sharpness.shape
-    # Evidence that points the wrong way is not turned around, but counts as nothing.
-    rising = lines.slope > 0.0
-    nothing = _lines(0.0 * odds, labels, training).intercept
-    gain = torch.where(rising, lines.slope, 0.0).view(shape)
-    bias = torch.where(rising, lines.intercept, nothing).view(shape)
+    lines, without_evidence = (
+        fit_lines(raw.repeat(len(training), 1), labels, training.repeat_interleave(len(raw), 0))
+        for raw in (odds, 0.0 * odds)
+    )
+    rising = lines.slope > 0.0  # evidence that points the wrong way is not turned around, but counts as nothing
+    gain = torch.where(rising, lines.slope, 0.0).view(sharpness.shape)
+    bias = torch.where(rising, lines.intercept, without_evidence.intercept).view(sharpness.shape)
     return Fitted(weights, bias, gain, sharpness, gain.T[:, folds] * odds + bias.T[:, folds], attention)

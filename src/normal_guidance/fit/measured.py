@@ -86,21 +86,20 @@ class PromisedIntervals:
                 f"Intervals promise nothing about the finding: {_patients(self.labelled)} a positive scan with slice "
                 f"labels, but a promise of {100 * self.coverage:g} % needs {_needed(self.coverage)}."
             ]
-        return [
+        lines = [
             f"An interval {promise(self.coverage)}. It was calibrated on {self.labelled} scans with slice labels, one "
             f"for each patient, which leaves this probability uncertain by {100 * self.calibration.spread:.0f} %.",
             f"The median interval has {100 * self.length:.0f} % of its scan's slices.",
-            *([] if self.test is None else [self._tested(self.calibration, *self.test)]),
         ]
+        if self.test is not None:
+            from scipy.stats import betabinom
 
-    @staticmethod
-    def _tested(calibration: IntervalCalibration, held: int, scans: int) -> str:
-        from scipy.stats import betabinom
-
-        line = f"On the test scans it contains the whole finding in {held} of {scans}."
-        if betabinom.cdf(held, scans, *calibration.beta) >= UNLIKELY:
-            return line
-        return f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."
+            lines.append(f"On the test scans it contains the whole finding in {self.test.held} of {self.test.scans}.")
+            if not betabinom.cdf(*self.test, *self.calibration.beta) >= UNLIKELY:
+                lines[-1] += (
+                    " Chance does not explain so few: the test scans are of another kind, so do not rely on it."
+                )
+        return lines
 
 
 def check_promise(coverage: float | None, scans: LabelledScans) -> None:

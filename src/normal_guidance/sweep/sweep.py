@@ -73,15 +73,11 @@ class Winner(SelectedEpoch):
 
 
 class Selection:
-    """The best epoch of each configuration so far, its weights included, on the device.
+    """The best epoch of each configuration so far (`Config.train_above_val`), its weights included, on the device."""
 
-    The best has the highest validation AUROC, and of equals the lowest validation loss.  With `train_above_val`, the
-    paper's rule, only epochs whose training AUROC is above their validation AUROC count, and of equals the first.
-
-    Patience counts from the last epoch whose validation AUROC was higher than that of the selected one or of all before
-    it. So a configuration that still learns goes on while its training AUROC is below its validation AUROC, and one
-    whose AUROC stays at its highest stops, although its loss may still fall.
-    """
+    # Patience counts from the last epoch whose validation AUROC was higher than that of the selected one or of all
+    # before it. So a configuration that still learns goes on while its training AUROC is below its validation AUROC,
+    # and one whose AUROC stays at its highest stops, although its loss may still fall.
 
     def __init__(self, parameters: Parameters, train_above_val: bool = False, patience: int | None = None) -> None:
         first = next(iter(parameters.values()))
