@@ -147,16 +147,28 @@ class Chunk(ChunkPlace):
 
 
 @dataclass(frozen=True, eq=False)
-class SweepState:
-    """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
+class Sweep:
+    """The result of a sweep: the history of every configuration, and the winners."""
 
     configs: tuple[Config, ...]
-    pending: tuple[Chunk, ...]  # the present one first
-    history: Tensor
-    best_epoch: Tensor
-    trained: Tensor
-    winners: tuple[Winner, ...] = ()
-    chunks: tuple[int, ...] = ()  # the number of configurations that finished together, chunk by chunk
+    history: Float64[Tensor, "epochs configs four"]
+    """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
+    best_epoch: Int64[Tensor, "configs"]
+    """The selected epoch of each configuration, from 1; 0 where none could be selected."""
+    trained: Int64[Tensor, "configs"]
+    """The number of epochs that count for each configuration: all, or until its patience ended."""
+    winners: tuple[Winner, ...]
+    """One for each group of configurations that differ only in lr and l1, if any epoch of it could be selected."""
+    chunks: tuple[int, ...]  # the number of configurations that finished together, chunk by chunk
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent on training, evaluation (with selection) and saving."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweepState(Sweep):
+    """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
+
+    pending: tuple[Chunk, ...] = ()  # the present one first
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
@@ -164,7 +176,9 @@ class SweepState:
         pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.int64)
-        return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
+        return cls(
+            tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=tuple(pending)
+        )
 
     @property
     def done(self) -> int:
@@ -458,24 +472,6 @@ class Clock:
         self.events = self.events[-1:]
 
 
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """The result of a sweep: the history of every configuration, and the winners."""
-
-    configs: tuple[Config, ...]
-    history: Float64[Tensor, "epochs configs four"]
-    """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
-    best_epoch: Int64[Tensor, "configs"]
-    """The selected epoch of each configuration, from 1; 0 where none could be selected."""
-    trained: Int64[Tensor, "configs"]
-    """The number of epochs that count for each configuration: all, or until its patience ended."""
-    winners: tuple[Winner, ...]
-    """One for each group of configurations that differ only in lr and l1, if any epoch of it could be selected."""
-    chunks: tuple[int, ...]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent on training, evaluation (with selection) and saving."""
-
-
 def sweep(
     configs: Sequence[Config],
     train: ScanSet,
@@ -520,15 +516,7 @@ def sweep(
                 state = (keeper.last or state).halved(error)
             release_memory()
             keeper.save(state)
-    return Sweep(
-        configs=tuple(configs),
-        history=state.history,
-        best_epoch=state.best_epoch,
-        trained=state.trained,
-        winners=state.winners,
-        chunks=state.chunks,
-        seconds=keeper.seconds,
-    )
+    return Sweep(**{each.name: getattr(state, each.name) for each in fields(Sweep)} | {"seconds": keeper.seconds})
 
 
 def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
