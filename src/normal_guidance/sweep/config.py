@@ -150,10 +150,7 @@ class Config:
         help="Raise lambda from 0 to its value over so many epochs.",
     )
     optimizer: OptimizerName = _field(
-        "sgd",
-        panel="training",
-        choices=get_args(OptimizerName),
-        help="sgd, with momentum, or adamw. Default: sgd.",
+        "sgd", panel="training", choices=get_args(OptimizerName), help="sgd, with momentum, or adamw. Default: sgd."
     )
     weight_decay: float = _field(
         0.0, AT_LEAST_0, panel="training", help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0."
@@ -297,9 +294,7 @@ class Execution:
 
     device: str = _field("cpu", help="cpu, cuda or cuda:1. Default: cuda where there is one.")
     precision: Precision = _field(
-        "float32",
-        choices=get_args(Precision),
-        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.",
+        "float32", choices=get_args(Precision), help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16."
     )
     engine: EngineName | None = _field(
         None,

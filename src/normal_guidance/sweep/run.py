@@ -214,7 +214,7 @@ def record_as_json(value: Any) -> Any:
         return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [record_as_json(inner) for inner in value]
-    if isinstance(value, Scores | WinnerFile):
+    if isinstance(value, Scores):
         return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
 
@@ -299,7 +299,8 @@ def state_of(
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     """Whether the folder holds something of a run of this `identity`, whole or in part; another run is refused."""
-    folder, names = Path(folder), set[str]()
+    folder = Path(folder)
+    names: set[str] = set()
     with reading(folder, "choose another folder"), suppress(FileNotFoundError, NotADirectoryError):
         names = {file.name for file in folder.iterdir()}
     path = folder / CONFIG
@@ -399,7 +400,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = record_as_json(WinnerFile(format=FORMAT, config=winner.config, features=features, **selected))
+        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 

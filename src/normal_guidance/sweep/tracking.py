@@ -1,11 +1,8 @@
 """What a training did, for TensorBoard or MLflow: options, curves and final metrics, written once it is complete.
 
-Nothing is written while a model trains, so training is as fast as without.  Each training has an identity; one that
-was written before is not written again, so a command that resumes may be started as often as needed.
-
-TensorBoard's events go to the folder `tensorboard` of the output.  MLflow's runs go to the server that
-MLFLOW_TRACKING_URI names, and without it to files in the folder `mlruns` of the output: mlflow-skinny has no database,
-and MLflow keeps its files in maintenance mode.
+Nothing is written while a model trains, so training is as fast as without.  Each training has an identity and is
+written once, however often a command resumes.  TensorBoard's events go to the folder `tensorboard` of the output,
+MLflow's runs to the server of MLFLOW_TRACKING_URI or, as mlflow-skinny has no database, to the folder `mlruns`.
 """
 
 from __future__ import annotations
@@ -168,10 +165,7 @@ def _write_runs(client: MlflowClient, trainings: Sequence[Training], name: str) 
         client.set_terminated(run_id)
 
 
-TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
-    "tensorboard": _to_tensorboard,
-    "mlflow": _to_mlflow,
-}
+TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
 
 
 def tracked_runs(folder: Path) -> list[Training]:
