@@ -66,7 +66,7 @@ def test_what_every_slice_says_tells_scans_apart_and_leaves_attention_in_the_mid
     scans.features[:, 3] += 0.6 * scans.labels.repeat_interleave(scans.lengths)
     found = fit_committee(scans, names(scans), FoldPlan(folds=3))
     assert not found.choice.unusual
-    assert any(found.settings[number].whole for number in found.choice.kept)
+    assert any(found.settings[number].places.whole_scan for number in found.choice.kept)
     assert auroc(found.logits, scans.labels) > 0.95
     attention, lengths = found.attention.split(scans.lengths.tolist()), scans.lengths.tolist()
     middle = [own[size // 4 : size - size // 4].sum().item() for own, size in zip(attention, lengths, strict=True)]

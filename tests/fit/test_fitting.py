@@ -119,7 +119,7 @@ def test_the_third_sentence_says_where_the_kept_members_look(
 ) -> None:
     measured = made[1].measured
     settings = enumerate(measured.fit.settings)
-    kept = tuple(number for number, one in settings if one.whole or one.places.central in central)
+    kept = tuple(number for number, one in settings if one.places.whole_scan or one.places.central in central)
     fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
     own = replace(measured.out_of_fold, positive=FEW, negative=FEW)
     third = replace(measured, fit=fit, out_of_fold=own).sentences()[2]
@@ -258,7 +258,7 @@ def test_the_page_has_both_parts_and_what_is_specific_to_patients(made: tuple[Pa
 def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
     page, fit = read_page(made[0]), made[1].fit
     assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
-    looking = [number for number in fit.choice.kept if not fit.settings[number].whole]
+    looking = [number for number in fit.choice.kept if not fit.settings[number].places.whole_scan]
     assert f"{len(looking)} were kept" in page
     assert ("The mean of the whole scan tells scans apart" in page) == (len(looking) < len(fit.choice.kept))
     assert f"the mean of {len(fit.committee)} members: {len(fit.choice.kept)} settings x 3 folds x 1 repeat." in page

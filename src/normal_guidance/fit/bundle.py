@@ -52,9 +52,7 @@ from normal_guidance.sweep.run import (
 )
 
 SPACING_SLACK = 1.5  # slice spacing may be smaller or larger than in the training scans by this factor
-
-FEWEST_SHARE = 0.5
-"""A scan is too short with less than this share of the slices of the shortest training scan."""
+FEWEST_SHARE = 0.5  # a scan is too short with less than this share of the slices of the shortest training scan
 
 
 @dataclass(frozen=True)
@@ -70,7 +68,6 @@ class Expectations:
 
     @staticmethod
     def from_scans(scans: ScanSummary | None) -> Expectations:
-        """Make expectations from the summary of the training scans; empty ones from None."""
         if scans is None:
             return Expectations()
         spacing = scans.slice_spacing
@@ -108,11 +105,9 @@ class Expectations:
 
     @property
     def least_slices(self) -> int:
-        """The least number of slices that a scan must have."""
         return 1 if self.fewest_slices is None else math.ceil(self.fewest_slices * FEWEST_SHARE)
 
     def __str__(self) -> str:
-        """Describe the kind of scan for people."""
         spacing = self.slice_spacing
         parts = [
             ", ".join(self.modalities),
@@ -123,33 +118,21 @@ class Expectations:
         return ", ".join(part for part in parts if part) or "not recorded"
 
 
-HU_SLACK = 500.0
-"""HU may lie so far outside those of the training scans: half of the step from air to water."""
+HU_SLACK = 500.0  # HU may lie so far outside those of the training scans: half of the step from air to water
+NO_AIR = -200.0  # lowest values above this are not air, and are accepted only as far as the training scans have them
 
-NO_AIR = -200.0
-"""Lowest values above this are not air, and are accepted only as far as the training scans have them."""
+SCALE_SLACK = 4.0  # values of other images, which have no unit, may differ from the training scans' by this factor
+NEGATIVE_SHARE = 0.25  # where no training scan has negative values, a scan's reach down to this share of its highest
+DISTINCT_SHARE = 0.1  # a scan with less than this share of the training scans' different values is a mask or a drawing
 
-SCALE_SLACK = 4.0
-"""Values of other images, which have no unit, may be smaller or larger than in the training scans by this factor."""
-
-NEGATIVE_SHARE = 0.25
-"""Images whose training scans have no negative values may reach down to this share of their own highest values."""
-
-DISTINCT_SHARE = 0.1
-"""A scan with less than this share of the training scans' different values is a mask or a drawing."""
-
-ANY_CT = ValueRange((-1024.0, -1000.0), (200.0, 3071.0), 640)
-ANY_OTHER = ValueRange((0.0, 0.0), (0.0, 0.0), 640)
-"""What NIfTI files are compared with where the training scans' values were not recorded."""
+# What NIfTI files are compared with where the training scans' values were not recorded.
+ANY_CT, ANY_OTHER = ValueRange((-1024.0, -1000.0), (200.0, 3071.0), 640), ValueRange((0.0, 0.0), (0.0, 0.0), 640)
 
 
 def why_not_values(known: ValueRange | None, row: ScanRow, values: Values, *, any_scale: bool) -> list[str]:
-    """Reasons why the values of a scan are not as in the training scans; empty if they are.
-
-    NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
-    masks.  `known` is None where the training scans' values were not recorded; `any_scale` says that the model does not
-    see the scale of values, because its windows are percentiles.
-    """
+    """Reasons why the values of a scan are not as in the training scans, if those were recorded; empty if they are."""
+    # NIfTI does not say its modality, and headers may be wrong: only values tell CT in HU from MR, windowed copies and
+    # masks.  `any_scale`: the model does not see the scale of values, because its windows are percentiles.
     if known is None:
         if row.kind != "nifti":
             return []
@@ -188,8 +171,7 @@ class ModelIdentity:
 
     @property
     def short(self) -> str:
-        """The first letters of the fingerprint: enough to tell models apart, and to read aloud."""
-        return self.fingerprint[:12]
+        return self.fingerprint[:12]  # enough to tell models apart, and to read aloud
 
     def __str__(self) -> str:
         dataset = f" of {self.dataset}" if self.dataset else ""
@@ -204,9 +186,7 @@ class ModelIdentity:
 
 
 FORMAT = 1  # version of bundle.json; a bundle of another version is refused
-
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
-
 AGAIN = "make the bundle again: nguide bundle RUN -o BUNDLE"
 
 
@@ -436,10 +416,7 @@ def make_bundle(
     training: Mapping[str, Any],
     intervals: IntervalCalibration | None = None,
 ) -> Bundle:
-    """The bundle of a model that was trained on a store, with notes about what is not known of its features.
-
-    `features` says how the store's features were made (`sweep.run.features_of`).
-    """
+    """The bundle of a model of a store's `features_of`, with notes about what is not known of its features."""
     provenance, scans = features["provenance"], scans_behind(features["provenance"])
     encoded, note = is_encoded(provenance), ""
     if not encoded:
@@ -526,7 +503,6 @@ def write_bundle(bundle: Bundle, out: str | Path) -> Path:
 
 
 def fill_folder(bundle: Bundle, folder: Path) -> None:
-    """Write the two files of a bundle into a folder."""
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
     sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
@@ -544,40 +520,28 @@ def _read(folder: Path) -> Bundle:
         if isinstance(config := content.get("config"), dict):
             refuse_removed(str(config.get("method")))
         known = read_as(BundleFile, content)
-    weights = _read_weights(folder / WEIGHTS, known.weights.sha256)
+    file, wanted = folder / WEIGHTS, known.weights.sha256
+    with reading(file, again, wrong="cannot be read or checked"):
+        digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    if digest != wanted:
+        different = f"sha256 {digest[:16]}, not {wanted[:16]}"
+        raise UserError(f"{file} is not the file that {BUNDLE} names ({different}); {AGAIN}")
+    weights, _ = read_tensors(file, again)
     with reading(path, again, StopIteration, wrong="is damaged"):
+        same = ("config", "features", "dtype", "encoder", "repair", "expects", "operation", "finding", "cautions")
         return Bundle(
-            config=known.config,
+            **{name: getattr(known, name) for name in same},
             model=winner_model(known.config, known.features, weights)
             if known.config
             else Committee.from_json(known.committee or {}, weights),
-            features=known.features,
-            dtype=known.dtype,
-            encoder=known.encoder,
             preprocessing=None if known.encoder is None else Preprocessing.from_dict(known.preprocessing or {}),
-            repair=known.repair,
-            expects=known.expects,
-            operation=known.operation,
             training=content["training"],
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
-            finding=known.finding,
-            cautions=known.cautions,
         )
 
 
-def _read_weights(path: Path, sha256: str) -> dict[str, Tensor]:
-    with reading(path, f"copy the bundle again, or {AGAIN}", wrong="cannot be read or checked"):
-        digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    if digest != sha256:
-        different = f"sha256 {digest[:16]}, not {sha256[:16]}"
-        raise UserError(f"{path} is not the file that {BUNDLE} names ({different}); {AGAIN}")
-    return read_tensors(path, f"copy the bundle again, or {AGAIN}")[0]
-
-
 @dataclass(frozen=True)
-class _Tested:
-    """Scores on test scans, as `_Training` has them."""
-
+class _Tested:  # scores on test scans
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None
@@ -588,9 +552,7 @@ class _Tested:
 
 
 @dataclass(frozen=True)
-class _Training:
-    """How a model was trained, of a run or of `nguide fit`; for people to read."""
-
+class _Training:  # of a run or of `nguide fit`
     dataset: str | None
     scans: dict[str, int]
     test: _Tested | None
@@ -613,9 +575,7 @@ class _WeightsFile:
 
 
 @dataclass(frozen=True)
-class BundleFile:
-    """The types of bundle.json."""
-
+class BundleFile:  # the types of bundle.json
     format: int
     normal_guidance: str
     config: Config | None

@@ -59,13 +59,11 @@ class Scaling(nn.Module):
         self.register_buffer("rotation", rotation)
 
     @property
-    def features(self) -> int:
-        """Features of a slice before scaling."""
+    def features(self) -> int:  # of a slice before scaling
         return len(self.mean)
 
     @property
-    def inputs(self) -> int:
-        """Numbers of a slice that heads see."""
+    def inputs(self) -> int:  # of a slice after it
         return len(self.mean) if self.rotation is None else self.rotation.shape[1]
 
     def forward(self, rows: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows inputs"]:
@@ -74,10 +72,7 @@ class Scaling(nn.Module):
 
 
 def fit_scaling(scans: ScanSet, components: int = COMPONENTS) -> Scaling:
-    """Scale the features of these scans to variance 1; a feature that is always the same becomes 0.
-
-    Features that repeat each other become at most `components` principal components, also of variance 1.
-    """
+    """Scale features, or principal components of those that repeat each other, to variance 1; constant ones to 0."""
     count, mean, covariance = _moments(scans)
     deviation = covariance.diagonal().clamp_min(0.0).sqrt()
     varies = deviation > (1e-6 * (mean.square() + deviation.square()).sqrt()).clamp_min(1e-30)
@@ -118,24 +113,15 @@ def _moments(scans: ScanSet) -> tuple[int, Float[Tensor, "features"], Float[Tens
     return count, shift + mean, products / count - mean.outer(mean)
 
 
-AT_ONCE = 2**24
-"""Numbers of members x slices, with padding, that are computed together; one member is never divided."""
-
+AT_ONCE = 2**24  # numbers of members x slices, with padding, that are computed together; one member is never divided
 LEAST_SHARPNESS = 0.05  # log-odds of less sharp members are computed with this
 
 
-LEARNED = ("weights", "bias", "gain", "sharpness")
-"""What each member has of its own, beside its kind of places."""
+LEARNED = ("weights", "bias", "gain", "sharpness")  # what each member has of its own, beside its kind of places
 
 
 class Committee(nn.Module):
-    """Averages its members; c, g and t are `bias`, `gain` and `sharpness`, w is a row of `weights`.
-
-    Args:
-        places: the kinds of places that members look for.
-        kind: the number of each member's kind of places.
-        shown: whether the members tell scans apart; else attention is the prior.
-    """
+    """Averages its members; c, g and t are `bias`, `gain` and `sharpness`, w is a row of `weights`."""
 
     kind: Tensor
     weights: Tensor
@@ -147,13 +133,13 @@ class Committee(nn.Module):
         self,
         scaling: Scaling,
         places: Sequence[Places],
-        kind: Int[Tensor, "members"],
+        kind: Int[Tensor, "members"],  # the number of each member's places
         *,
         weights: Float[Tensor, "members inputs"],
         bias: Float[Tensor, "members"],
         gain: Float[Tensor, "members"],
         sharpness: Float[Tensor, "members"],
-        shown: bool = True,
+        shown: bool = True,  # whether members tell scans apart; else attention is the prior
     ) -> None:
         super().__init__()
         self.scaling, self.places, self.shown = scaling, tuple(places), shown
@@ -196,12 +182,10 @@ class Committee(nn.Module):
         return prior_attention(self._places, lengths.to(self.kind.device))
 
     @property
-    def _places(self) -> list[Places]:
-        """The places that each member looks for."""
+    def _places(self) -> list[Places]:  # of each member
         return [self.places[kind] for kind in self._kinds]
 
     def of(self, members: Sequence[int]) -> Committee:
-        """A committee of some of the members."""
         chosen = torch.tensor(list(members), dtype=torch.int64, device=self.kind.device)
         learned = {name: getattr(self, name)[chosen] for name in LEARNED}
         return Committee(self.scaling, self.places, self.kind[chosen], **learned, shown=self.shown)
@@ -221,7 +205,6 @@ class Committee(nn.Module):
 
     @staticmethod
     def from_json(about: Mapping[str, Any], state: Mapping[str, Tensor]) -> Committee:
-        """The committee of `as_json` and of its state dict."""
         known = read_as(CommitteeFile, dict(about), "committee")
         scaling = Scaling(state["scaling.mean"], state["scaling.scale"], state.get("scaling.rotation"))
         learned = {name: state[name] for name in LEARNED}
@@ -232,9 +215,7 @@ class Committee(nn.Module):
 
 
 @dataclass(frozen=True)
-class CommitteeFile:
-    """The types of `Committee.as_json`."""
-
+class CommitteeFile:  # the types of `Committee.as_json`
     members: int
     places: tuple[Places, ...]
     shown: bool

@@ -24,14 +24,11 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.bells import Places, ScanPlaces
 from normal_guidance.core.layout import Layout
 from normal_guidance.fit.committee import attend
-from normal_guidance.statistics.calibration import Lines, fit_lines
+from normal_guidance.statistics.calibration import fit_lines
 
 STEPS = 2000  # the most steps; a few hundred are usual
 TOLERANCE = 1e-5  # it has converged when a step moves no weight by more than this
-
-NEWTON_INPUTS = 64
-"""The most inputs for Newton's method, whose steps cost the square of their number for each scan."""
-
+NEWTON_INPUTS = 64  # the most inputs for Newton's method, whose steps cost the square of their number for each scan
 NEWTON_STEPS = 50  # the most steps of Newton's method; about 7 are usual
 POWER_STEPS = 30  # products that find the largest curvature, which sets the size of the steps
 
@@ -52,7 +49,6 @@ def fit_logistic(
     The problem is convex: no seed and no learning rate changes its solution.  Few inputs without a lasso are solved by
     Newton's method; all else by accelerated proximal gradient steps that start again when they overshoot (O'Donoghue
     and Candes, "Adaptive restart for accelerated gradient schemes", 2015).  All is float64.
-    `rows` are those of each model or of all, `chosen` the training scans.
     """
     share = chosen.double() / chosen.sum(1, keepdim=True)
     rows, targets = rows.double(), labels.double()
@@ -153,31 +149,22 @@ def _largest(rows: Tensor, share: Float64[Tensor, "models scans"]) -> Float64[Te
 
 TURNS = 3  # turns of weights and attention; more change little
 
+# Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows.
 FACTORS = 2.0 ** torch.arange(-3.0, 4.5, 0.5, dtype=torch.float64)
-"""Sizes of evidence that are tried: standard deviations of a window's log-odds, the mean of all scans' windows."""
-
 BIAS_STEPS = 8  # Newton's steps to the best bias; five suffice where log-odds are moderate
-
-MOST_POOLED = 50_000_000
-"""Numbers of pooled features that are in memory together, but for one fold's at least."""
-
-SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15
-"""Scans, and slices with padding, whose attention is computed together."""
+MOST_POOLED = 50_000_000  # numbers of pooled features that are in memory together, but for one fold's at least
+SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15  # scans, and slices with padding, whose attention is computed together
 
 
 @dataclass(frozen=True)
-class Penalty:
-    """How strongly a regression is held back."""
-
+class Penalty:  # how strongly a regression is held back
     kind: str  # "ridge" for evidence spread over many inputs, "lasso" for few that matter
     strength: float  # 1 is usual for this number of scans and inputs
 
     def of(self, scans: int, inputs: int) -> tuple[float, float]:
-        """Ridge and lasso of `fit_logistic`, for pooled features of variance 1.
-
-        Ridge is what makes noise in all inputs together as large as the evidence, in the order of inputs / scans.
-        Lasso is the largest slope that noise alone would have in any input.
-        """
+        """Ridge and lasso of `fit_logistic`, for pooled features of variance 1."""
+        # Ridge is what makes noise in all inputs together as large as the evidence, in the order of inputs / scans.
+        # Lasso is the largest slope that noise alone would have in any input.
         if self.kind == "ridge":
             return self.strength * inputs / scans, 0.0
         return 0.0, self.strength * 0.5 * math.sqrt(2.0 * math.log(max(2, inputs)) / scans)
@@ -191,12 +178,11 @@ class Fitted:
     bias: Float64[Tensor, "folds penalties"]
     gain: Float64[Tensor, "folds penalties"]
     sharpness: Float64[Tensor, "folds penalties"]
+    # Out of fold: by the members of the scan's own fold, which were not trained on it.
     logits: Float64[Tensor, "penalties scans"]
-    """Out of fold: by the members of the scan's own fold, which were not trained on it."""
-    attention: Float[Tensor, "penalties slices"]  # out of fold
+    attention: Float[Tensor, "penalties slices"]
 
     def to(self, device: torch.device | str) -> Fitted:
-        """The same on another device."""
         return Fitted(*(getattr(self, field.name).to(device) for field in fields(self)))
 
 
@@ -210,11 +196,10 @@ def fit_evidence(
     turns: int = TURNS,
     before: Fitted | None = None,
 ) -> tuple[Fitted, ...]:
-    """Fit one member for each fold and penalty; `scans` have scaled features.  Return the members of every turn.
-    The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
-    attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
-    `before`, attention begins as the prior.
-    """
+    """Fit one member for each fold and penalty to scans of scaled features; return the members of every turn."""
+    # The scan's odds are the `power` of the odds of one place: above 1 the number of places with a finding, below 1
+    # attention is sharper than the odds, so that the clearest slice alone says nearly what all say.  Without the turn
+    # `before`, attention begins as the prior.
     count, device = int(folds.max()) + 1, scans.features.device
     folds = folds.to(device)
     training = folds != torch.arange(count, device=device)[:, None]
@@ -222,12 +207,18 @@ def fit_evidence(
     last, made = None if before is None else before.to(device), []
     for _ in range(turns):
         weights = _regress(scans, chunks, training, penalties, last)
-        windows = [chunk.own_windows(weights, folds) for chunk in chunks]
+        windows = []
+        for chunk in chunks:  # by the weights of the scan's own fold, which were not trained on it
+            evidence = chunk.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
+            windows.append(evidence[torch.arange(len(evidence), device=device), folds[chunk.scans]])
         squares = torch.stack([evidence.square().sum((0, 2)) for evidence in windows]).sum(0)
         size = squares.div(len(scans.features)).sqrt().clamp_min(1e-300)  # the root mean square of the evidence
         factors = FACTORS.to(device) / size[:, None]
         pairs = list(zip(chunks, windows, strict=True))
-        tried = [power * chunk.odds_by_factor(evidence, factors) for chunk, evidence in pairs]
+        tried = [
+            power * torch.stack([chunk.places.log_odds(factor[:, None] * evidence) for factor in factors.T], 2)
+            for chunk, evidence in pairs
+        ]
         scale, certain = fit_sharpness(factors, _scatter(chunks, tried), scans.labels, training)
         weights = scale[:, :, None] * weights
         odds, attention = [], weights.new_zeros(len(penalties), len(scans.features), dtype=torch.float32)
@@ -241,30 +232,14 @@ def fit_evidence(
     return tuple(made)
 
 
-class _Chunk(NamedTuple):
-    """Some scans of about the same length."""
-
+class _Chunk(NamedTuple):  # scans of about the same length
     scans: Int[Tensor, "bags"]
     slices: Int[Tensor, "rows"]  # the places of their rows among those of all scans
     rows: Float[Tensor, "rows inputs"]
     places: ScanPlaces
 
     def windows(self, weights: Float64[Tensor, "members inputs"]) -> Float64[Tensor, "bags members longest"]:
-        """The evidence of every window."""
         return self.places.windows(self.places.layout.pad((self.rows @ weights.T.to(self.rows.dtype)).T))
-
-    def own_windows(
-        self, weights: Float64[Tensor, "folds penalties inputs"], folds: Int[Tensor, "scans"]
-    ) -> Float64[Tensor, "bags penalties longest"]:
-        """The evidence of every window by the weights of the scan's own fold, which were not trained on it."""
-        evidence = self.windows(weights.flatten(0, 1)).unflatten(1, weights.shape[:2])
-        return evidence[torch.arange(len(evidence), device=folds.device), folds[self.scans]]
-
-    def odds_by_factor(
-        self, windows: Float64[Tensor, "bags penalties longest"], factors: Float64[Tensor, "penalties factors"]
-    ) -> Float64[Tensor, "bags penalties factors"]:
-        """The scans' log-odds if evidence is multiplied by each factor."""
-        return torch.stack([self.places.log_odds(factor[:, None] * windows) for factor in factors.T], 2)
 
 
 def _chunks(scans: Bags, places: Places) -> list[_Chunk]:
@@ -285,25 +260,15 @@ def _scatter(chunks: Sequence[_Chunk], values: Sequence[Tensor]) -> Tensor:
     return torch.cat(list(values))[torch.cat([chunk.scans for chunk in chunks]).argsort()]
 
 
-def _lines(
-    raw: Float64[Tensor, "penalties scans"], labels: Int[Tensor, "scans"], training: Bool[Tensor, "folds scans"]
-) -> Lines:
-    """The lines of all folds and penalties, each fitted to the fold's training scans."""
-    folds, penalties = len(training), len(raw)
-    return fit_lines(raw.repeat(folds, 1), labels, training.repeat_interleave(penalties, 0))
-
-
 def fit_sharpness(
     factors: Float64[Tensor, "penalties factors"],
     odds: Float64[Tensor, "scans penalties factors"],
     labels: Int[Tensor, "scans"],
     training: Bool[Tensor, "folds scans"],
 ) -> tuple[Float64[Tensor, "folds penalties"], Float64[Tensor, "folds penalties"]]:
-    """What evidence must be multiplied by to be log-odds, and how much of that is certain.
-
-    The factor is the most probable one for the training scans' labels.  The smallest factor that is at most half a
-    unit of log-likelihood worse, which is one standard error, is certain; 0 is where no evidence is as probable.
-    """
+    """What evidence must be multiplied by to be log-odds, the most probable factor, and how much of it is certain."""
+    # Certain is the smallest factor that is at most half a unit of log-likelihood worse, which is one standard error; 0
+    # is where no evidence is as probable.
     loss = _loss_with_best_bias(torch.cat([torch.zeros_like(odds[:, :, :1]), odds], 2), labels, training)
     best, index = loss[:, :, 1:].min(2)
     certain = (loss <= best[:, :, None] + 0.5).double().argmax(2)
@@ -356,17 +321,13 @@ def _regress(
         else:
             members = before.weights[some].flatten(0, 1), before.sharpness[some].flatten()
         pooled = _pool(chunks, *members)
-        rows, scale = _standardised(pooled[0] if before is None else pooled)
+        pooled = pooled[0] if before is None else pooled
+        scale = pooled.std(-2).mean(-1).clamp_min(1e-12)[..., None]  # inputs get a variance of 1 in the mean
+        rows = (pooled - pooled.mean(-2, keepdim=True)) / scale[..., None, :]
         chosen, (ridge, lasso) = training[some].repeat_interleave(count, 0), strengths[some].flatten(0, 1).unbind(1)
         weights, _ = fit_logistic(rows, scans.labels, chosen, ridge=ridge, lasso=lasso)
         weights_by_fold.append((weights / scale).view(len(some), count, inputs))
     return torch.cat(weights_by_fold)
-
-
-def _standardised(pooled: Float64[Tensor, "*many scans inputs"]) -> tuple[Tensor, Tensor]:
-    """Rows around 0 whose inputs have a variance of 1 in the mean, and what they were divided by."""
-    scale = pooled.std(-2).mean(-1).clamp_min(1e-12)[..., None]
-    return (pooled - pooled.mean(-2, keepdim=True)) / scale[..., None, :], scale
 
 
 def _pool(
@@ -390,10 +351,11 @@ def _calibrated(
 ) -> Fitted:
     """The members with gain and bias, each fitted to the scans of the other folds."""
     training = folds != torch.arange(len(weights), device=folds.device)[:, None]
-    lines, shape = _lines(odds, labels, training), sharpness.shape
-    # Evidence that points the wrong way is not turned around, but counts as nothing.
-    rising = lines.slope > 0.0
-    nothing = _lines(0.0 * odds, labels, training).intercept
-    gain = torch.where(rising, lines.slope, 0.0).view(shape)
-    bias = torch.where(rising, lines.intercept, nothing).view(shape)
+    lines, without_evidence = (
+        fit_lines(raw.repeat(len(training), 1), labels, training.repeat_interleave(len(raw), 0))
+        for raw in (odds, 0.0 * odds)
+    )
+    rising = lines.slope > 0.0  # evidence that points the wrong way is not turned around, but counts as nothing
+    gain = torch.where(rising, lines.slope, 0.0).view(sharpness.shape)
+    bias = torch.where(rising, lines.intercept, without_evidence.intercept).view(sharpness.shape)
     return Fitted(weights, bias, gain, sharpness, gain.T[:, folds] * odds + bias.T[:, folds], attention)

@@ -39,22 +39,14 @@ from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.features.store import DTYPES
 
 ONNX, PROGRAM = ".onnx", ".pt2"
-
-OWN = ("normal_guidance", "features", "outputs")
-"""Names in the metadata of a file that a caller cannot give."""
-
+OWN = ("normal_guidance", "features", "outputs")  # names in the metadata of a file that a caller cannot give
 METADATA = "metadata.json"  # the file in an exported program that holds its metadata
 
+# The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
+# 1 or, if larger, to their largest value.  Both compute in float32, but sum in other orders.
 TOLERANCE = 1e-4
-"""The most by which an output of a file may differ from its model's: attention relative to its largest value, others to
-1 or, if larger, to their largest value.  Both compute in float32, but sum in other orders."""
-
-LEAST = {"attention": 0.0}
-"""What outputs are measured against at least, if not 1: attention may be small everywhere."""
-
-LENGTHS = (1, 2, 37, 150)
-"""Slices of the random scans on which a written file is compared with its model."""
-
+LEAST = {"attention": 0.0}  # what outputs are measured against at least, if not 1: attention may be small everywhere
+LENGTHS = (1, 2, 37, 150)  # slices of the random scans on which a written file is compared with its model
 EXAMPLE = 7  # slices of the scan that is traced; the graph does not depend on it
 
 
@@ -138,7 +130,6 @@ def export_model(
 
 
 def _width(model: nn.Module) -> int | None:
-    """The features per slice of a model that says them."""
     for part, size in (("classifier", "in_features"), ("scaling", "features")):
         width = getattr(getattr(model, part, None), size, None)
         if width is not None:
@@ -149,13 +140,7 @@ def _width(model: nn.Module) -> int | None:
 def write_graph(
     graph: nn.Module, path: str | Path, features: int, outputs: Sequence[str], metadata: Mapping[str, str]
 ) -> Path:
-    """Write a function of one scan's features, and prove that the file equals it.
-
-    Args:
-        graph: takes `(slices, features)` and returns a tuple of tensors; copied to the CPU, in float32.
-        outputs: the names of what it returns.
-        metadata: what the file shall say of itself, beside version, features and the names.
-    """
+    """Write a function from `(slices, features)` to a tuple of tensors, and prove that the file equals it."""
     path = Path(path)
     if not path.parent.is_dir():
         raise UserError(f"{path} cannot be written: there is no folder {path.parent}; make it first")
@@ -205,7 +190,6 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
-    """What an exported file says of itself."""
     path = Path(path)
     if path.suffix == PROGRAM:
         extra: dict[str, Any] = {METADATA: ""}
@@ -278,7 +262,6 @@ def relative_difference(made: Tensor, wanted: Tensor, least: float = 0.0) -> flo
 
 
 def require_export() -> None:
-    """Refuse to go on without the packages that write and run ONNX."""
     with importing("export", f"ONNX needs onnx, onnxruntime and onnxscript, a file that ends in {PROGRAM} does not"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
@@ -316,11 +299,7 @@ OUTPUTS = ("probability", "logit", "attention")
 
 
 class BundleGraph(nn.Module):
-    """The findings' probabilities, logits `(findings,)` and attention `(findings, slices)` of one scan's features.
-
-    Features are rounded as those of the training scans were.  Attention is that of `nguide predict`: the heads' mean,
-    and it sums to one.
-    """
+    """The findings' probabilities, logits `(findings,)` and attention `(findings, slices)` of one scan's features."""
 
     def __init__(self, bundle: Bundle) -> None:
         super().__init__()
@@ -329,7 +308,7 @@ class BundleGraph(nn.Module):
         self.calibrations = [each.operation.calibration for each in bundle.each]
 
     def forward(self, features: Float[Tensor, "slices features"]) -> tuple[Tensor, Tensor, Tensor]:
-        rows = features.to(self.dtype).float()
+        rows = features.to(self.dtype).float()  # rounded as those of the training scans were
         made = [predict_one(model, rows) for model in self.models]
         attention = [attention_per_head(scan.log_attention[0].double()).mean(0) for scan in made]
         logits = torch.cat([scan.logit for scan in made])
@@ -341,11 +320,7 @@ class BundleGraph(nn.Module):
 
 
 def export_bundle(bundle: Bundle, path: str | Path) -> Path:
-    """Write a bundle as ONNX or as an exported program, by the ending of the path, and prove that the file equals it.
-
-    The file takes the features of one scan, made by the encoder that its metadata names, and gives `OUTPUTS`.  Whether
-    the model was made for a scan, key slices and intervals are `nguide predict`'s matter.
-    """
+    """Write a bundle as ONNX or as an exported program, and prove that the file equals it."""
     return write_graph(BundleGraph(bundle), path, bundle.features, OUTPUTS, metadata_of(bundle))
 
 

@@ -33,25 +33,18 @@ from normal_guidance.sweep.batches import LOADING_BATCH
 FOLDS = 5
 LEAST = 3  # the fewest positive and negative scans, of as many patients
 ENOUGH = 400  # folds are drawn again until this many scans were predicted, at most `REPEATS` times
-
 REPEATS = 5
 
+# Half the width of the places in lengths of the median scan, 0 for a single slice; powers of the odds of one place
+# (`fit_evidence`), each with the number of reaches, the shortest, that are tried.
 REACHES = (0.0, 1 / 40, 1 / 20, 3 / 40, 1 / 10, 3 / 20)
-"""Half the width of the places in lengths of the median scan; 0 is a single slice."""
-
 POWERS = ((1.0, len(REACHES)), (4.0, 4), (1 / 8, 2))
-"""Powers of the odds of one place (`fit_evidence`), each with the number of reaches, the shortest, that are tried."""
-
 RIDGES, LASSOS = (0.1, 0.3, 1.0, 3.0, 10.0), (0.5, 0.8)
+CLEARLY = 2.0  # standard errors of a mean paired difference, above which a setting is clearly worse than another
 
-CLEARLY = 2.0
-"""Standard errors of a mean paired difference, above which a setting is clearly worse than another."""
+HOPELESSLY = 5.0  # a kind of places that is worse by more standard errors after the first turn has no more turns
 
-HOPELESSLY = 5.0
-"""Standard errors by which a kind of places is worse than others after the first turn, above which it has no more."""
-
-Kind = tuple[Places, float]
-"""Places to look for, and the power of their odds."""
+Kind = tuple[Places, float]  # places to look for, and the power of their odds
 
 
 @dataclass(frozen=True)
@@ -65,9 +58,7 @@ class FoldPlan:
 
 
 @dataclass(frozen=True)
-class Setting:
-    """What members of one kind have in common."""
-
+class Setting:  # what members of one kind have in common
     places: Places
     power: float
     penalty: Penalty
@@ -78,19 +69,11 @@ class Setting:
         """Whether it looks for one block of slices around the middle of the scan, as most findings are."""
         return self.places.central and bool(self.places.reach) and self.power == 1.0
 
-    @property
-    def whole(self) -> bool:
-        """Whether it sees the whole scan as one place."""
-        return self.places.whole_scan
-
 
 class KeptSettings(NamedTuple):
-    """Which settings are in the committee, and why; `choose` makes it."""
-
     kept: tuple[int, ...]  # the numbers of the settings that are in the committee
     unusual: bool  # whether the usual places were clearly worse than others
-    shown: bool
-    """Whether a setting that looks for places clearly knows more than how frequent positive scans are."""
+    shown: bool  # whether a setting that looks for places clearly knows more than how frequent positive scans are
     losses: Float64[Tensor, "settings"]  # mean log loss of each setting, out of fold
 
 
@@ -103,11 +86,10 @@ class CommitteeFit:
     settings: tuple[Setting, ...]
     choice: KeptSettings
     folds: Int[Tensor, "repeats scans"]
-    member_folds: Int[Tensor, "members two"]
-    """The repeat and the fold that each member was not trained on."""
+    member_folds: Int[Tensor, "members two"]  # the repeat and the fold that each member was not trained on
+    # Out of fold: by members that were not trained on the scan, of settings that were chosen without it.
     logits: Float64[Tensor, "scans"]
-    """Out of fold: by members that were not trained on the scan, of settings that were chosen without it."""
-    attention: Float[Tensor, "slices"]  # out of fold
+    attention: Float[Tensor, "slices"]
 
 
 def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 0) -> FoldPlan:
@@ -135,10 +117,7 @@ def fit_committee(
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> CommitteeFit:
-    """Fit a committee, on the CPU in the end; without a plan, `make_plan` decides.
-
-    A patient's scans share a fold.  `watch` is called with the share that is done.
-    """
+    """Fit a committee, on the CPU in the end; `watch` is called with the share that is done."""
     labels = scans.labels.tolist()
     plan = plan or make_plan(labels, patient_ids)
     scaling = fit_scaling(scans, plan.components)
@@ -229,10 +208,8 @@ def _out_of_fold(
     scans: ScanSet,
     patient_ids: Sequence[str],
 ) -> tuple[Float64[Tensor, "scans"], Float[Tensor, "slices"]]:
-    """Logits and attention of each scan; the settings of a fold are chosen by the other folds' scans alone.
-
-    The best of many settings by chance would look good on the scans that it was chosen by.
-    """
+    """Logits and attention of each scan; the settings of a fold are chosen by the other folds' scans alone."""
+    # The best of many settings by chance would look good on the scans that it was chosen by.
     own_logits = torch.zeros(len(folds), len(patient_ids), dtype=torch.float64)
     attention = torch.zeros(len(folds), int(scans.lengths.sum()))
     for repeat, fold_of_scan in enumerate(folds):
@@ -267,7 +244,6 @@ def _kinds(lengths: Int[Tensor, "scans"]) -> list[Kind]:
 
 
 def scale_scans(scans: ScanSet, scaling: Scaling, device: torch.device | str = "cpu") -> Bags:
-    """The scaled features of all scans, in the memory of the device."""
     batches = torch.arange(len(scans.lengths)).split(LOADING_BATCH)
     rows = torch.cat([scaling(scans.rows(batch)).to(device) for batch in batches])
     return Bags(rows, scans.lengths.to(device), scans.labels.to(device))
@@ -279,7 +255,6 @@ def choose(
     labels: Int[Tensor, "scans"],
     patient_ids: Sequence[str],
 ) -> KeptSettings:
-    """The settings that stay."""
     losses = F.binary_cross_entropy_with_logits(logits, labels.double().expand_as(logits), reduction="none")
     means = losses.mean(1)
 
@@ -290,8 +265,8 @@ def choose(
         return [number for number in candidates if not clearly(losses[number] - losses[leader])]
 
     usual = [number for number, setting in enumerate(settings) if setting.usual]
-    whole = [number for number, setting in enumerate(settings) if setting.whole]
-    looking = [number for number, setting in enumerate(settings) if not setting.whole]
+    whole = [number for number, setting in enumerate(settings) if setting.places.whole_scan]
+    looking = [number for number, setting in enumerate(settings) if not setting.places.whole_scan]
     best, best_usual, best_whole = (group[int(means[group].argmin())] for group in (looking, usual, whole))
     unusual = all(clearly(losses[other] - losses[best]) for other in (best_usual, best_whole))
     leader = best if unusual else best_usual

@@ -43,19 +43,13 @@ from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import PatientSpecific, Skill
 
 PAGE = "report.html"
-
 POINTS = 50  # relative positions at which mean attention is drawn
-
-BINS, IN_A_BIN = 8, 10
-"""The most points of the calibration curve, and the fewest scans of each."""
-
+BINS, IN_A_BIN = 8, 10  # the most points of the calibration curve, and the fewest scans of each
 ACROSS = 3  # examples in a row
 GUESS = "0.25"  # the colour of what knows nothing of the scan: chance, and the prior
 
 
 class ScoredScans(NamedTuple):
-    """Scans that the model was not trained on, and what it says of them."""
-
     logits: Float[Tensor, "scans"]
     labels: Int[Tensor, "scans"]
     auroc: str
@@ -127,18 +121,9 @@ def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"
     return np.stack([np.interp(along, (np.arange(len(scan)) + 0.5) / len(scan), len(scan) * scan) for scan in scans])
 
 
-class Example(NamedTuple):
-    """One scan's attention, the prior beside it, and its slice labels if they are known."""
-
-    title: str
-    attention: Float[Tensor, "slices"]
-    prior: Float[Tensor, "slices"]
-    slice_labels: Int[Tensor, "slices"] | None = None
-
-
 @styled
-def plot_examples(examples: Sequence[Example]) -> Figure:
-    """Attention along the slices of a few scans, in rows of `ACROSS`."""
+def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]]) -> Figure:
+    """Titles, attention, prior and labels, where they are known, of the slices of a few scans, in rows of `ACROSS`."""
     rows = -(-len(examples) // ACROSS)
     figure = Figure(figsize=(WIDTH, 1.75 * rows + 0.4), layout="constrained")
     panels = figure.subplots(rows, ACROSS, squeeze=False).flatten()
@@ -207,7 +192,6 @@ def _results(result: MeasuredFit) -> str:
 
 
 def _column(measured: Measured) -> dict[str, str]:
-    """The texts of the table's rows."""
     skill, specific = measured.skill, measured.specific
     column = {
         "Positive and negative scans": f"{measured.positive} and {measured.negative}",
@@ -292,7 +276,7 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
         odds = result.operation.calibration.probability(result.fit.logits[scan].item())
         title = f"scan {scan + 1}: {uncalibrated}probability {rounded(odds)}"
         truth = None if labels is None or not marked else labels[scan]
-        examples.append(Example(title, attention[scan], expected[scan], truth))
+        examples.append((title, attention[scan], expected[scan], truth))
     known = "slices labelled positive are filled" if marked else "which slices are positive is not known"
     caption = (
         f"{len(examples)} positive scans, drawn at random and not by how well they did; {known}. Numbers count the "
@@ -306,9 +290,9 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
 def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
     plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
     usual = sum(setting.usual for setting in fit.settings)
-    looking = sum(not setting.whole for setting in fit.settings)
+    looking = sum(not setting.places.whole_scan for setting in fit.settings)
     candidates = looking if fit.choice.unusual else usual
-    whole = sum(setting.whole for setting in kept)
+    whole = sum(setting.places.whole_scan for setting in kept)
     scaling, strengths = fit.committee.scaling, dict[str, set[float]]()
     for setting in kept:
         strengths.setdefault(setting.penalty.kind, set()).add(setting.penalty.strength)
@@ -366,7 +350,6 @@ def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
 
 
 def place_words(places: Places, power: float = 1.0) -> str:
-    """A kind of places in words."""
     if places.reach is None:
         return "the whole scan at once"
     one, many = "single slice", "single slices"
@@ -397,7 +380,6 @@ HEADER = (
 
 
 def findings_page(models: Mapping[Finding, MeasuredFit], skipped: Mapping[str, str], notes: Mapping[str, str]) -> str:
-    """The page about all findings, in one file; it links to the page of each."""
     fitted = "1 finding was fitted" if len(models) == 1 else f"{len(models)} findings were fitted to the same features"
     left_out = f"; {len(skipped)} of {len(skipped) + len(models)} skipped" if skipped else ""
     lead = f"{fitted}, each with a model of its own{left_out}. Every name leads to its report."

@@ -120,8 +120,7 @@ def training_scans(store: FeatureStore) -> tuple[FeatureStore, FeatureStore | No
     return (store.select(~tested), store.part("test")) if tested.any() else (store, None)
 
 
-ScansToFit = ScansLike | str | Path
-"""Scans in memory, in a feature store, or the folder of one."""
+ScansToFit = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
 
 
 def fit(
@@ -249,11 +248,7 @@ def fit_findings(
     device: torch.device | str = "cpu",
     watch: Callable[[str, float], None] | None = None,
 ) -> FittedFindings:
-    """Fit a model of each finding of a store, or of those named, and write them to a new or empty folder.
-
-    A finding with too few scans is skipped; if no finding is left, nothing is written.  `watch` is called with the
-    finding's name and the share of all findings that is done.
-    """
+    """Fit and write a model of each finding, or of those named; those with too few scans are skipped, but not all."""
     check_sensitivity(sensitivity)  # a mistake of the command is not one of a finding
     if coverage is not None:
         check_coverage(coverage)

@@ -37,7 +37,6 @@ from normal_guidance.sweep.run import PREDICTION_TABLE
 
 CARD = "README.md"
 HOME = "https://github.com/normal-guidance/normal-guidance"
-
 HEAD = """---
 library_name: normal-guidance
 pipeline_tag: image-classification
@@ -48,8 +47,7 @@ tags:
 ---
 """
 
-Aurocs = Mapping[str, ScanAuroc]
-"""Scan AUROC by finding and part, with intervals, where the predictions that they come from were at hand."""
+Aurocs = Mapping[str, ScanAuroc]  # by part, where the predictions that they come from were at hand
 
 
 def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | None = None) -> str:
@@ -136,14 +134,9 @@ def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
     return "\n".join([*title, *(table if rows else ["Nothing was measured."]), "", note])
 
 
-PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")
-"""The files that are taken from a repository."""
-
+PULLED = (CARD, FINDINGS, BUNDLE, WEIGHTS, f"*/{BUNDLE}", f"*/{WEIGHTS}")  # the files that are taken from a repository
 REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
-
-PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")
-"""The beginning of a text that is a path on some machine."""
-
+PATH = re.compile(r"^(/|~|\.{1,2}/|\\|[A-Za-z]:[\\/])")  # the beginning of a text that is a path on some machine
 LEAST_ID = 3  # shorter ids are not looked for: numbers such as 12 stand for something else
 
 
@@ -255,7 +248,9 @@ def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     content.rmdir()
     card = model_card(shared, repository, aurocs_of(folder, bundle))
     write_atomically(draft / CARD, card.encode())
-    refuse_private(draft, ids_in(folder, bundle), names_in(shared))
+    # The words that people chose: the names of the data, the encoder and the findings.
+    names = (shared.identity.dataset, shared.encoder and shared.encoder.name, *(each.finding for each in shared.each))
+    refuse_private(draft, ids_in(folder, bundle), {word for name in names if name for word in _words(str(name))})
     return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
 
 
@@ -269,12 +264,6 @@ def without_paths(bundle: Bundle) -> Bundle:
     return replace(bundle, encoder=replace(bundle.encoder, name=re.split(r"[\\/]", name.rstrip("\\/"))[-1]))
 
 
-def names_in(bundle: Bundle) -> set[str]:
-    """The words of a bundle that people chose: the names of its data, its encoder and its findings."""
-    names = [bundle.identity.dataset, bundle.encoder and bundle.encoder.name, *(each.finding for each in bundle.each)]
-    return {word for name in names if name for word in _words(str(name))}
-
-
 def _words(text: str) -> set[str]:
     """The words of a text, also without the marks at their ends."""
     words = re.findall(r"[\w.\-]+", text)
@@ -282,10 +271,8 @@ def _words(text: str) -> set[str]:
 
 
 def refuse_private(folder: Path, ids: set[str], names: set[str]) -> None:
-    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on.
-
-    An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
-    """
+    """Refuse files that hold a path, or the id of a scan or patient that the model was measured on."""
+    # An id such as 100 is looked for among the names that people chose alone: elsewhere the card's numbers are its own.
     for path in sorted(folder.rglob("*.json")):
         for member, text in _texts(json.loads(path.read_text())):
             if PATH.match(text) or text in ids:
@@ -322,7 +309,6 @@ def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
 
 
 def ids_in(folder: Path, bundle: Bundle) -> set[str]:
-    """Ids of the scans and patients that a folder's predictions name."""
     ids: set[str] = set()
     for _, path in _tables(folder, bundle):
         rows = read_predictions(path, ("scan_id", "patient_id"))

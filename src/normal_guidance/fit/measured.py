@@ -43,9 +43,7 @@ from normal_guidance.statistics.skill import (
 from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from normal_guidance.sweep.loop import predict_bags
 
-COVERAGE = 0.9
-"""The probability that is promised where labels allow it, unless another one is asked for."""
-
+COVERAGE = 0.9  # the probability that is promised where labels allow it, unless another one is asked for
 ADVISED = 30  # with so many labelled scans the coverage of 90 % is uncertain by 5 %
 UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind that calibrated
 
@@ -58,10 +56,8 @@ ASSUMPTIONS = (
 
 
 class Held(NamedTuple):
-    """How many of the test scans with slice labels have their whole finding in the interval."""
-
-    held: int
-    scans: int
+    held: int  # test scans whose whole finding is in the interval
+    scans: int  # with slice labels
 
 
 @dataclass(frozen=True)
@@ -90,21 +86,20 @@ class PromisedIntervals:
                 f"Intervals promise nothing about the finding: {_patients(self.labelled)} a positive scan with slice "
                 f"labels, but a promise of {100 * self.coverage:g} % needs {_needed(self.coverage)}."
             ]
-        return [
+        lines = [
             f"An interval {promise(self.coverage)}. It was calibrated on {self.labelled} scans with slice labels, one "
             f"for each patient, which leaves this probability uncertain by {100 * self.calibration.spread:.0f} %.",
             f"The median interval has {100 * self.length:.0f} % of its scan's slices.",
-            *([] if self.test is None else [self._tested(self.calibration, *self.test)]),
         ]
+        if self.test is not None:
+            from scipy.stats import betabinom
 
-    @staticmethod
-    def _tested(calibration: IntervalCalibration, held: int, scans: int) -> str:
-        from scipy.stats import betabinom
-
-        line = f"On the test scans it contains the whole finding in {held} of {scans}."
-        if betabinom.cdf(held, scans, *calibration.beta) >= UNLIKELY:
-            return line
-        return f"{line} Chance does not explain so few: the test scans are of another kind, so do not rely on it."
+            lines.append(f"On the test scans it contains the whole finding in {self.test.held} of {self.test.scans}.")
+            if not betabinom.cdf(*self.test, *self.calibration.beta) >= UNLIKELY:
+                lines[-1] += (
+                    " Chance does not explain so few: the test scans are of another kind, so do not rely on it."
+                )
+        return lines
 
 
 def check_promise(coverage: float | None, scans: LabelledScans) -> None:
@@ -123,10 +118,7 @@ def check_promise(coverage: float | None, scans: LabelledScans) -> None:
 def promise_intervals(
     scans: LabelledScans, attention: Float[Tensor, "slices"], coverage: float | None = None
 ) -> PromisedIntervals:
-    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels.
-
-    Without a coverage it is `COVERAGE`, if the labels allow it.
-    """
+    """Calibrate intervals on training scans by their out-of-fold attention, if enough of them have slice labels."""
     check_promise(coverage, scans)
     asked, chosen = coverage or COVERAGE, one_per_patient(scans)
     if len(chosen) < scans_needed(asked) or scans.slice_labels is None:
@@ -157,10 +149,8 @@ def check_on(promised: PromisedIntervals, test: LabelledScans, attention: Float[
 
 
 def one_per_patient(scans: LabelledScans) -> list[int]:
-    """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash.
-
-    The promise needs scans that are independent; neither their order nor what they show may choose among them.
-    """
+    """The numbers of the scans with a positive slice, of each patient the one whose id has the lowest hash."""
+    # The promise needs scans that are independent; neither their order nor what they show may choose among them.
     if scans.slice_labels is None:
         return []
     chosen: dict[str, int] = {}
@@ -187,18 +177,13 @@ def _patients(number: int) -> str:
 
 
 OUT_OF_FOLD = "out-of-fold"  # what the training scans are called where the model is measured on them
-
-
 WHERE_USUAL = "where findings usually lie"
 NOT_OF_THE_SCAN = f"show {WHERE_USUAL}, and nothing about the patient"
 
 
 @dataclass(frozen=True)
 class ScanAuroc:
-    """A scan AUROC with its interval (DeLong, patients as units; `separated_low` for an AUROC of 1).
-
-    The interval is NaN where one class has a single patient.
-    """
+    """A scan AUROC with its interval (DeLong, patients as units), NaN where one class has a single patient."""
 
     value: float
     low: float
@@ -215,10 +200,7 @@ class ScanAuroc:
 
 @dataclass(frozen=True, eq=False)
 class Measured:
-    """What a model does on scans that it was not trained on.
-
-    The last three are None where no positive scan has slice labels.
-    """
+    """What a model does on scans that it was not trained on; None where no positive scan has slice labels."""
 
     positive: int
     negative: int
@@ -304,17 +286,7 @@ def fit_and_measure(
     device: torch.device | str = "cpu",
     watch: Callable[[float], None] | None = None,
 ) -> MeasuredFit:
-    """Fit a committee, calibrate it and choose its threshold, all out of fold.
-
-    Args:
-        scans: the training scans; labels of slices measure the result and calibrate intervals, and never train.
-        plan: how; without it, the scans decide.
-        test: other patients' scans, to measure the model on.
-        sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
-        coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
-            labels. Without it, .9 if there are enough.
-        watch: called with the share that is done.
-    """
+    """Fit a committee, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
     check_sensitivity(sensitivity)  # before the work
     check_promise(coverage, scans)
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
@@ -338,7 +310,6 @@ def fit_and_measure(
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
-    """Scan AUROC, and the measures of finding slices where their labels are known."""
     labels = scans.labels
     positive, slices = int(labels.sum()), scans.slice_labels
     counts, auroc = (positive, len(labels) - positive), scan_auroc(scans, prediction.logit)
@@ -387,7 +358,7 @@ def _places(fit: CommitteeFit) -> str:
     if not fit.choice.unusual:
         return "around the middle of the scan, as usual"
     kept = [fit.settings[number] for number in fit.choice.kept]
-    central = {setting.places.central for setting in kept if not setting.whole}
+    central = {setting.places.central for setting in kept if not setting.places.whole_scan}
     if central == {False}:
         return "anywhere in the scan"
     return "anywhere in the scan, " + ("all" if central == {True} else "some") + " members first around its middle"

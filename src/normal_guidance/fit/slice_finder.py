@@ -23,13 +23,9 @@ from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.sweep.loop import predict_bags
 
-Features: TypeAlias = Num[Tensor, "_ features"] | Num[np.ndarray, "_ features"]
-"""One scan without its label."""
-
+Features: TypeAlias = Num[Tensor, "_ features"] | Num[np.ndarray, "_ features"]  # one scan without its label
 GIVE = "give Bags, a list of Bag, or a list of arrays (slices, features)"
-
 ScansLike: TypeAlias = Bags | FeatureStore | Iterable[Bag | Features]
-
 Labels: TypeAlias = Sequence[int] | Shaped[np.ndarray, "scans"] | Shaped[Tensor, "scans"]
 
 

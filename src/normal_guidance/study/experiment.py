@@ -82,8 +82,8 @@ from normal_guidance.sweep.run import (
     identity_of,
     is_begun,
     load_run,
+    record_as_json,
     run_sweep,
-    scores_as_json,
     scores_from_json,
 )
 from normal_guidance.sweep.stack import initial_model
@@ -441,7 +441,7 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
     for form in FORMS[method]:
         logit = predictions[form].logit
         of_form = score(test, predictions[form].slice_scores, None if logit.isnan().all() else logit)
-        scores[form] = scores_as_json(of_form)
+        scores[form] = record_as_json(of_form)
     chosen = predictions[LOG_DENSITY if LOG_DENSITY in predictions else method]
     write_predictions_table(folder / PREDICTION_TABLE, [prediction_table(test, chosen, part="test")])
     identity = fingerprints_of("test", test)

@@ -29,28 +29,18 @@ EngineName = Literal["packed", "recorded", "compiled"]
 # Those of `core.guidance`, whose import takes a second; a test keeps them equal.
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 NegativesName = Literal["own", "uniform", "none"]
-
-LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)
+LEARNING_RATES = (0.1, 0.01, 0.001, 0.0001)  # the paper's grid has every pair of the two: 32 configurations
 L1_STRENGTHS = (1.0, 0.1, 0.01, 0.001, 1e-4, 1e-5, 1e-6, 0.0)
-"""The paper's grid has every pair of the two: 32 configurations."""
+GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)  # lambda in the paper's sensitivity study
 
-GUIDANCE_WEIGHTS = (0.1, 1.0, 10.0)
-"""Lambda in the paper's sensitivity study."""
-
+# The paper's protocol, where the defaults of `Config` may differ from it.
 PAPER: dict[str, Any] = {"epochs": 1000, "batch_size": 64, "patience": None, "train_above_val": True}
-"""The paper's protocol, where the defaults of `Config` may differ from it."""
+AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")  # may differ between configurations trained together
 
-AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")
-"""Fields that may differ between configurations trained together; they share all others, the protocol."""
-
-OPTIONAL = (
-    *("receptive_field", "modes", "negatives", "warmup", "least_width"),
-    *("optimizer", "weight_decay", "schedule", "class_weights"),
-)
-"""Fields that a run folder holds only where they are set."""
-
+# Fields that concern regularized methods only, all but `warmup` guided ones only; and those that run folders hold only
+# where they are set.
 GUIDES = ("renormalize", "modes", "negatives", "warmup", "least_width")
-"""Fields of the protocol that concern regularized methods only, all but `warmup` guided ones only."""
+OPTIONAL = (*GUIDES[1:], "receptive_field", "optimizer", "weight_decay", "schedule", "class_weights")
 
 AT_LEAST_0, WHOLE = (0.0, math.inf), (1, math.inf)
 
@@ -58,10 +48,7 @@ AT_LEAST_0, WHOLE = (0.0, math.inf), (1, math.inf)
 def _field(
     default: Any, within: tuple[float | int, float | int] | None = None, *, help: str | None = None, **more: Any
 ) -> Any:
-    """A field with its least and greatest value, both finite, and whole numbers where the least is one.
-
-    Those with `help` are options of the command line: with their `panel`, `choices` and `metavar`.
-    """
+    """A field with its least and greatest value; with `help`, it is an option of the command line."""
     return field(default=default, metadata={"within": within, "help": help, **more})
 
 
@@ -163,10 +150,7 @@ class Config:
         help="Raise lambda from 0 to its value over so many epochs.",
     )
     optimizer: OptimizerName = _field(
-        "sgd",
-        panel="training",
-        choices=get_args(OptimizerName),
-        help="sgd, with momentum, or adamw. Default: sgd.",
+        "sgd", panel="training", choices=get_args(OptimizerName), help="sgd, with momentum, or adamw. Default: sgd."
     )
     weight_decay: float = _field(
         0.0, AT_LEAST_0, panel="training", help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0."
@@ -210,7 +194,7 @@ class Config:
             if each.metadata.get("within"):
                 # 1 and 1.0 are the same configuration; numpy's numbers could not be saved.
                 object.__setattr__(self, each.name, _checked_number(each, getattr(self, each.name)))
-            _check_choice(each, getattr(self, each.name))
+        _check_choices(self)
         if self.optimizer == "adamw" and self.momentum == 1.0:
             raise UserError("momentum is 1.0; of adamw it is beta_1, which must be below 1")
         if self.patience is not None:
@@ -310,9 +294,7 @@ class Execution:
 
     device: str = _field("cpu", help="cpu, cuda or cuda:1. Default: cuda where there is one.")
     precision: Precision = _field(
-        "float32",
-        choices=get_args(Precision),
-        help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16.",
+        "float32", choices=get_args(Precision), help="auto (float32 on the CPU, tf32 on CUDA), float32, tf32 or bf16."
     )
     engine: EngineName | None = _field(
         None,
@@ -329,8 +311,7 @@ class Execution:
 
         from normal_guidance.core.arrays import checked_whole
 
-        for each in fields(self):
-            _check_choice(each, getattr(self, each.name))
+        _check_choices(self)
         try:
             torch.device(self.device)
         except (RuntimeError, TypeError) as error:
@@ -357,6 +338,12 @@ class Execution:
         return torch.float64 if self.precision == "float64" else torch.float32
 
 
+def _check_choices(options: Config | Execution) -> None:
+    for each in fields(options):
+        if choices := each.metadata.get("choices"):
+            choose_one_of(each.name, getattr(options, each.name), choices)
+
+
 def _checked_number(each: Field[Any], value: Any) -> float | int:
     """The number in the type of its least value."""
     from normal_guidance.core.arrays import is_number, is_whole
@@ -370,11 +357,6 @@ def _checked_number(each: Field[Any], value: Any) -> float | int:
     if isinstance(least, int) and not is_whole(value):
         raise UserError(f"{name} is {value}; it must be a whole number")
     return type(least)(value)
-
-
-def _check_choice(each: Field[Any], value: object) -> None:
-    if choices := each.metadata.get("choices"):
-        choose_one_of(each.name, value, choices)
 
 
 def paper_config(method: str, **fields: Any) -> Config:
@@ -433,7 +415,6 @@ def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:
 def sensitivity_grid(
     base: Config, *, lr: Sequence[float] = LEARNING_RATES, l1: Sequence[float] = L1_STRENGTHS
 ) -> tuple[Config, ...]:
-    """Return the grid for each divergence and each of the paper's lambdas."""
     return grid(base, lr=lr, l1=l1, divergence=get_args(DivergenceName), guidance_weight=GUIDANCE_WEIGHTS)
 
 

@@ -22,11 +22,8 @@ from normal_guidance.sweep.stack import ADAM_EPSILON, BETA_2, CLIP_EPSILON, SQUA
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
-BLOCK = 4096
-"""Numbers of a parameter that a program handles."""
-
-SUM_BLOCK = 1024
-"""Parts that are added up at a time."""
+BLOCK = 4096  # numbers of a parameter that a program handles
+SUM_BLOCK = 1024  # parts that are added up at a time
 
 
 def descend(

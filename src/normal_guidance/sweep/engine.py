@@ -35,21 +35,14 @@ from normal_guidance.sweep.batches import (
 from normal_guidance.sweep.config import Precision
 from normal_guidance.sweep.stack import Parameters, Stack, balanced_weights, descend, initial_momenta
 
-EVALUATION_BATCH = 256
-"""Scans predicted together: four training batches, since no gradients are kept."""
+EVALUATION_BATCH = 256  # scans predicted together: four training batches, since no gradients are kept
+ROW_QUANTUM = 64  # row counts are rounded up to a multiple of this, which matrix units need to run at full speed
 
-ROW_QUANTUM = 64
-"""Row counts are rounded up to a multiple of this, which matrix units need to run at full speed."""
-
-MOST_NUMBERS = 2**31 - 1
-"""Queries, keys and values of a batch at most: the kernels count them in 32 bits within a configuration."""
-
-RESIDENT_SHARE = 0.6
-"""Share of the device's free memory that features may take; larger ones are streamed."""
+MOST_NUMBERS = 2**31 - 1  # queries, keys and values of a batch: kernels count them in 32 bits within a configuration
+RESIDENT_SHARE = 0.6  # share of the device's free memory that features may take; larger ones are streamed
 
 
 def row_dtype(precision: Precision) -> torch.dtype:
-    """The dtype in which rows are multiplied."""
     return {"float64": torch.float64, "bf16": torch.bfloat16}.get(precision, torch.float32)
 
 
@@ -65,7 +58,6 @@ def matrix_precision(precision: Precision) -> Iterator[None]:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait for all that a device was given to do."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -92,8 +84,7 @@ class Engine:
         self.weights = {
             name: (p.to(row_dtype(precision)) if name in matrices else p).detach().requires_grad_()
             for name, p in self.parameters.items()
-        }
-        """The model's weights: the parameters themselves, or in bf16 a copy of each matrix, kept up to date."""
+        }  # the model's: the parameters themselves, or in bf16 a copy of each matrix, kept up to date
         self.copies = {name: w.detach() for name, w in self.weights.items() if w.dtype != self.parameters[name].dtype}
 
     def train_epoch(self, order: Int[Tensor, "scans"]) -> tuple[Float[Tensor, "configs"], Float64[Tensor, "configs"]]:
@@ -130,7 +121,6 @@ class Engine:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Copy changed parameters to their bf16 copies."""
         for name, copy in self.copies.items():
             copy.copy_(self.parameters[name])
 
@@ -158,18 +148,17 @@ class PackedEngine(Engine):
 
     def saved_bytes(self, batch: Int[Tensor, "batch"]) -> int:
         """Memory of all that the forward pass of a batch keeps for the gradients."""
-        kept = 0
+        kept: list[int] = []
 
         def count(tensor: Tensor) -> Tensor:
-            nonlocal kept
-            kept += tensor.nbytes
+            kept.append(tensor.nbytes)
             return tensor
 
         for _, rows, layout in self._read(self.train, [batch]):
             with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
                 labels = self.train_targets.of(batch).to(self.device)
                 self.stack.losses(self.weights, rows, layout, labels, self.class_weights)
-        return kept
+        return sum(kept)
 
     def _gradients(self, batch: Tensor, rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         labels = self.train_targets.of(batch).to(self.device)
@@ -207,9 +196,8 @@ class PackedEngine(Engine):
 class SlottedEngine(Engine):
     """Trains on batches with a fixed number of rows (`SlottedLayout`), on CUDA recorded as graphs.
 
-    `rows` lists the row counts to choose from, ascending: each training batch takes the first that holds it, so that
-    few rows stay unused.  Each count has its own graph.  Features stay on the device if they fit and are streamed
-    otherwise, unless `streamed` decides.
+    `rows` are the row counts to choose from, ascending: each batch takes the first that holds it.  Each has its own
+    graph.  Features that do not fit the device are streamed, unless `streamed` decides.
     """
 
     def __init__(
@@ -269,10 +257,7 @@ class SlottedEngine(Engine):
         self.evaluate()
 
     def compile(self, *, every: bool = False) -> None:
-        """Compile the step for the epochs that remain, which takes up to a minute.  After an error nothing is changed.
-
-        Each number of rows is compiled on its own, `every` one or the largest alone, which all batches then have.
-        """
+        """Compile the step of `every` number of rows, or of the largest alone; after an error nothing is changed."""
         plain = (self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows)
         torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
         self._forward = torch.compile(self._losses, fullgraph=True, dynamic=False)
@@ -292,7 +277,13 @@ class SlottedEngine(Engine):
         self.step.zero_()
         needed = (self.lengths[scans].sum(1) + bags).tolist()
         for least, _ in zip(needed, self.train.staged(scans), strict=True):
-            self._run(next(rows for rows in self.rows if rows >= least))
+            rows = next(rows for rows in self.rows if rows >= least)
+            if not self.graphed:
+                self._train_step(rows)
+                continue
+            if rows not in self._graphs:
+                self._graphs[rows] = self._record(rows)
+            self._graphs[rows].replay()
         return self.losses.mean(0), self.auroc(self.logits.movedim(0, 1), self.plan.labels)
 
     @torch.no_grad()
@@ -310,14 +301,6 @@ class SlottedEngine(Engine):
             logits = self._val_logits
         logits = logits[:, : len(self.val_labels)]
         return self.auroc(logits, self.val_labels), cross_entropy(logits, self.val_labels)
-
-    def _run(self, rows: int) -> None:
-        if not self.graphed:
-            self._train_step(rows)
-            return
-        if rows not in self._graphs:
-            self._graphs[rows] = self._record(rows)
-        self._graphs[rows].replay()
 
     def _record(self, rows: int) -> torch.cuda.CUDAGraph:
         """Record the step as a graph; the trial steps for compiling and recording are undone afterwards."""
@@ -361,7 +344,6 @@ class SlottedEngine(Engine):
         return self.stack.losses(parameters, table[source], layout, labels, self.class_weights)
 
     def _predictions(self) -> Tensor:
-        """The logits of all validation scans."""
         steps = torch.arange(len(self.val_scans), device=self.device).split(1)
         parts = [
             self._predict(self.weights, self.val.rows, self.val_plan, step)
@@ -409,10 +391,7 @@ def slice_auroc(logits: Float[Tensor, "configs *slots"], labels: Int[Tensor, "*s
 def slot_numbers(
     lengths: Int[Tensor, "scans"], batch_size: int, orders: Iterator[Tensor], *, classes: int
 ) -> tuple[int, ...]:
-    """Row counts for `SlottedEngine`: the largest holds every batch of all epochs, smaller ones most of them.
-
-    Batches, sorted by size, are cut into `classes` equal parts; each part's largest batch sets one count.
-    """
+    """Row counts for `SlottedEngine`: the largest batch of each of `classes` equal parts of all batches by size."""
     whole = len(lengths) // batch_size * batch_size
     totals = torch.cat([lengths[order[:whole]].reshape(-1, batch_size).sum(1) for order in orders])
     ascending = totals.sort().values

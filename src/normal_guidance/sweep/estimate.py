@@ -25,14 +25,10 @@ from normal_guidance.sweep.execution import (
 )
 from normal_guidance.sweep.sweep import HISTORY, check_scans
 
-BATCHES = 4
-"""Batches that are trained for the measurement, and evaluated; one, where a batch takes longer than `SLOW`."""
+BATCHES = 4  # batches that are trained for the measurement, and evaluated; one, where a batch takes longer than `SLOW`
+SLOW = 2.0  # seconds of a batch that is not trained a second time
 
-SLOW = 2.0
-"""Seconds of a batch that is not trained a second time."""
-
-STATES = 3
-"""Copies of all parameters in a saved state: weights, momenta, and those of the best epoch; AdamW has one more."""
+STATES = 3  # copies of all parameters in a saved state: weights, momenta, those of the best epoch; AdamW has one more
 
 
 @dataclass(frozen=True)
@@ -41,28 +37,18 @@ class SweepEstimate:
 
     method: str
     configs: int
-    chunks: int
-    """Parts that are trained one after the other, because memory does not hold all."""
-    scans: int
-    """Training and validation scans."""
-    slices: int
-    """Their slices."""
-    batches: int
-    """Training batches of an epoch."""
+    chunks: int  # parts that are trained one after the other, because memory does not hold all
+    scans: int  # training and validation scans
+    slices: int  # their slices
+    batches: int  # training batches of an epoch
     epochs: int
-    engine: str
-    """The engine that would train: packed, recorded or compiled."""
+    engine: str  # the engine that would train: packed, recorded or compiled
     device: str
-    device_bytes: int
-    """Most memory: on CUDA of the card, else of this process."""
-    disk_bytes: int
-    """The saved state, from which a killed run resumes."""
-    step_s: float
-    """Seconds of a training step of one chunk."""
-    first_step_s: float
-    """Seconds from the start to the first step."""
-    total_s: float
-    """Estimated seconds for all."""
+    device_bytes: int  # most memory: on CUDA of the card, else of this process
+    disk_bytes: int  # the saved state, from which a killed run resumes
+    step_s: float  # seconds of a training step of one chunk
+    first_step_s: float  # seconds from the start to the first step
+    total_s: float  # estimated seconds for all
 
 
 class _Sample:
@@ -134,12 +120,10 @@ def estimate_sweep(
 class SweepTrial:
     engine: str
     step_s: float
-    val_s: float
-    """Seconds of one validation scan."""
+    val_s: float  # seconds of one validation scan
     first_step_s: float
     bytes: int
-    parameters: int
-    """Of one configuration."""
+    parameters: int  # of one configuration
 
 
 def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> SweepTrial:

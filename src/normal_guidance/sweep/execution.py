@@ -19,25 +19,14 @@ from normal_guidance.sweep.config import Config, Execution
 from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine, slot_numbers, synchronize
 from normal_guidance.sweep.stack import Stack
 
-RECORDING_SECONDS = 8.0
-"""How long it takes at most to prepare the recorded step, on a card that never ran the method (H200; LOG.md,
-2026-11-17).  Less work than this goes to the packed engine."""
-
-COMPILING_SECONDS, COMPILED_SHARE = 60.0, 0.75
-"""How long the compiler takes at most, and the time of a compiled step as a share of a recorded one (likewise).  They
-decide whether the epochs that remain are worth compiling."""
-
-FILLING_SHARE = 0.07
-"""The part of a compiled step's time that more numbers of rows save (likewise); each takes as long to compile again."""
-
-MEMORY_SHARE = 0.6
-"""Share of the free memory that training on the CPU may take: the system ends a process that takes too much."""
-
-COPIES = 5
-"""Weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more."""
-
-SLOT_CLASSES = 3
-"""The number of row counts to choose from (`slot_numbers`); each costs a recorded graph."""
+# Measured on an H200 (LOG.md, 2026-11-17): the most seconds to prepare the recorded step of a method that the card did
+# not run before, and to compile it; a compiled step's time as a share of a recorded one's, and the part of it that more
+# numbers of rows save, of which each is compiled again.
+RECORDING_SECONDS, COMPILING_SECONDS = 8.0, 60.0
+COMPILED_SHARE, FILLING_SHARE = 0.75, 0.07
+MEMORY_SHARE = 0.6  # of the free memory, for training on the CPU: the system ends a process that takes too much
+COPIES = 5  # weights, momenta, gradients, those of the best epoch, and one for the step; AdamW has one more
+SLOT_CLASSES = 3  # the number of row counts to choose from (`slot_numbers`); each costs a recorded graph
 
 _log = logging.getLogger(__name__)
 
@@ -55,10 +44,8 @@ def release_memory() -> None:
 
 
 def fitting_chunk(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution) -> int:
-    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds.
-
-    A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
-    """
+    """The most configurations to train together: as many as asked for, on the CPU at most what its memory holds."""
+    # A card says when its memory runs out, and the chunk is then halved; a machine ends the process.
     wanted = min(execution.chunk or len(configs), len(configs))
     free = machine_memory()[1]
     if torch.device(execution.device).type != "cpu" or free is None or wanted == 1:
@@ -105,7 +92,6 @@ def choose_engine(
 
 
 def _orders(config: Config, train: ScanSet, seed: int) -> Iterator[Tensor]:
-    """The order of the training scans in every epoch."""
     draw = draw_orders(len(train.lengths), seed)
     return (order for _, (order, _) in zip(range(config.epochs), draw, strict=False))
 

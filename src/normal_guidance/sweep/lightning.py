@@ -22,8 +22,8 @@ try:
 except ImportError as error:
     raise UserError(f"GuidanceCallback needs lightning; install it: {install_command('lightning')}") from error
 
+# Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths.
 FindAttention = Callable[[tuple[Any, ...], Any], Mapping[str, Any]]
-"""Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths."""
 
 
 def attention_of_prediction(inputs: tuple[Any, ...], output: Any) -> Mapping[str, Any]:
@@ -127,11 +127,15 @@ class GuidanceCallback(Callback):
                 "guidance in training_step: loss = loss + guidance(attention, mask)"
             )
         self._end()
-        submodule = self._submodule(pl_module)
+        named = dict(pl_module.named_modules())
+        if self.module not in named or not self.module:
+            raise UserError(
+                f"{type(pl_module).__name__} has no submodule {self.module!r}; it has {', '.join(filter(None, named))}"
+            )
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         several = sum(isinstance(callback, GuidanceCallback) for callback in callbacks) > 1
         name = f"guidance/{self.module}" if several else "guidance"
-        hook = submodule.register_forward_hook(self._watch, with_kwargs=True)
+        hook = named[self.module].register_forward_hook(self._watch, with_kwargs=True)
         step = GuidedStep(pl_module, lambda result: self._add(pl_module, name, result))
         self._undo = [hook.remove, step.remove]
 
@@ -153,14 +157,6 @@ class GuidanceCallback(Callback):
             self._undo.pop()()
         self._terms.clear()
 
-    def _submodule(self, pl_module: LightningModule) -> nn.Module:
-        named = dict(pl_module.named_modules())
-        if self.module not in named or not self.module:
-            raise UserError(
-                f"{type(pl_module).__name__} has no submodule {self.module!r}; it has {', '.join(filter(None, named))}"
-            )
-        return named[self.module]
-
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():
             self._unguided = "called without gradients in training_step; call it outside torch.no_grad()"
@@ -168,17 +164,17 @@ class GuidanceCallback(Callback):
             self._unguided = f"called in eval mode in training_step; call {self.module}.train() after what changed it"
         else:
             given = inspect.signature(module.forward).bind(*args, **kwargs)
-            self._terms.append(self.guidance(**self._found(self.find((*given.args, *given.kwargs.values()), output))))
+            arguments = self.find((*given.args, *given.kwargs.values()), output)
+            self._check_arguments(arguments)
+            self._terms.append(self.guidance(**arguments))
 
-    def _found(self, found: Any) -> Mapping[str, Any]:
-        """Check what `find` returned."""
-        if not isinstance(found, Mapping):
-            raise UserError(f"find returned {type(found).__name__}; return a dict, such as {{'attention': ...}}")
-        unknown = [name for name in found if name not in self._takes]
-        if unknown or "attention" not in found:
+    def _check_arguments(self, arguments: Any) -> None:
+        if not isinstance(arguments, Mapping):
+            raise UserError(f"find returned {type(arguments).__name__}; return a dict, such as {{'attention': ...}}")
+        unknown = [name for name in arguments if name not in self._takes]
+        if unknown or "attention" not in arguments:
             lacks = f"unknown {unknown[0]!r}" if unknown else "no 'attention'"
             raise UserError(f"find returned a dict with {lacks}; the guidance takes {', '.join(self._takes)}")
-        return found
 
     def _add(self, pl_module: LightningModule, name: str, result: Any) -> Any:
         if result is None:

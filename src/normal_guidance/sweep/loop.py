@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -50,11 +49,7 @@ class TrainedModel:
 
 
 def select_epoch(history: tuple[EpochScores, ...], *, train_above_val: bool = False) -> EpochScores | None:
-    """The epoch with the highest validation AUROC, and of equals the one with the lowest validation loss.
-
-    `train_above_val` is the paper's rule: only epochs whose training AUROC is higher than their validation AUROC count,
-    and of equals the first.  None if there is no such epoch.
-    """
+    """The epoch with the highest validation AUROC, of equals that of the lowest loss; `Config` has the paper's rule."""
     comparable = [epoch for epoch in history if not math.isnan(epoch.val_auroc)]
     if train_above_val:
         eligible = [epoch for epoch in comparable if epoch.train_auroc > epoch.val_auroc]
@@ -204,26 +199,19 @@ def predict_bags(model: nn.Module, scans: ScanSet, *, batch_size: int = 256) -> 
         )
     check_scans_like(scans, "scans")
     batch_size = checked_whole("batch_size", batch_size)
-    with _on_eval(model):
-        parts: list[Prediction] = []
+    parts: list[Prediction] = []
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
         for batch in in_batches(scans.lengths, batch_size):
             rows = scans.rows(batch)
             rows = rows.to(next(model.parameters(), rows))  # a model without parameters leaves them unchanged
             parts.append(model(rows, Layout.packed(scans.lengths[batch]).to(rows.device)))
+    finally:
+        for module, before in training.items():
+            module.training = before
     return Prediction(
         logit=torch.cat([part.logit for part in parts]),
         attention=torch.cat([part.attention for part in parts]),
         log_attention=torch.cat([part.log_attention for part in parts], dim=-1),
     )
-
-
-@contextmanager
-def _on_eval(model: nn.Module) -> Iterator[None]:
-    """Switch dropout and the like off, and afterwards each part of the model back to what it was."""
-    before = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in before.items():
-            module.training = training

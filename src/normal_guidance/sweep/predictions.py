@@ -36,21 +36,13 @@ PREDICTIONS = pa.schema(
     }
 )
 """`group` names the winner, empty where there is only one; `attention` is the heads' mean, `log_attention` per head.
+For `SliceReference` these two hold the slices' probabilities and logits, and the scans' logit is NaN."""
 
-For the slice reference (`SliceReference`), these two hold the slices' probabilities and logits, and the scans' logit is
-NaN.
-"""
-
-
-NULLABLE = ("patient_id",)
-"""New scans whose ids are left out have no patient."""
-
+NULLABLE = ("patient_id",)  # new scans whose ids are left out have no patient
 AGAIN = "copy the run again, or delete it and start it again"
 
 
-class ScanRows(NamedTuple):
-    """Ids, labels and lengths of scans without features, as prediction makes them."""
-
+class ScanRows(NamedTuple):  # scans without features, as prediction makes them
     scan_ids: Sequence[str]
     patient_ids: Sequence[str]
     labels: Int[Tensor, "scans"]

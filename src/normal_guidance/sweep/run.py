@@ -20,7 +20,7 @@ import math
 import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import ContentError, UserError
+from normal_guidance.base.errors import ContentError, UserError, reading
 from normal_guidance.base.files import (
     LOCK,
     difference,
@@ -83,17 +83,13 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-FORMAT = 1
-"""Version of the layout on disk; a folder of another version is refused."""
-
+FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
-
 COPY = "copy the run again, or delete it and start it again"
 
-NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)
-"""Errors from reading a JSON file of another shape than ours."""
+NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)  # from reading a JSON file of another shape than ours
 
 Data = Bags | FeatureStore
 Share = Annotated[float, Between(0.0, 1.0)]
@@ -104,9 +100,7 @@ Width = Annotated[int, Between(1.0, 2.0**31)]
 
 
 @dataclass(frozen=True)
-class ScoresFile:
-    """`Scores`, null where they are NaN or where the method has none."""
-
+class ScoresFile:  # `Scores`, null where they are NaN or where the method has none
     localization_auroc: Share | None
     localization_auprc: Share | None
     scan_auroc: Share | None
@@ -122,8 +116,7 @@ class WinnerInReport:
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Share
     config: Config
-    weights: str
-    """The name of the file."""
+    weights: str  # the name of the file
     test: ScoresFile | None
 
 
@@ -135,18 +128,14 @@ class ConfigCounts:
 
 
 @dataclass(frozen=True)
-class RunPart:
-    """The scans of a part and their order, which decides which scans share a batch."""
-
+class RunPart:  # the order decides which scans share a batch
     scans: Count
     fingerprint: str
     order: str = ""
 
 
 @dataclass(frozen=True)
-class RunFeatures:
-    """How the features were made (`features_of`)."""
-
+class RunFeatures:  # as `features_of` has them
     recipe: str
     width: Width
     dtype: DtypeName
@@ -160,14 +149,11 @@ class RunExecution:
     precision: str
     engine: str
     chunk: int | None
-    chunks: tuple[Count, ...]
-    """The number of configurations that finished together, chunk by chunk."""
+    chunks: tuple[Count, ...]  # the number of configurations that finished together, chunk by chunk
 
 
 @dataclass(frozen=True)
-class RunSeconds:
-    """The sums over all starts."""
-
+class RunSeconds:  # the sums over all starts
     training: float
     evaluation: float
     saving: float
@@ -178,14 +164,11 @@ class RunSeconds:
 class SourceCommit:
     id: str
     dirty: bool | None
-    told: bool = False
-    """Whether NGUIDE_COMMIT named it."""
+    told: bool = False  # whether NGUIDE_COMMIT named it
 
 
 @dataclass(frozen=True)
-class Environment:
-    """Date, versions, commit and machine of a start (`environment`)."""
-
+class Environment:  # of a start
     date: str | None
     normal_guidance: str
     commit: SourceCommit | None
@@ -203,56 +186,41 @@ class RunFile:
 
     format: int
     winners: tuple[WinnerInReport, ...]
-    note: str | None
-    """Why there are no winners."""
+    note: str | None  # why there are no winners
     configurations: ConfigCounts
-    departures: dict[str, Any]
-    """What differs from the paper's protocol and grid."""
+    departures: dict[str, Any]  # what differs from the paper's protocol and grid
     seeds: dict[str, Any]
     data: dict[str, RunPart]
     execution: RunExecution
     seconds: RunSeconds
     resumed: Count
-    options: dict[str, Any]
-    """What was asked for, as the command has it."""
-    environments: tuple[Environment, ...]
-    """One for each distinct commit, machine or date of a start."""
+    options: dict[str, Any]  # what was asked for, as the command has it
+    environments: tuple[Environment, ...]  # one for each distinct commit, machine or date of a start
     features: RunFeatures | None = None
 
 
-@dataclass(frozen=True)
-class WinnerFile:
-    """best.json."""
-
+@dataclass(frozen=True, kw_only=True)
+class WinnerFile(SelectedEpoch):  # best.json
     format: int
     config: Config
     features: Width
-    number: Count
-    epoch: Annotated[int, Between(1.0)]
-    val_auroc: Share
-    val_loss: float
 
 
-def _json(value: Any) -> Any:
+def record_as_json(value: Any) -> Any:
     """A record as JSON, with null for NaN."""
     if isinstance(value, Config):
         return value.as_json()
     if isinstance(value, Mapping):
-        return {name: _json(inner) for name, inner in value.items()}
+        return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(inner) for inner in value]
-    if isinstance(value, Scores | WinnerFile):
-        return {each.name: _json(getattr(value, each.name)) for each in fields(value)}
+        return [record_as_json(inner) for inner in value]
+    if isinstance(value, Scores):
+        return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
 
 
-def scores_as_json(scores: Scores) -> dict[str, Any]:
-    """Scores with null for NaN, which JSON lacks."""
-    return _json(scores)
-
-
 def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """The inverse of `scores_as_json`; anything else is a `ContentError`."""
+    """Scores as `record_as_json` made them; anything else is a `ContentError`."""
     return _scores(read_as(ScoresFile, scores, "scores"))
 
 
@@ -262,7 +230,6 @@ def _scores(known: ScoresFile) -> Scores:
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Where a run was started, as its report has it."""
     starts = report.get("environments")
     if not read_as(list[Environment], starts, "environments"):
         raise ContentError("environments is empty")
@@ -331,12 +298,12 @@ def state_of(
 
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
-    """Whether the folder holds something of this run; a folder of another run is refused.  Nothing is written.
-
-    `identity` may be a part of what `identity_of` makes: only that part is compared.
-    """
+    """Whether the folder holds something of a run of this `identity`, whole or in part; another run is refused."""
     folder = Path(folder)
-    names, path = _names_in(folder), folder / CONFIG
+    names: set[str] = set()
+    with reading(folder, "choose another folder"), suppress(FileNotFoundError, NotADirectoryError):
+        names = {file.name for file in folder.iterdir()}
+    path = folder / CONFIG
     if CONFIG not in names:
         if others := sorted(name for name in names if name != LOCK and not is_draft(Path(name))):
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
@@ -358,15 +325,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
     return True
 
 
-def _names_in(folder: Path) -> set[str]:
-    try:
-        return {file.name for file in folder.iterdir()}
-    except (FileNotFoundError, NotADirectoryError):
-        return set()
-    except OSError as error:
-        raise UserError(f"{folder} cannot be read ({error.strerror}); choose another folder") from error
-
-
 def forget(folder: Path, *patterns: str) -> None:
     for pattern in patterns:
         for file in folder.glob(pattern):
@@ -377,19 +335,18 @@ def forget(folder: Path, *patterns: str) -> None:
 
 
 def diverged(result: Sweep) -> int:
-    """Count the configurations whose loss or scores became NaN or infinite, in the last epoch too."""
+    """How many configurations had a loss or score that became NaN or infinite, in the last epoch too."""
     lost = ~result.history.isfinite().all(2)
     trained = torch.arange(1, len(lost) + 1)[:, None] <= result.trained
     return int((trained & lost).any(0).sum())
 
 
 def history_table(result: Sweep) -> pa.Table:
-    """One row for each configuration and epoch that was trained."""
     epochs, count, _ = result.history.shape
     number, epoch = torch.meshgrid(torch.arange(count), torch.arange(1, epochs + 1), indexing="ij")
     trained = epoch <= result.trained[:, None]
     number, epoch = number[trained], epoch[trained]
-    selected = epoch == result.best_epoch[number]
+    selected, winners = epoch == result.best_epoch[number], torch.tensor([each.number for each in result.winners])
     axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
     numbers = result.history[epoch - 1, number].T.contiguous().numpy()
     return pa.table(
@@ -399,9 +356,7 @@ def history_table(result: Sweep) -> pa.Table:
             "epoch": epoch.numpy(),
             **dict(zip(HISTORY, numbers, strict=True)),
             "selected": selected.numpy(),
-            "winner": (
-                selected & torch.isin(number, torch.tensor([winner.number for winner in result.winners]))
-            ).numpy(),
+            "winner": (selected & torch.isin(number, winners)).numpy(),
         }
     )
 
@@ -414,13 +369,11 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
     return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
 
 
-def winner_file(group: str) -> str:
-    """Name of a winner's two files, without .safetensors and .json."""
+def winner_file(group: str) -> str:  # without .safetensors and .json
     return f"best-{group}" if group else "best"
 
 
 def write_history(folder: Path, result: Sweep) -> None:
-    """Write history.parquet."""
     write_parquet(folder / HISTORY_TABLE, history_table(result))
 
 
@@ -434,7 +387,6 @@ HISTORY_SCHEMA = pa.schema(
         "winner": pa.bool_(),
     }
 )
-"""Columns of history.parquet."""
 
 
 def read_history(path: Path) -> pa.Table:
@@ -443,19 +395,17 @@ def read_history(path: Path) -> pa.Table:
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
-    """Write the winners' weights and what `load_winner` needs."""
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
     names = group_names(result.configs)
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = _json(WinnerFile(FORMAT, winner.config, features, **selected))
+        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
 
 def about_winner(folder: Path, group: str = "") -> WinnerFile:
-    """Read a winner's best.json."""
     return read_json_as(folder / f"{winner_file(group)}.json", WinnerFile, COPY)
 
 
@@ -476,10 +426,8 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     path = folder / f"{winner_file(group)}.json"
     about = about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
-    try:
+    with reading(path, "copy the run again", wrong="and its weights do not fit together"):
         return winner_model(about.config, about.features, weights)
-    except RuntimeError as error:
-        raise UserError(f"{path} and its weights do not fit together ({error}); copy the run again") from error
 
 
 # A complete run.
@@ -489,8 +437,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
 class Selected:
     """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
 
-    group: str
-    """Empty where the run has one group only; else the name in its files: `load_winner(folder, group)`."""
+    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
     config: Config
     number: int
     epoch: int
@@ -503,13 +450,10 @@ class Run:
     """A complete run, as its folder describes it."""
 
     folder: Path
-    winners: tuple[Selected, ...]
-    """Empty where no epoch of any configuration could be selected."""
-    note: str | None
-    """Why there are no winners."""
+    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
+    note: str | None  # why there are no winners
     all_diverged: bool
-    seconds: float
-    """The sum over all starts."""
+    seconds: float  # the sum over all starts
     report: Mapping[str, Any]
 
     def winner(self, group: str = "", *, choose: str = "choose a group") -> Selected:
@@ -526,7 +470,6 @@ class Run:
 
 
 def load_run(folder: str | Path) -> Run:
-    """Load a complete run from its folder."""
     folder = Path(folder)
     refuse_data(folder)
     path = folder / REPORT
@@ -543,14 +486,9 @@ def load_run(folder: str | Path) -> Run:
         folder=folder,
         winners=tuple(
             Selected(
-                group=winner.group,
-                config=winner.config,
-                number=winner.number,
-                epoch=winner.epoch,
-                val_auroc=winner.val_auroc,
-                test=None if winner.test is None else _scores(winner.test),
+                row.group, row.config, row.number, row.epoch, row.val_auroc, _scores(row.test) if row.test else None
             )
-            for winner in known.winners
+            for row in known.winners
         ),
         note=known.note,
         all_diverged=known.configurations.diverged == known.configurations.trained,
@@ -582,11 +520,10 @@ def run_sweep(
     options: Mapping[str, Any] | None = None,
     watch: Callable[[SweepProgress], None] | None = None,
 ) -> Run:
-    """Train all configurations, score the winners on the test scans and write everything to `folder`.
+    """Train all configurations, score the winners on the test scans and write everything, `options` too, to `folder`.
 
     Started again with the same arguments, a killed run resumes from its last state, which is at most `save_epochs`
-    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.  `options` are copied to the
-    report.
+    epochs or `save_seconds` back, plus the epoch it was in; a complete run is only loaded.
     """
     execution = execution or Execution()
     identity = _identity(configs, train, val, test, execution)
@@ -596,7 +533,8 @@ def run_sweep(
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
             write_history(path, result)
             write_winners(path, result, val.width)
-            scores = _write_predictions(path, result, {"val": val, "test": test}, execution)
+            parts = {"val": val} | ({} if test is None else {"test": test})
+            scores = _write_predictions(path, result, parts, execution)
             write_json(path / REPORT, _report(identity, result, scores, state, options or {}, features_of(train)))
             (path / STATE).unlink(missing_ok=True)
     run = load_run(folder)
@@ -641,10 +579,7 @@ def fingerprints_of(part: str, scans: Data) -> dict[str, Any]:
 
 
 def features_of(scans: Data) -> dict[str, Any] | None:
-    """How a store's features were made, and its finding, as the report holds it: a model needs it for new scans.
-
-    None for bags in memory, which do not record it.
-    """
+    """How a store's features were made, and its finding, which new scans need; None for bags in memory."""
     if not isinstance(scans, FeatureStore):
         return None
     return {
@@ -657,7 +592,7 @@ def features_of(scans: Data) -> dict[str, Any] | None:
 
 
 def _write_predictions(
-    folder: Path, result: Sweep, parts: Mapping[str, Data | None], execution: Execution
+    folder: Path, result: Sweep, parts: Mapping[str, Data], execution: Execution
 ) -> dict[str, Scores]:
     """Write every winner's predictions for every part, and return each group's scores on the test part."""
     names, tables, scores = group_names(result.configs), [], {}
@@ -665,8 +600,6 @@ def _write_predictions(
         for winner in result.winners:
             group = names[group_of(winner.config)]
             for part, scans in parts.items():
-                if scans is None:
-                    continue
                 model = winner_model(winner.config, scans.width, winner.weights).to(execution.device)
                 prediction = predict_bags(model, scans).on_host()
                 tables.append(prediction_table(scans, prediction, part=part, group=group))
@@ -732,7 +665,7 @@ def _report(
         "options": options,
         "environments": state.environments,
     }
-    return _json(content)
+    return record_as_json(content)
 
 
 def _why_nothing(result: Sweep) -> str:
@@ -768,11 +701,8 @@ def _version_of(package: str) -> str | None:
 
 
 def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:
-    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed.
-
-    Without `methods`, every folder's name is one: first those of the paper's tables in their order, then the rest.
-    """
-    if methods is None:
+    """Yield method, seed and path of every folder DIR/METHOD/SEED, by method in the given order, then by seed."""
+    if methods is None:  # those of the paper's tables first
         rank = {method: number for number, method in enumerate(EVERYTHING)}
         names = (path.name for path in folder.glob("*") if path.is_dir())
         methods = sorted(names, key=lambda name: (rank.get(name, len(rank)), name))

@@ -30,17 +30,11 @@ from normal_guidance.core.prediction import (
 )
 from normal_guidance.sweep.config import Config, OptimizerName
 
-Parameters = dict[str, Tensor]
-"""Name -> (configurations, *shape of the parameter)."""
+Parameters = dict[str, Tensor]  # name -> (configurations, *shape of the parameter)
+CLIP_EPSILON = 1e-6  # the epsilon of `torch.nn.utils.clip_grad_norm_`
+BETA_2, ADAM_EPSILON = 0.999, 1e-8  # those of `torch.optim.AdamW`
 
-CLIP_EPSILON = 1e-6
-"""The epsilon of `torch.nn.utils.clip_grad_norm_`."""
-
-BETA_2, ADAM_EPSILON = 0.999, 1e-8
-"""Those of `torch.optim.AdamW`."""
-
-SQUARE, STEPS = ".square", "steps"
-"""AdamW's names in the momenta: the second moment of a parameter, and each configuration's number of steps."""
+SQUARE, STEPS = ".square", "steps"  # in AdamW's momenta: a parameter's second moment, each configuration's steps
 
 
 def initial_model(config: Config, features: int) -> nn.Module:
@@ -69,19 +63,14 @@ class Stack:
     """The model's structure, and the values that differ between configurations, one row each."""
 
     configs: tuple[Config, ...]
-    skeleton: nn.Module
-    """The model that holds the structure and the buffers; its own parameters are not used."""
-    lr: Float[Tensor, "configs"]
-    """`begin_epoch` updates it."""
+    skeleton: nn.Module  # the model that holds the structure and the buffers; its own parameters are not used
+    lr: Float[Tensor, "configs"]  # `begin_epoch` updates it
     l1: Float[Tensor, "configs"]
-    divergences: tuple[DivergenceName, ...]
-    """The divergences of the terms on attention: `_divergences`."""
-    terms: tuple[AttentionTerm, ...]
-    """Those terms, of weight 1, to be multiplied by the weight of each configuration."""
-    classify: Loss
-    """The loss of scans, or of slices for the supervised reference."""
+    divergences: tuple[DivergenceName, ...]  # the divergences of the terms on attention: `_divergences`
+    terms: tuple[AttentionTerm, ...]  # those terms, of weight 1, to be multiplied by the weight of each configuration
+    classify: Loss  # the loss of scans, or of slices for the supervised reference
+    # lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it
     guidance_weights: Float[Tensor, "configs divergences"]
-    """lambda in the column of the configuration's divergence, 0 in the others; `begin_epoch` updates it."""
 
     @classmethod
     def of(
@@ -106,10 +95,7 @@ class Stack:
         )
 
     def begin_epoch(self, number: int) -> None:
-        """Set lambda, lr and the model's random numbers for this epoch, counted from 1.
-
-        All are changed in place, where compiled code and graphs read them.
-        """
+        """Set lambda, lr and the model's random numbers for this epoch, from 1, in place: graphs read them there."""
         set_epoch(self.skeleton, number)
         if self.configs[0].schedule != "constant":
             self.lr.copy_(torch.tensor([config.rate(number) for config in self.configs], dtype=self.lr.dtype))
@@ -119,7 +105,6 @@ class Stack:
 
     @property
     def on_slices(self) -> bool:
-        """Whether targets are slices (`Config.on_slices`)."""
         return self.configs[0].on_slices
 
     def initial_parameters(self) -> Parameters:
@@ -201,13 +186,10 @@ def descend(
     optimizer: OptimizerName = "sgd",
     weight_decay: float = 0.0,
 ) -> Float[Tensor, "configs"]:
-    """Take one step of SGD with momentum or AdamW, in place, each configuration with its own norm, clip, L1 and lr.
-
-    `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all but
-    the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters in a
-    lower precision, to be brought up to date.  `momenta` are those of `initial_momenta`; `momentum` is AdamW's beta_1.
-    `weight_decay` is that of `torch.optim.SGD` or `AdamW`.  Return the value of the L1 term before the step.
-    """
+    """Step SGD with momentum or AdamW in place, each configuration with its own values; return the L1 term before."""
+    # `gradients` lack the L1 term: its gradient, alpha/2 sign(theta), is added here, before the norm is taken, to all
+    # but the `unpenalized` parameters.  They may have a lower precision than the parameters.  `copies` are parameters
+    # in a lower precision, to be brought up to date; `momentum` is AdamW's beta_1.
 
     def per_config(values: Tensor) -> Tensor:
         return values.flatten(1).sum(1) if values.ndim > 1 else values
@@ -258,14 +240,10 @@ def objective(
     on_slices: bool = False,
     class_weights: ClassWeights = None,
 ) -> Float[Tensor, ""]:
-    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$.
-
-    The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
-    that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is the method's own loss
-    (`Method.loss`) in the place of BCE; `regularizer` may be any term on attention, some of which need `features`.
-    Labels are those of the scans, or with `on_slices` those of the slices, for a supervised reference.
-    `class_weights` are those of `balanced_weights`.
-    """
+    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$."""
+    # The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
+    # that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is `Method.loss` in the
+    # place of BCE; labels are those of the scans, or with `on_slices` those of the slices.
     loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if regularizer is not None:

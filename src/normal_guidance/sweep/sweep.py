@@ -32,21 +32,13 @@ from normal_guidance.sweep.engine import Engine, matrix_precision
 from normal_guidance.sweep.execution import Compiler, choose_engine, current_device, fitting_chunk, release_memory
 from normal_guidance.sweep.stack import Parameters
 
-HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")
-"""The numbers recorded for every configuration after every epoch."""
+HISTORY = ("loss", "train_auroc", "val_auroc", "val_loss")  # recorded for every configuration after every epoch
+SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0  # the state is saved after that many, whichever comes first
+WORTH_LEAVING = 50  # epochs that must remain for a chunk to go on without its configurations out of patience
 
-SAVE_EPOCHS, SAVE_SECONDS = 50, 300.0
-"""The state is saved after this many epochs or seconds, whichever comes first.
-
-The time is checked after each epoch, so a killed run loses at most that much, plus the epoch being trained.
-"""
-
-WORTH_LEAVING = 50
-"""Epochs that must remain for a chunk to drop its configurations out of patience and go on without them."""
-
+# Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
+# which takes as long as 70 epochs of all 32 configurations of TransMIL.
 LEAVING_SHARE = {"plain": 0.5, "compiled": 0.75}
-"""Share of a chunk that must be out of patience to be dropped: compiled code must be compiled anew for those that stay,
-which takes as long as 70 epochs of all 32 configurations of TransMIL."""
 
 Count = Annotated[int, Between(0.0)]
 AFRESH = "delete it to train from the start"
@@ -61,8 +53,7 @@ def group_of(config: Config) -> tuple[object, ...]:
 class SelectedEpoch:
     """The best epoch of one configuration, as the files of a run hold it."""
 
-    number: Count
-    """The number of the configuration in the sweep."""
+    number: Count  # the number of the configuration in the sweep
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Annotated[float, Between(0.0, 1.0)]
     val_loss: float
@@ -82,15 +73,11 @@ class Winner(SelectedEpoch):
 
 
 class Selection:
-    """The best epoch of each configuration so far, its weights included, on the device.
+    """The best epoch of each configuration so far (`Config.train_above_val`), its weights included, on the device."""
 
-    The best has the highest validation AUROC, and of equals the lowest validation loss.  With `train_above_val`, the
-    paper's rule, only epochs whose training AUROC is above their validation AUROC count, and of equals the first.
-
-    Patience counts from the last epoch whose validation AUROC was higher than that of the selected one or of all before
-    it. So a configuration that still learns goes on while its training AUROC is below its validation AUROC, and one
-    whose AUROC stays at its highest stops, although its loss may still fall.
-    """
+    # Patience counts from the last epoch whose validation AUROC was higher than that of the selected one or of all
+    # before it. So a configuration that still learns goes on while its training AUROC is below its validation AUROC,
+    # and one whose AUROC stays at its highest stops, although its loss may still fall.
 
     def __init__(self, parameters: Parameters, train_above_val: bool = False, patience: int | None = None) -> None:
         first = next(iter(parameters.values()))
@@ -123,16 +110,12 @@ class Selection:
             torch.where(chosen, parameters[name], kept, out=kept)
 
     def trained(self, epoch: int) -> Int64[Tensor, "configs"]:
-        """The number of epochs that count for each configuration after this epoch: those before its patience ended.
-
-        A configuration out of patience is trained on with its chunk, but its later epochs change nothing.
-        """
+        """How many epochs count for each configuration: one out of patience is trained on, but nothing changes."""
         if self.patience is None:
             return torch.full_like(self.epoch, epoch)
         return (self.risen + self.patience).clamp_max(epoch)
 
     def over(self, epoch: int) -> list[bool]:
-        """Which configurations have run out of patience."""
         if self.patience is None:
             return [False] * len(self.epoch)
         return (epoch - self.risen >= self.patience).tolist()
@@ -151,10 +134,7 @@ class ChunkPlace:
 
 @dataclass(frozen=True, eq=False)
 class Chunk(ChunkPlace):
-    """The same with their progress."""
-
-    training: Mapping[str, Tensor] = field(default_factory=dict)
-    """The tensors that `collect` gathered after that epoch."""
+    training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
     def part(self, places: Sequence[int]) -> Chunk:
         """A chunk of some members at the same epoch; configurations are independent, so each keeps all it needs."""
@@ -167,35 +147,44 @@ class Chunk(ChunkPlace):
 
 
 @dataclass(frozen=True, eq=False)
-class SweepState:
-    """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
+class Sweep:
+    """The result of a sweep: the history of every configuration, and the winners."""
 
     configs: tuple[Config, ...]
-    pending: tuple[Chunk, ...]
-    """The present one first."""
-    history: Tensor
-    best_epoch: Tensor
-    trained: Tensor
-    winners: tuple[Winner, ...] = ()
-    chunks: tuple[int, ...] = ()
-    """The number of configurations that finished together, chunk by chunk."""
+    history: Float64[Tensor, "epochs configs four"]
+    """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
+    best_epoch: Int64[Tensor, "configs"]
+    """The selected epoch of each configuration, from 1; 0 where none could be selected."""
+    trained: Int64[Tensor, "configs"]
+    """The number of epochs that count for each configuration: all, or until its patience ended."""
+    winners: tuple[Winner, ...]
+    """One for each group of configurations that differ only in lr and l1, if any epoch of it could be selected."""
+    chunks: tuple[int, ...]  # the number of configurations that finished together, chunk by chunk
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Time spent on training, evaluation (with selection) and saving."""
+
+
+@dataclass(frozen=True, eq=False)
+class SweepState(Sweep):
+    """A sweep at the end of an epoch: the results of finished configurations, and the chunks still to train."""
+
+    pending: tuple[Chunk, ...] = ()  # the present one first
 
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
-        """The state before training, in chunks of at most `chunk` configurations."""
         count = len(configs)
         pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.int64)
-        return cls(tuple(configs), tuple(pending), history=unknown, best_epoch=none, trained=none)
+        return cls(
+            tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=tuple(pending)
+        )
 
     @property
     def done(self) -> int:
-        """The number of finished configurations."""
         return len(self.configs) - sum(len(chunk.members) for chunk in self.pending)
 
     def after(self, epoch: int, training: Mapping[str, Tensor]) -> SweepState:
-        """The state after an epoch of the present chunk."""
         return replace(self, pending=(replace(self.pending[0], epoch=epoch, training=training), *self.pending[1:]))
 
     def halved(self, error: Exception) -> SweepState:
@@ -295,29 +284,19 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class SavedState:
-    """What state.safetensors holds beside the tensors."""
-
-    run: str
-    """The run that it belongs to."""
-    resumed: Count
-    """How often the run resumed from a saved state."""
-    environments: list[dict[str, Any]]
-    """The distinct environments of all starts of this run, in order of their first start."""
-    total: Annotated[float, Between(0.0)]
-    """Seconds that the run has taken, without time lost when it was killed."""
-    seconds: dict[str, Annotated[float, Between(0.0)]]
-    """Those of training, evaluation (with selection) and saving."""
+class SavedState:  # beside the tensors of state.safetensors
+    run: str  # the run that it belongs to
+    resumed: Count  # how often the run resumed from a saved state
+    environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
+    total: Annotated[float, Between(0.0)]  # seconds that the run has taken, without time lost when it was killed
+    seconds: dict[str, Annotated[float, Between(0.0)]]  # those of training, evaluation (with selection) and saving
     pending: tuple[ChunkPlace, ...]
     chunks: tuple[Annotated[int, Between(1.0)], ...]
     winners: tuple[SelectedEpoch, ...]
 
 
 class StateFile:
-    """Saves a sweep's state when that is due, in a file that belongs to one run; without a path, nowhere.
-
-    It also adds up times and environments over all starts of the run.
-    """
+    """Saves a sweep's state when due, in the file of one run, and adds up its times; without a path, nowhere."""
 
     def __init__(
         self,
@@ -335,8 +314,7 @@ class StateFile:
         self.resumed = 0
         self.environments = [] if environment is None else [dict(environment)]
         self.seconds = {"training": 0.0, "evaluation": 0.0, "saving": 0.0}
-        self.last: SweepState | None = None
-        """The last saved state, from which a chunk that no longer fits the memory goes on."""
+        self.last: SweepState | None = None  # from which a chunk that no longer fits the memory goes on
         self._before, self._begin = 0.0, time.monotonic()
         self._epochs, self._saved = 0, self._begin
 
@@ -396,7 +374,6 @@ class StateFile:
 
 
 def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState) -> SweepState:
-    """The state that was saved as these tensors and values."""
     trained = [number for chunk in kept.pending for number in chunk.members]
     for number in (*trained, *(winner.number for winner in kept.winners)):
         if number >= len(fresh.configs):
@@ -424,15 +401,12 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
 
 @dataclass(frozen=True, eq=False)
 class SweepProgress:
-    """The progress of a sweep after an epoch."""
-
     epoch: int
     epochs: int
     first_config: int
     best_val_auroc: float
     slices_per_second: float
-    done: float
-    """Share of the whole sweep that is done."""
+    done: float  # share of the whole sweep that is done
 
 
 class Watch:
@@ -498,24 +472,6 @@ class Clock:
         self.events = self.events[-1:]
 
 
-@dataclass(frozen=True, eq=False)
-class Sweep:
-    """The result of a sweep: the history of every configuration, and the winners."""
-
-    configs: tuple[Config, ...]
-    history: Float64[Tensor, "epochs configs four"]
-    """`HISTORY` of every epoch and configuration; NaN after the epoch at which its patience ended."""
-    best_epoch: Int64[Tensor, "configs"]
-    """The selected epoch of each configuration, from 1; 0 where none could be selected."""
-    trained: Int64[Tensor, "configs"]
-    """The number of epochs that count for each configuration: all, or until its patience ended."""
-    winners: tuple[Winner, ...]
-    """One for each group of configurations that differ only in lr and l1, if any epoch of it could be selected."""
-    chunks: tuple[int, ...]
-    seconds: Mapping[str, float] = field(default_factory=dict)
-    """Time spent on training, evaluation (with selection) and saving."""
-
-
 def sweep(
     configs: Sequence[Config],
     train: ScanSet,
@@ -560,19 +516,10 @@ def sweep(
                 state = (keeper.last or state).halved(error)
             release_memory()
             keeper.save(state)
-    return Sweep(
-        configs=tuple(configs),
-        history=state.history,
-        best_epoch=state.best_epoch,
-        trained=state.trained,
-        winners=state.winners,
-        chunks=state.chunks,
-        seconds=keeper.seconds,
-    )
+    return Sweep(**{each.name: getattr(state, each.name) for each in fields(Sweep)} | {"seconds": keeper.seconds})
 
 
 def check_scans(config: Config, train: ScanSet, val: ScanSet) -> None:
-    """Refuse scans that no run can be trained on."""
     check_scans_like(train, "train")
     check_scans_like(val, "val")
     count, size = len(train.lengths), config.batch_size

@@ -1,11 +1,8 @@
 """What a training did, for TensorBoard or MLflow: options, curves and final metrics, written once it is complete.
 
-Nothing is written while a model trains, so training is as fast as without.  Each training has an identity; one that
-was written before is not written again, so a command that resumes may be started as often as needed.
-
-TensorBoard's events go to the folder `tensorboard` of the output.  MLflow's runs go to the server that
-MLFLOW_TRACKING_URI names, and without it to files in the folder `mlruns` of the output: mlflow-skinny has no database,
-and MLflow keeps its files in maintenance mode.
+Nothing is written while a model trains, so training is as fast as without.  Each training has an identity and is
+written once, however often a command resumes.  TensorBoard's events go to the folder `tensorboard` of the output,
+MLflow's runs to the server of MLFLOW_TRACKING_URI or, as mlflow-skinny has no database, to the folder `mlruns`.
 """
 
 from __future__ import annotations
@@ -30,17 +27,12 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 
-SERVER = "MLFLOW_TRACKING_URI"
-"""The variable that names MLflow's server."""
+SERVER = "MLFLOW_TRACKING_URI"  # the variable that names MLflow's server
 
-EXPERIMENT = "normal-guidance"
-"""The experiment of MLflow that runs belong to, unless MLFLOW_EXPERIMENT_NAME names another."""
+EXPERIMENT = "normal-guidance"  # that runs of MLflow belong to, unless MLFLOW_EXPERIMENT_NAME names another
 
-IDENTITY = "normal_guidance.identity"
-"""The tag that tells runs of MLflow apart."""
-
-AT_ONCE = 1000
-"""Values in one call, which is the most that MLflow takes."""
+IDENTITY = "normal_guidance.identity"  # the tag that tells runs of MLflow apart
+AT_ONCE = 1000  # values in one call, which is the most that MLflow takes
 
 
 @dataclass(frozen=True)
@@ -49,10 +41,8 @@ class Training:
 
     name: str
     options: Mapping[str, Any]
-    metrics: Mapping[str, float]
-    """Final numbers; those that are not finite are left out."""
-    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)
-    """Numbers by epoch, counted from 1."""
+    metrics: Mapping[str, float]  # final numbers; those that are not finite are left out
+    curves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # numbers by epoch, counted from 1
 
     @property
     def identity(self) -> str:
@@ -175,11 +165,7 @@ def _write_runs(client: MlflowClient, trainings: Sequence[Training], name: str) 
         client.set_terminated(run_id)
 
 
-TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {
-    "tensorboard": _to_tensorboard,
-    "mlflow": _to_mlflow,
-}
-"""Where trainings can be written."""
+TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
 
 
 def tracked_runs(folder: Path) -> list[Training]:
