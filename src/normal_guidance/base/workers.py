@@ -148,8 +148,7 @@ START_TIMEOUT = 300.0  # seconds for a worker to start and to import the modules
 ATTEMPTS = 2
 """Attempts at a task whose worker dies: the first worker may have died of another task, or of too little memory."""
 
-POLL_SECONDS = 0.2
-"""Longest sleep between two checks of the deadlines, and of whether to stop."""
+POLL_SECONDS = 0.2  # longest sleep between two checks of the deadlines, and of whether to stop
 
 # Environment of a worker: there are as many workers as cores, so more threads would only slow each other down.
 ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")

@@ -87,8 +87,7 @@ def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64
 class BlockStatistics:
     """Blocks of all positive bags of a dataset; `unlabelled` and `all_negative` bags were skipped."""
 
-    bags_by_blocks: dict[int, int]
-    """How many bags have so many blocks."""
+    bags_by_blocks: dict[int, int]  # how many bags have so many blocks
     lengths: Int64[Tensor, "blocks"]
     fractions: Float64[Tensor, "blocks"]
     unlabelled: int

@@ -113,8 +113,8 @@ class Sm(nn.Module):
         if isinstance(layout, SlottedLayout):
             return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
         if torch.compiler.is_exporting():  # one scan without blocks, whose number would be fixed in the graph
-            reach = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
-            mirrored = take_rows(rows, mirror(reach, layout.lengths)).T[:, None]
+            positions = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
+            mirrored = take_rows(rows, mirror(positions, layout.lengths)).T[:, None]
             return F.conv1d(mirrored, kernel.to(rows.dtype)[None, None]).squeeze(1).T
         read, write = layout.windows(halo=self.steps)
         matrix, (reach, blocks) = self.band.to(kernel.dtype) @ kernel, read.shape

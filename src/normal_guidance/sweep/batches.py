@@ -15,14 +15,11 @@ from normal_guidance.core.arrays import find_bags
 from normal_guidance.core.bags import UNKNOWN, Bags, ScanSet
 from normal_guidance.core.layout import SlottedLayout
 
-LOADING_BATCH = 256
-"""Scans read together when all features are loaded to the device."""
+LOADING_BATCH = 256  # scans read together when all features are loaded to the device
 
-MOST_PLACES = 2**19
-"""Slices of a batch without gradients, padded to its longest scan; a scan is never divided."""
+MOST_PLACES = 2**19  # slices of a batch without gradients, padded to its longest scan; a scan is never divided
 
-PREFETCH = 4
-"""Batches that the reading thread may prepare ahead of the engine."""
+PREFETCH = 4  # batches that the reading thread may prepare ahead of the engine
 
 
 def slice_labels_of(scans: ScanSet) -> Int[Tensor, "slices"]:

@@ -38,8 +38,7 @@ STATES = (*UNFINISHED, *FINISHED)
 OPEN, RELEASED, ABORTED = "open", "released", "aborted"
 """How the last association that sent slices of a series stands."""
 
-FORMAT = 1
-"""Version of the tables."""
+FORMAT = 1  # version of the tables
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS series (
@@ -87,27 +86,20 @@ class QueuedSeries(NamedTuple):
     files: int
     bytes: int
     attempts: int
-    arrivals: int
-    """Objects that ever arrived, new ones only: a number that changes with each."""
-    round: int
-    """Results so far."""
-    digest: str
-    """Of the slices of the last result."""
-    predicted_files: int
-    """Number of the slices of the last result."""
+    arrivals: int  # objects that ever arrived, new ones only: a number that changes with each
+    round: int  # results so far
+    digest: str  # of the slices of the last result
+    predicted_files: int  # number of the slices of the last result
     arrived: float
     changed: float
-    latency: float | None
-    """Seconds from the last slice to the last file that was accepted."""
-    purged: int
-    """Whether its files were deleted after they were done with."""
+    latency: float | None  # seconds from the last slice to the last file that was accepted
+    purged: int  # whether its files were deleted after they were done with
 
 
 class Dispatch(NamedTuple):
     """The results of one series on their way to one destination."""
 
-    number: int
-    """A number that no other has, so that new slices cancel it for good."""
+    number: int  # A number that no other has, so that new slices cancel it for good
     series: str
     destination: str
     state: str

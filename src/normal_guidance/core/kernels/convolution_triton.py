@@ -18,10 +18,8 @@ from torch import Tensor
 
 from normal_guidance.core.kernels.products_triton import dense_within
 
-TAPS_TILE = 64
-"""Rows and bags that `_taps_kernel` compares at a time."""
-FEATURES = 128
-"""Features per program: four for each lane of its warp."""
+TAPS_TILE = 64  # rows and bags that `_taps_kernel` compares at a time
+FEATURES = 128  # features per program: four for each lane of its warp
 ENOUGH_PROGRAMS = 4096
 """Twice as many as an H200 runs at once; with fewer, programs get fewer rows each, so that there are more of them."""
 

@@ -15,12 +15,9 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-TILE = 64
-"""Rows of a bag that a program holds at a time; most scans of the benchmark fit."""
-WIDEST_QUERIES = 128
-"""The most queries that a program holds; more are tiled, and rows are then read once per tile."""
-SUMMED_QUERIES = 32
-"""Queries that `spread` sums over at a time."""
+TILE = 64  # rows of a bag that a program holds at a time; most scans of the benchmark fit
+WIDEST_QUERIES = 128  # the most queries that a program holds; more are tiled, and rows are then read once per tile
+SUMMED_QUERIES = 32  # queries that `spread` sums over at a time
 
 
 def dot(

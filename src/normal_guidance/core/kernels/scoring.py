@@ -60,25 +60,6 @@ def stacked_columns(rows: Tensor, weight: Tensor) -> Tensor:
 
 
 @operator(
-    "stacked_scores",
-    lambda columns, bias, vector: columns.new_empty(
-        columns.shape[0], columns.shape[2], dtype=accumulator(columns.dtype)
-    ),
-    stacked=3,
-    gradient=lambda ctx, gradient: stacked_scores_gradients(gradient, *ctx.saved_tensors),
-)
-def stacked_scores(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
-    """`tanh_scores` for each configuration."""
-    if runs_in_triton(columns):
-        from normal_guidance.core.kernels import scoring_triton
-
-        return scoring_triton.scores(columns, bias, vector)
-    kind = accumulator(columns.dtype)
-    hidden = torch.tanh(columns.to(kind) + bias[:, :, None].to(kind))
-    return torch.einsum("chr,ch->cr", hidden, vector.to(kind))
-
-
-@operator(
     "stacked_scores_gradients",
     lambda gradient, columns, bias, vector: tuple(map(torch.empty_like, (columns, bias, vector))),
     stacked=4,
@@ -96,3 +77,22 @@ def stacked_scores_gradients(
     inner = gradient[:, None] * vector[:, :, None].to(kind) * (1 - hidden.square())
     outer = torch.einsum("cr,chr->ch", gradient, hidden)
     return inner.to(columns.dtype), inner.sum(2).to(bias.dtype), outer.to(vector.dtype)
+
+
+@operator(
+    "stacked_scores",
+    lambda columns, bias, vector: columns.new_empty(
+        columns.shape[0], columns.shape[2], dtype=accumulator(columns.dtype)
+    ),
+    stacked=3,
+    gradient=lambda ctx, gradient: stacked_scores_gradients(gradient, *ctx.saved_tensors),
+)
+def stacked_scores(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
+    """`tanh_scores` for each configuration."""
+    if runs_in_triton(columns):
+        from normal_guidance.core.kernels import scoring_triton
+
+        return scoring_triton.scores(columns, bias, vector)
+    kind = accumulator(columns.dtype)
+    hidden = torch.tanh(columns.to(kind) + bias[:, :, None].to(kind))
+    return torch.einsum("chr,ch->cr", hidden, vector.to(kind))

@@ -14,8 +14,7 @@ from torch import Tensor
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
-NUMBERS = 8192
-"""Numbers that a program holds at a time."""
+NUMBERS = 8192  # numbers that a program holds at a time
 
 
 def scores(

@@ -32,17 +32,14 @@ from normal_guidance.core.arrays import find_bags
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
-BLOCK = 64
-"""Rows of a tile, if they fit: the number that one warp group of Hopper multiplies at a time."""
+BLOCK = 64  # rows of a tile, if they fit: the number that one warp group of Hopper multiplies at a time
 
-SMALLEST_BLOCK = 16
-"""The fewest rows that tensor cores multiply."""
+SMALLEST_BLOCK = 16  # the fewest rows that tensor cores multiply
 
 TILES_HELD = 7
 """Tiles of a head's rows in the shared memory of the greediest kernel, the backward pass of one tile; measured."""
 
-LOG2_E = tl.constexpr(1.4426950408889634)
-"""Converts exponents to base 2, the base of the hardware's exponential."""
+LOG2_E = tl.constexpr(1.4426950408889634)  # converts exponents to base 2, the base of the hardware's exponential
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from normal_guidance.core.kernels.products_triton import dense_within, launch, precision_of, zero_unused_rows
 
-TILE = 32
-"""Rows that a program computes: with a halo of 10 it reads 52, which fit the 64 of a tensor-core tile."""
+TILE = 32  # rows that a program computes: with a halo of 10 it reads 52, which fit the 64 of a tensor-core tile
 
 
 def smooth(

@@ -67,8 +67,7 @@ KEYS = {
 
 PER_SCAN = ("label", "scan_id", "patient_id", "part", "recipe")
 
-LONGEST_TEXT = 1000
-"""Most characters of an id or a label; more are damage."""
+LONGEST_TEXT = 1000  # most characters of an id or a label; more are damage
 
 
 class Found(NamedTuple):
@@ -157,11 +156,9 @@ def _no_features(fields: Fields, where: str, odd: str | None = None) -> UserErro
     )
 
 
-Columns = dict[str, list[Any]]
-"""Of each field that is there one value for each scan."""
+Columns = dict[str, list[Any]]  # of each field that is there one value for each scan
 
-Slices = Iterable[tuple[Any, Any]]
-"""For each scan its features, and its slice labels or None."""
+Slices = Iterable[tuple[Any, Any]]  # for each scan its features, and its slice labels or None
 
 
 def _arranged(values: Fields) -> tuple[bool, Columns, Slices]:

@@ -33,8 +33,7 @@ class Pixels(NamedTuple):
     """Slices as they are sent to the encoder's process."""
 
     hu: Slices
-    lowest: float
-    """Their minimum: it fills the margins of slices that are not square."""
+    lowest: float  # their minimum: it fills the margins of slices that are not square
     ranges: tuple[Range | None, ...] = ()
     """The range of each window in them, where a window is one of percentiles; else empty."""
     sample: np.ndarray = np.empty(0, np.float32)
@@ -48,8 +47,7 @@ class Decoding:
     read: Reader
     root: Path
     repair: bool
-    field: float | None = None
-    """Mm of each slice's middle that are sent; None sends whole slices."""
+    field: float | None = None  # mm of each slice's middle that are sent; None sends whole slices
     windows: tuple[Window | None, ...] = ()
     """The windows of all channels, where one is of percentiles, whose ranges are then sent too; else empty."""
     held: frozenset[str] = frozenset()

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
     from transformers import ViTModel
 
 
-VERSION = 1
-"""Version of this module's arithmetic: a change that alters features raises it and changes the fingerprints."""
+VERSION = 1  # version of this module's arithmetic: a change that alters features raises it and changes the fingerprints
 
 Precision = Literal["float32", "tf32", "bf16"]
 
@@ -49,15 +48,13 @@ Precision = Literal["float32", "tf32", "bf16"]
 class Encoder:
     """A frozen network from images of size x size pixels to vectors of `width` features, in eval mode."""
 
-    name: str
-    """The name it was loaded by; with the user's own weights, the beginning of their sha256 is added."""
+    name: str  # the name it was loaded by; with the user's own weights, the beginning of their sha256 is added
     channels: int
     size: int
     width: int
     unit_range: bool
     """Whether it takes values of 0..1, because it normalises them itself; else the training scans' statistics do."""
-    fingerprint: str
-    """sha256 of architecture, weights and `VERSION`; device and precision are not in it."""
+    fingerprint: str  # sha256 of architecture, weights and `VERSION`; device and precision are not in it
     module: nn.Module
     device: str = "cpu"
     precision: Precision = "float32"
@@ -172,11 +169,9 @@ def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before[1:]
 
 
-EPS = 1e-6
-"""Epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12."""
+EPS = 1e-6  # epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12
 
-HEADS = 12
-"""Attention heads of ViT-B."""
+HEADS = 12  # attention heads of ViT-B
 
 ENCODERS_EXTRA = install_command("encoders")
 

@@ -87,8 +87,7 @@ class EncodingProgress:
     stage: str
     slices: int
     of: int
-    begun_with: int
-    """Slices that an earlier start of the job had done."""
+    begun_with: int  # slices that an earlier start of the job had done
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,11 +144,9 @@ class EncodingResult:
     store: FeatureStore
     failed: Mapping[str, int]
     problems: Mapping[str, int]
-    slices: int
-    """Slices that this start encoded, in `seconds`."""
+    slices: int  # slices that this start encoded, in `seconds`
     seconds: float
-    complete_before: bool = False
-    """Whether the store was there already, and this start could add nothing."""
+    complete_before: bool = False  # whether the store was there already, and this start could add nothing
 
 
 def encode(
@@ -563,20 +560,16 @@ class EncodingEstimate:
     batches: int
     batch_size: int
     device: str
-    device_bytes: int
-    """Most memory that the measurement took: on CUDA of the card, else of this process."""
+    device_bytes: int  # most memory that the measurement took: on CUDA of the card, else of this process
     store_bytes: int
-    job_bytes: int
-    """What the job needs besides, until the store is complete."""
+    job_bytes: int  # what the job needs besides, until the store is complete
     free_bytes: int
     measured_scans: int
     measured_slices: int
     failed: Mapping[str, str]
     slices_per_s: float
-    first_batch_s: float
-    """Seconds from the start to the first encoded batch."""
-    statistics_s: float
-    """Seconds for mean and sd of the training scans."""
+    first_batch_s: float  # seconds from the start to the first encoded batch
+    statistics_s: float  # seconds for mean and sd of the training scans
     total_s: float
 
 

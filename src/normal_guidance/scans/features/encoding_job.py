@@ -45,13 +45,11 @@ from normal_guidance.scans.features.store import AGAIN
 from normal_guidance.scans.index.manifest import Values
 from normal_guidance.scans.index.problems import Problem
 
-FORMAT = 1
-"""Version of the layout on disk; a job of another version is an error."""
+FORMAT = 1  # version of the layout on disk; a job of another version is an error
 
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
 
-VALUES = "values.json"
-"""In a store that lacks scans: the values of those that it has, for the next start."""
+VALUES = "values.json"  # in a store that lacks scans: the values of those that it has, for the next start
 
 TAKEN_UP, BEFORE = "again", "before"
 
@@ -59,13 +57,10 @@ TAKEN_UP, BEFORE = "again", "before"
 class Encoded(NamedTuple):
     """The result of encoding a unit, that is, some consecutive scans."""
 
-    features: Float32[Tensor, "slices width"]
-    """Slices of the scans that could be encoded, scan after scan."""
-    failed: list[str]
-    """Ids of the other scans."""
+    features: Float32[Tensor, "slices width"]  # slices of the scans that could be encoded, scan after scan
+    failed: list[str]  # ids of the other scans
     problems: list[Problem]
-    values: Mapping[str, Values]
-    """By scan."""
+    values: Mapping[str, Values]  # by scan
 
 
 @dataclass(frozen=True)

@@ -38,17 +38,14 @@ UNIT, UNIT_ON_CUDA = 1024, 8192
 """Fewest slices of a unit: a killed job loses its unfinished units, and saving one costs little in comparison.  On a
 card that is a second or two; the last batch of a unit is smaller than the others, so units should not be small."""
 
-AHEAD_BYTES = 2**31
-"""Most memory for slices that wait for the encoder; one scan alone may take more."""
+AHEAD_BYTES = 2**31  # most memory for slices that wait for the encoder; one scan alone may take more
 
-LEFT_OUT = "left out of the store"
-"""The action, in problems.csv, for a scan that cannot be encoded."""
+LEFT_OUT = "left out of the store"  # the action, in problems.csv, for a scan that cannot be encoded
 
 Load = Callable[..., Encoder]
 """Loads the encoder, from `device` and `precision`; on Ray it is pickled, so it must be a module's function."""
 
-Units = Iterable[tuple[int, list[ScanRow]]]
-"""Numbered units: consecutive scans that are encoded and saved together."""
+Units = Iterable[tuple[int, list[ScanRow]]]  # numbered units: consecutive scans that are encoded and saved together
 
 
 @dataclass(frozen=True)
@@ -61,8 +58,7 @@ class EncodingOptions:
     precision: Precision = "float32"
     threads: int | None = None
     """Of the encoder on the CPU, because sums depend on them; None: those the job was begun with, or torch's."""
-    unit: int = 0
-    """Fewest slices of a unit; 0 stands for the device's own number."""
+    unit: int = 0  # fewest slices of a unit; 0 stands for the device's own number
 
     def __post_init__(self) -> None:
         if not self.unit:
@@ -70,10 +66,8 @@ class EncodingOptions:
 
 
 class Inputs(NamedTuple):
-    decoding: Decoding
-    """Runs in the workers."""
-    preprocessing: Preprocessing
-    """Runs on the encoder's device, except for the field, which the workers cut out."""
+    decoding: Decoding  # runs in the workers
+    preprocessing: Preprocessing  # runs on the encoder's device, except for the field, which the workers cut out
 
 
 @dataclass(frozen=True)
@@ -187,8 +181,7 @@ class _ImageBatch(NamedTuple):
     """Images for the encoder, which a stream of their own may still prepare."""
 
     slices: int
-    images: Tensor | None
-    """None if all slices are of scans that are left out."""
+    images: Tensor | None  # None if all slices are of scans that are left out
     ready: torch.cuda.Event | None = None
 
 
@@ -387,8 +380,7 @@ def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
         yield rows
 
 
-_MACHINES: dict[str, Machine] = {}
-"""By job, the encoder and workers of this process; at most one entry."""
+_MACHINES: dict[str, Machine] = {}  # by job, the encoder and workers of this process; at most one entry
 
 
 def _encode(job: str, setup: Setup, inputs: Inputs, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:

@@ -24,14 +24,11 @@ from normal_guidance.base.workers import ASK_BYTES, ask, excess
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-PIECE_BYTES = 2**26
-"""Bytes that are read at once, unless a chunk is larger."""
+PIECE_BYTES = 2**26  # bytes that are read at once, unless a chunk is larger
 
-CHUNK_BYTES = 2**29
-"""Largest chunk that is read: HDF5 holds a whole chunk in memory, and its packed bytes beside it."""
+CHUNK_BYTES = 2**29  # largest chunk that is read: HDF5 holds a whole chunk in memory, and its packed bytes beside it
 
-FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}
-"""Accepted filters, by HDF5's number."""
+FILTERS = {1: "deflate", 2: "shuffle", 3: "fletcher32", 32000: "lzf"}  # accepted filters, by HDF5's number
 
 
 def import_h5py() -> Any:
@@ -47,10 +44,8 @@ class Hdf5Member(NamedTuple):
     members: tuple[str, ...] | None = None
     shape: tuple[int, ...] = ()
     dtype: str = ""
-    step: int = 1
-    """Rows that are read at once."""
-    values: np.ndarray | None = None
-    """All values, if there are few, which saves a question."""
+    step: int = 1  # rows that are read at once
+    values: np.ndarray | None = None  # all values, if there are few, which saves a question
 
 
 @contextmanager
@@ -162,8 +157,7 @@ def answer(question: tuple[str, str, tuple[int, ...] | None]) -> Hdf5Member | np
         raise UnreadableError("unreadable", f"{name}: {reason}") from error
 
 
-_OPENED: dict[str, Any] = {}
-"""The open files, by their path."""
+_OPENED: dict[str, Any] = {}  # the open files, by their path
 
 
 def close(path: str) -> None:

@@ -102,11 +102,9 @@ VERSION, VERSION_WITH_FIELD, VERSION_WITH_PERCENTILES = 1, 2, 3
 """Versions of the arithmetic here: a change that alters results raises them, and so the fingerprints.  Software that
 knows neither fields nor percentiles must refuse them, not encode whole slices."""
 
-SIZE = 224
-"""Rows and columns of an image, unless the encoder takes others."""
+SIZE = 224  # rows and columns of an image, unless the encoder takes others
 
-CHUNK_BYTES = 2**26
-"""Bytes of a scan that are padded and resized at once, which bounds the memory for a long scan."""
+CHUNK_BYTES = 2**26  # bytes of a scan that are padded and resized at once, which bounds the memory for a long scan
 
 
 class Statistics(NamedTuple):

@@ -69,14 +69,12 @@ DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch
 HEADER_BYTES = 4096
 """Bytes reserved for a shard's header, padded with spaces, so that its features start at a page of memory."""
 
-SHARD_BYTES = 2**30
-"""Largest shard, unless one scan alone is larger: such files are easy to copy and to map."""
+SHARD_BYTES = 2**30  # largest shard, unless one scan alone is larger: such files are easy to copy and to map
 
 LACKING = "lacking"
 """The number in a store's provenance of scans that its index has and the store does not; absent if it has all."""
 
-AGAIN = "copy the store again, or write it again"
-"""The advice for files that are damaged or do not fit together."""
+AGAIN = "copy the store again, or write it again"  # the advice for files that are damaged or do not fit together
 
 INDEX = pa.schema(
     {

@@ -4,8 +4,7 @@ from pathlib import Path
 
 from normal_guidance.base.errors import UserError
 
-ABOUT = "store.json"
-"""The file that makes a folder a feature store."""
+ABOUT = "store.json"  # the file that makes a folder a feature store
 
 
 def is_store(folder: Path) -> bool:

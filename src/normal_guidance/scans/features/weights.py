@@ -34,15 +34,11 @@ class KnownWeights:
     """The weights of a named encoder: one file, identified by its sha256."""
 
     file: str
-    sha256: str
-    """The first digits, at least 8."""
-    mib: int
-    """Size, rounded up."""
-    source: str
-    """The publisher."""
+    sha256: str  # the first digits, at least 8
+    mib: int  # size, rounded up
+    source: str  # the publisher
     url: str | None = None
-    package: str | None = None
-    """A package with the file in its folder `models`, where there is no address."""
+    package: str | None = None  # A package with the file in its folder `models`, where there is no address
 
 
 KNOWN_WEIGHTS = {

@@ -18,8 +18,7 @@ from jaxtyping import Float32, Real
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.geometry import normal_of
 
-PLANES = ("sagittal", "coronal", "axial")
-"""Planes by the axis that slices are stacked along: left, posterior, superior."""
+PLANES = ("sagittal", "coronal", "axial")  # planes by the axis that slices are stacked along: left, posterior, superior
 
 
 def plane_of(orientation: Sequence[float] | None) -> str | None:
@@ -53,8 +52,7 @@ def in_field(volume: np.ndarray, spacing: Sequence[float] | None, field: float |
     return volume[:, down, across]
 
 
-Range = tuple[float, float]
-"""Lowest and highest value; values beyond are clipped."""
+Range = tuple[float, float]  # lowest and highest value; values beyond are clipped
 
 
 @dataclass(frozen=True)

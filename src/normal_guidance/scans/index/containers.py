@@ -27,17 +27,13 @@ from normal_guidance.scans.index.problems import Problem, Report
 MEMBER_BYTES = 2**30
 """Largest member of an archive that is read, by the size that it declares; a larger one may be a zip bomb."""
 
-PIECE = 2**20
-"""Bytes of a member that are unpacked at once."""
+PIECE = 2**20  # bytes of a member that are unpacked at once
 
-ARCHIVES = 4
-"""Archives kept open, so that reading a scan does not parse its archive's directory for every slice."""
+ARCHIVES = 4  # archives kept open, so that reading a scan does not parse its archive's directory for every slice
 
-SEPARATOR = "!"
-"""Stands between an archive and its member."""
+SEPARATOR = "!"  # stands between an archive and its member
 
-LEFT = "left out"
-"""The action for every problem found here."""
+LEFT = "left out"  # the action for every problem found here
 
 LEADS_OUT = ", out of the folder: such links are not followed"
 """How the detail of a link that leads out of its root ends."""
@@ -182,11 +178,9 @@ def _open_archive(path: Path, modified: int, size: int, process: int) -> zipfile
     return zipfile.ZipFile(path)
 
 
-NIFTI = (".nii", ".nii.gz")
-"""Endings of NIfTI files."""
+NIFTI = (".nii", ".nii.gz")  # endings of NIfTI files
 
-CT = ("CT",)
-"""The modality of images that nothing is known about."""
+CT = ("CT",)  # the modality of images that nothing is known about
 
 
 class Mask(NamedTuple):
@@ -194,8 +188,7 @@ class Mask(NamedTuple):
 
     file: str
     orientation: tuple[float, ...]
-    positions: tuple[tuple[float, float, float], ...]
-    """The centre of every slice's first pixel."""
+    positions: tuple[tuple[float, float, float], ...]  # the centre of every slice's first pixel
     positive: tuple[bool, ...]
 
 

@@ -32,20 +32,16 @@ with importing("dicom", "reading DICOM needs pydicom"):
 
 IMPLICIT, EXPLICIT, BIG_ENDIAN = "1.2.840.10008.1.2", "1.2.840.10008.1.2.1", "1.2.840.10008.1.2.2"
 DEFLATED = "1.2.840.10008.1.2.1.99"
-NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)
-"""Transfer syntaxes without compressed pixels."""
+NATIVE = (IMPLICIT, EXPLICIT, BIG_ENDIAN, DEFLATED)  # transfer syntaxes without compressed pixels
 
-PIXELS = 0x7FE00010
-"""Tag of the pixels."""
+PIXELS = 0x7FE00010  # tag of the pixels
 
-INFLATED_BYTES = 2**29
-"""Largest size of an inflated file, about a thousand slices."""
+INFLATED_BYTES = 2**29  # largest size of an inflated file, about a thousand slices
 
 INFLATED_FREE, INFLATED_RATIO = 2**24, 20
 """Size that any deflated file may inflate to, and most bytes for a stored one beyond it: slices reach 2 to 10."""
 
-TEXT_BYTES = 1024
-"""Longest value that is read as text or numbers; longer ones are damaged."""
+TEXT_BYTES = 1024  # longest value that is read as text or numbers; longer ones are damaged
 
 _FIRST_GROUPS = (b"\x02\x00", b"\x08\x00")
 """Possible beginnings of a file without the DICOM prefix: group 0002 or 0008, little endian."""
@@ -60,10 +56,8 @@ class Elements(NamedTuple):
     """Some elements of a file."""
 
     dataset: Dataset
-    syntax: str
-    """Transfer syntax UID."""
-    left: int
-    """Bytes from the place where reading stopped to the end of the file; negative if the file ends too early."""
+    syntax: str  # transfer syntax UID
+    left: int  # bytes from the place where reading stopped to the end of the file; negative if the file ends too early
 
 
 @contextmanager
@@ -169,10 +163,8 @@ def _syntax(dataset: Any) -> str:
 class Raw(NamedTuple):
     """The raw value of an element."""
 
-    value: bytes | memoryview
-    """Pixels may be a view of the file's content."""
-    length: int
-    """The length that the file states."""
+    value: bytes | memoryview  # pixels may be a view of the file's content
+    length: int  # the length that the file states
     little_endian: bool
 
 

@@ -86,40 +86,27 @@ class Header:
     rows: int = 0
     columns: int = 0
     frames: int = 1
-    transfer_syntax: str = ""
-    """UID."""
+    transfer_syntax: str = ""  # UID
     position: Triple | None = None
     """ImagePositionPatient; the first frame's in a multi-frame file that has it per frame."""
-    orientation: tuple[float, ...] | None = None
-    """ImageOrientationPatient: direction cosines of a row and of a column."""
-    pixel_spacing: tuple[float, float] | None = None
-    """mm between rows, mm between columns."""
+    orientation: tuple[float, ...] | None = None  # ImageOrientationPatient: direction cosines of a row and of a column
+    pixel_spacing: tuple[float, float] | None = None  # mm between rows, mm between columns
     thickness: float | None = None
-    tilt: float | None = None
-    """GantryDetectorTilt in degrees."""
+    tilt: float | None = None  # GantryDetectorTilt in degrees
     frame_positions: tuple[Triple, ...] | None = None
     """ImagePositionPatient of every frame of a multi-frame file; None unless all frames have one."""
     frame_orientation: tuple[float, ...] | None = None
     """The orientation of all frames of a multi-frame file; files whose frames differ are refused."""
-    description: str = ""
-    """SeriesDescription."""
-    sop_class: str = ""
-    """UID."""
-    samples: int = 1
-    """SamplesPerPixel: 3 in colour."""
-    body_part: str = ""
-    """BodyPartExamined."""
-    acquisition: int | None = None
-    """AcquisitionNumber; this and the next four tell acquisitions of one series apart."""
-    temporal_position: int | None = None
-    """TemporalPositionIdentifier."""
+    description: str = ""  # SeriesDescription
+    sop_class: str = ""  # UID
+    samples: int = 1  # SamplesPerPixel: 3 in colour
+    body_part: str = ""  # BodyPartExamined
+    acquisition: int | None = None  # AcquisitionNumber; this and the next four tell acquisitions of one series apart
+    temporal_position: int | None = None  # TemporalPositionIdentifier
     echo_time: float | None = None
-    b_value: float | None = None
-    """DiffusionBValue."""
-    acquired: str = ""
-    """AcquisitionDateTime, or AcquisitionDate and AcquisitionTime; such texts sort by time."""
-    burned_in: bool = False
-    """Whether BurnedInAnnotation says that the pixels name the patient."""
+    b_value: float | None = None  # DiffusionBValue
+    acquired: str = ""  # AcquisitionDateTime, or AcquisitionDate and AcquisitionTime; such texts sort by time
+    burned_in: bool = False  # whether BurnedInAnnotation says that the pixels name the patient
 
 
 def read_header(content: bytes | Path, file: str) -> Header:
@@ -234,11 +221,9 @@ def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> Unreadable
 # slices, sorted by position, would make a volume that was never acquired.  The longest is kept, of equally long ones
 # the first by time or number.  Acquisitions of other parts of the body stay, as a head that is scanned in two blocks.
 
-FEWEST = 3
-"""Fewer slices are not an acquisition: two may be one slice that was sent twice."""
+FEWEST = 3  # fewer slices are not an acquisition: two may be one slice that was sent twice
 
-SAME_MM = 0.01
-"""Slices nearer than this are at the same position."""
+SAME_MM = 0.01  # slices nearer than this are at the same position
 
 ATTRIBUTES: dict[str, Callable[[Header], float | str | None]] = {
     "TemporalPositionIdentifier": lambda header: header.temporal_position,
@@ -260,12 +245,9 @@ class AcquisitionPlace(NamedTuple):
 class ChosenRun(NamedTuple):
     """The slices of one acquisition."""
 
-    kept: list[int]
-    """Their numbers in the given order."""
-    left_out: list[tuple[str, str]]
-    """For each repeat of it that is left out, the first file and why."""
-    mixed: str = ""
-    """Why acquisitions could not be told apart; empty if there is one, or if they could."""
+    kept: list[int]  # their numbers in the given order
+    left_out: list[tuple[str, str]]  # for each repeat of it that is left out, the first file and why
+    mixed: str = ""  # why acquisitions could not be told apart; empty if there is one, or if they could
 
 
 class _Run(NamedTuple):

@@ -21,29 +21,23 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.dicom_slices import Header
 
 
-DUPLICATE_MM = 0.01
-"""Slices nearer than this are at the same position: scanners write positions to .001 mm or finer."""
+DUPLICATE_MM = 0.01  # slices nearer than this are at the same position: scanners write positions to .001 mm or finer
 
-SPACING_MM = 0.01
-"""Pixel spacings that differ by more than this are different; rounding in headers is finer."""
+SPACING_MM = 0.01  # pixel spacings that differ by more than this are different; rounding in headers is finer
 
-ORIENTATION_DEGREES = 1.0
-"""Slices whose rows or columns differ by a larger angle have different orientations."""
+ORIENTATION_DEGREES = 1.0  # slices whose rows or columns differ by a larger angle have different orientations
 
 TILT_DEGREES = 1.0
 """Slices are sheared against each other if the line of their positions is farther than this from their normal."""
 
-GAP_STEPS = 1.5
-"""A step longer than this many median steps means a missing slice."""
+GAP_STEPS = 1.5  # A step longer than this many median steps means a missing slice
 
 GAP_SHARE = 0.25
 """If more than one step and this share of the steps are long, no slice is missing: the scan has two spacings."""
 
-UNEVEN_SHARE = 0.1
-"""Steps that differ from the median step by more than this share of it are uneven."""
+UNEVEN_SHARE = 0.1  # steps that differ from the median step by more than this share of it are uneven
 
-FARTHEST_MM = 1e6
-"""Positions farther from the origin than this are damaged."""
+FARTHEST_MM = 1e6  # positions farther from the origin than this are damaged
 
 AXES_TOLERANCE = 0.01
 """Largest deviation of direction cosines from unit length and from a right angle; beyond it they are ignored."""
@@ -62,19 +56,15 @@ class GeometryFinding(NamedTuple):
 class Ordered:
     """The slices of one scan in order."""
 
-    slices: tuple[tuple[str, int], ...]
-    """File and frame of every slice."""
-    positions: tuple[float, ...]
-    """mm along the slice normal, ascending; slice numbers where positions are unknown."""
-    spacing: float | None
-    """The median step in mm; None for one slice, or where positions are unknown."""
+    slices: tuple[tuple[str, int], ...]  # file and frame of every slice
+    positions: tuple[float, ...]  # mm along the slice normal, ascending; slice numbers where positions are unknown
+    spacing: float | None  # the median step in mm; None for one slice, or where positions are unknown
     orientation: tuple[float, ...] | None
     rows: int
     columns: int
     pixel_spacing: tuple[float, float] | None
     findings: tuple[GeometryFinding, ...]
-    located: bool
-    """Whether `positions` are mm."""
+    located: bool  # whether `positions` are mm
 
 
 class _Slice(NamedTuple):
@@ -366,14 +356,12 @@ def _check_tilt(
 # The letters at the edges of a slice that say which side of the patient they show: R and L, A and P, H and F.
 
 
-AXES = ("LR", "PA", "HF")
-"""The letters of DICOM's three axes, in their direction and against it: left, posterior, head."""
+AXES = ("LR", "PA", "HF")  # the letters of DICOM's three axes, in their direction and against it: left, posterior, head
 
 SHARE = np.sin(np.radians(22.5))
 """An edge shows the letter of each axis with at least this direction cosine: two letters from 22.5 degrees on."""
 
-RIGHT_ANGLE = 0.1
-"""Rows and columns with a larger cosine of their angle are damaged, and have no letters."""
+RIGHT_ANGLE = 0.1  # rows and columns with a larger cosine of their angle are damaged, and have no letters
 
 
 class Edges(NamedTuple):

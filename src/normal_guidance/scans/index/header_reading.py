@@ -19,17 +19,14 @@ from normal_guidance.base.workers import Death, Failure, Pool, StartError
 from normal_guidance.scans.index.containers import CT, Mask, Refusal, is_nifti, locate
 from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
 
-CHUNK = 64
-"""Files sent to a worker at once: about 50 ms of work, so that sockets are idle and progress is smooth."""
+CHUNK = 64  # files sent to a worker at once: about 50 ms of work, so that sockets are idle and progress is smooth
 
 AHEAD = 4
 """Chunks per worker that may be read ahead of the first unfinished one: some take longer, such as those with masks."""
 
-PATIENCE = 300.0
-"""Seconds for one chunk; a worker that needs longer hangs and is killed."""
+PATIENCE = 300.0  # seconds for one chunk; a worker that needs longer hangs and is killed
 
-MAX_FRAMES = 100_000
-"""Most slices in one file; a higher number means damage."""
+MAX_FRAMES = 100_000  # most slices in one file; a higher number means damage
 
 
 class HeaderRequest(NamedTuple):
@@ -37,10 +34,8 @@ class HeaderRequest(NamedTuple):
 
     file: str
     mask: bool = False
-    any_modality: bool = False
-    """Whether to accept images of any modality."""
-    modalities: tuple[str, ...] = CT
-    """Modalities to accept; NIfTI has no field for its own and counts as the first."""
+    any_modality: bool = False  # whether to accept images of any modality
+    modalities: tuple[str, ...] = CT  # modalities to accept; NIfTI has no field for its own and counts as the first
 
 
 HeaderResult = Header | Mask | Refusal

@@ -40,10 +40,8 @@ class Source:
 
     title: str
     open: Callable[[Path, SourceOptions, Report], ScanSource]
-    options: tuple[str, ...] = ()
-    """Fields of `SourceOptions` that this source uses."""
-    attribution: tuple[str, ...] = ()
-    """Sentences that a page with results on these scans must carry."""
+    options: tuple[str, ...] = ()  # fields of `SourceOptions` that this source uses
+    attribution: tuple[str, ...] = ()  # sentences that a page with results on these scans must carry
 
 
 SOURCES = {
@@ -59,11 +57,9 @@ SOURCES = {
 
 PROBLEMS, REPORT = "problems.csv", "report.json"
 
-PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")
-"""Packages whose versions stand in the report."""
+PACKAGES = ("pydicom", "nibabel", "numpy", "pyarrow")  # packages whose versions stand in the report
 
-WATCH_FILES = 64
-"""Files between two calls of `watch`."""
+WATCH_FILES = 64  # files between two calls of `watch`
 
 HEADER_FIELDS = frozenset(part.name for part in fields(Header))
 DIFFERENT = frozenset(("file", "sop_uid", "instance_number", "position", "frame_positions", "acquired"))
@@ -76,8 +72,7 @@ class IndexProgress:
 
     files: int
     scans: int
-    done: float | None
-    """The approximate share that is done, from 0 to 1; None where it is unknown."""
+    done: float | None  # the approximate share that is done, from 0 to 1; None where it is unknown
 
 
 Watch = Callable[[IndexProgress], object]
@@ -324,8 +319,7 @@ class _Indexing:
 
 # Statistics of labelled scans, for the three block tables and the density figure of the paper.
 
-BINS = 20
-"""Bars of the density figure, as in the paper."""
+BINS = 20  # bars of the density figure, as in the paper
 
 
 @dataclass(frozen=True, eq=False)
@@ -336,13 +330,10 @@ class Description:
     positive: int
     patients: int
     slices: int
-    labelled: int
-    """Scans with slice labels."""
+    labelled: int  # scans with slice labels
     positive_slices: int
-    lengths: Mapping[str, float]
-    """Mean and percentiles of the slices per scan."""
-    blocks: BlockStatistics | None
-    """None where no slice is labelled positive."""
+    lengths: Mapping[str, float]  # mean and percentiles of the slices per scan
+    blocks: BlockStatistics | None  # None where no slice is labelled positive
     density: np.ndarray
     """Density of the positive slices' relative position j / S in `BINS` equal bins; it integrates to one."""
 

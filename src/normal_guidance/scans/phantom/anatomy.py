@@ -212,18 +212,12 @@ class Head:
             canvas.ellipse(side * 36.0, -46.0, 4.0 * jaw, 24.0 * jaw, 1100.0, side * -0.35)
 
 
-HILUM = 0.54
-"""Height at which the pulmonary arteries enter the lungs, as a share of the scan."""
-CENTRAL = 0.03
-"""Heights above and below the hilum at which clots are central."""
-LUNGS = (0.07, 0.945)
-"""Heights between which there is lung."""
-LUNG = -840.0
-"""HU."""
-ARTERIES = 4
-"""Arteries of one lung that run down, and as many that run up."""
-SMALL_VESSELS = 18
-"""Small vessels of one lung."""
+HILUM = 0.54  # height at which the pulmonary arteries enter the lungs, as a share of the scan
+CENTRAL = 0.03  # heights above and below the hilum at which clots are central
+LUNGS = (0.07, 0.945)  # heights between which there is lung
+LUNG = -840.0  # HU
+ARTERIES = 4  # arteries of one lung that run down, and as many that run up
+SMALL_VESSELS = 18  # small vessels of one lung
 
 
 class Chest:
@@ -366,8 +360,7 @@ class Chest:
         return canvas.cover(-12.0, -6.0, 28.0 * main, 6.0 * main, -0.2)
 
 
-LOOPS = 26
-"""Loops of small bowel."""
+LOOPS = 26  # loops of small bowel
 
 
 class Abdomen:

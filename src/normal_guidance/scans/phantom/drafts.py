@@ -89,8 +89,7 @@ AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """ImageOrientationPatient of an axial slice: rows to the left, columns to the back."""
 
 ORIGINAL = ("ORIGINAL", "PRIMARY", "AXIAL")
-LOCALIZER = ("ORIGINAL", "PRIMARY", "LOCALIZER")
-"""Values of ImageType."""
+LOCALIZER = ("ORIGINAL", "PRIMARY", "LOCALIZER")  # values of ImageType
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,7 @@ ENCODINGS = (Encoding(12, False, -1024), Encoding(16, True, 0), Encoding(16, Tru
 """The usual encodings; every scan has one of them."""
 WRONG_INTERCEPT = Encoding(12, False, 0)
 """RSNA 2019: two's complement in 12 bits, declared as unsigned; negative values appear as large ones."""
-UNEXTENDED = Encoding(12, True, 0)
-"""RSNA 2023: two's complement in 12 bits of a 16-bit word whose upper bits are 0."""
+UNEXTENDED = Encoding(12, True, 0)  # RSNA 2023: two's complement in 12 bits of a 16-bit word whose upper bits are 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,22 +117,16 @@ class Image:
     """One image of a scan: a slice, or an image that is not a slice (for instance a localizer)."""
 
     uid: str
-    instance: int
-    """InstanceNumber."""
+    instance: int  # InstanceNumber
     hu: np.ndarray
     label: int = 0
-    kinds: frozenset[str] = frozenset()
-    """Lesions of the slice."""
-    position: tuple[float, float, float] | None = None
-    """ImagePositionPatient."""
+    kinds: frozenset[str] = frozenset()  # lesions of the slice
+    position: tuple[float, float, float] | None = None  # ImagePositionPatient
     orientation: tuple[float, ...] | None = AXIAL
     image_type: tuple[str, ...] = ORIGINAL
-    series_uid: str | None = None
-    """SeriesInstanceUID; None for the scan's own."""
-    capture: bool = False
-    """Whether it is a secondary capture."""
-    cut: str | None = None
-    """Where the file is truncated: in its 'header' or in its 'pixels'."""
+    series_uid: str | None = None  # SeriesInstanceUID; None for the scan's own
+    capture: bool = False  # whether it is a secondary capture
+    cut: str | None = None  # where the file is truncated: in its 'header' or in its 'pixels'
 
     @property
     def key(self) -> str:
@@ -153,13 +145,11 @@ class Draft:
     series_uid: str
     frame_uid: str
     date: str
-    images: list[Image]
-    """Slices in their true order."""
+    images: list[Image]  # slices in their true order
     pixel_spacing: float
     slice_spacing: float
     encoding: Encoding
-    extras: list[Image] = field(default_factory=list)
-    """Images that are not slices of the scan."""
+    extras: list[Image] = field(default_factory=list)  # images that are not slices of the scan
     tilt: float = 0.0
     multi_frame: bool = False
     compression: str = "none"

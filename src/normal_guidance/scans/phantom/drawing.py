@@ -12,11 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-AIR = -1000.0
-"""HU around the patient."""
+AIR = -1000.0  # HU around the patient
 
-Box = tuple[slice, slice]
-"""Rows and columns of a part of the picture."""
+Box = tuple[slice, slice]  # rows and columns of a part of the picture
 
 
 @dataclass(frozen=True)

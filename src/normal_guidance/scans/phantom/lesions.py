@@ -19,12 +19,10 @@ from normal_guidance.scans.phantom.drawing import Canvas, Cover, bump, minus, ti
 BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""
 
-LOOK_ALIKES = 2.0
-"""Mean number of look-alikes in a scan."""
+LOOK_ALIKES = 2.0  # mean number of look-alikes in a scan
 
 
-Shape = tuple[float, ...]
-"""The shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1."""
+Shape = tuple[float, ...]  # the shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1
 
 
 def draw_shape(random: np.random.Generator) -> Shape:

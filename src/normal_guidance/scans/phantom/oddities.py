@@ -12,18 +12,14 @@ import numpy as np
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.phantom.drafts import LOCALIZER, UNEXTENDED, WRONG_INTERCEPT, Draft, Image
 
-SHARE = 0.05
-"""Share of the scans that an oddity changes, at least one."""
+SHARE = 0.05  # share of the scans that an oddity changes, at least one
 
 KAGGLE = ("rsna-ich", "rsna-pe", "rsna-at")
 FOLDERS = ("rsna-pe", "rsna-at", "folder")
 EVERYWHERE = (*KAGGLE, "folder")
-TILT = 14.0
-"""Degrees."""
-MISSING = 2
-"""Neighbouring slices that a gap leaves out."""
-EXTRA = 3
-"""Slices of another series in the scan's folder."""
+TILT = 14.0  # degrees
+MISSING = 2  # neighbouring slices that a gap leaves out
+EXTRA = 3  # slices of another series in the scan's folder
 
 Change = Callable[[Draft, np.random.Generator], tuple[str, list[Image]]]
 """Changes a draft; returns a description and the changed images (none: the scan as a whole)."""

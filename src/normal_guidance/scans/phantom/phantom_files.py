@@ -50,8 +50,7 @@ COMPRESSIONS = {
 }
 """Transfer syntaxes by name; all are lossless."""
 
-MAKER = "PHANTOM"
-"""Manufacturer; the patient's name begins with it, too."""
+MAKER = "PHANTOM"  # manufacturer; the patient's name begins with it, too
 
 
 def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
@@ -250,13 +249,11 @@ GRADES = ("healthy", "low", "high")
 class FolderLayout:
     """The arrangement of a dataset."""
 
-    anatomy: str | None
-    """The body part; None: any."""
+    anatomy: str | None  # the body part; None: any
     ids: Callable[[ScanPlan], tuple[str, str]]
     """scan_id and patient_id; an empty scan_id stands for the SeriesInstanceUID."""
     path: Callable[[Draft, Image], str]
-    tables: Callable[[Sequence[Draft], int], Mapping[str, str]]
-    """Label tables by path, as text; the number is the seed."""
+    tables: Callable[[Sequence[Draft], int], Mapping[str, str]]  # label tables by path, as text; the number is the seed
 
 
 def _csv(columns: Iterable[str], rows: Iterable[Row]) -> str:
@@ -424,14 +421,12 @@ LAYOUTS: Mapping[str, FolderLayout] = {
 """Layouts by name."""
 
 
-TRUTH = "phantom.json"
-"""The file with the truth about the dataset; code that reads the scans must not need it."""
+TRUTH = "phantom.json"  # the file with the truth about the dataset; code that reads the scans must not need it
 
 MIN_SIZE, MAX_SIZE = 32, 1024
 """Rows and columns of a slice."""
 
-MIXED = "mixed"
-"""The compressions in turn, one per scan."""
+MIXED = "mixed"  # the compressions in turn, one per scan
 
 
 def write_phantom(

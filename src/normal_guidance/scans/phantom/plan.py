@@ -15,38 +15,26 @@ import numpy as np
 
 from normal_guidance.base.errors import UserError, choose_one_of
 
-GAP = 3
-"""Most negative slices inside one block; two blocks lie farther apart."""
+GAP = 3  # most negative slices inside one block; two blocks lie farther apart
 
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
-"""The quantiles in `Anatomy.fractions`."""
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)  # the quantiles in `Anatomy.fractions`
 
-MIN_SLICES = 12
-"""Fewest slices of a scan; with fewer, its ends could not lie outside the organ."""
+MIN_SLICES = 12  # fewest slices of a scan; with fewer, its ends could not lie outside the organ
 
 
 @dataclass(frozen=True)
 class Anatomy:
     """The distributions of one body part: the paper's tables, and values of a plausible scan."""
 
-    positive: float
-    """Share of positive scans."""
-    bags_by_blocks: tuple[int, ...]
-    """Positive scans with 1, 2, ... blocks: the paper's first block table."""
-    fractions: tuple[float, ...]
-    """`QUANTILES` of a block's share of the scan: the paper's third block table."""
-    centre: tuple[float, float]
-    """Mean and standard deviation of a block's centre, as shares of the scan."""
-    organ: tuple[float, float]
-    """Part of the scan, from its lower end, where lesions can be."""
-    slices: int
-    """Median number of slices of a scan; real chest and abdomen scans have 246 and 319 on average."""
-    extent: float
-    """Length of the scan in mm."""
-    kinds: Mapping[str, float]
-    """Kinds of lesions and their shares."""
-    scans_per_patient: tuple[float, ...]
-    """Share of the patients with 1, 2, ... scans."""
+    positive: float  # share of positive scans
+    bags_by_blocks: tuple[int, ...]  # positive scans with 1, 2, ... blocks: the paper's first block table.
+    fractions: tuple[float, ...]  # `QUANTILES` of a block's share of the scan: the paper's third block table
+    centre: tuple[float, float]  # mean and standard deviation of a block's centre, as shares of the scan
+    organ: tuple[float, float]  # part of the scan, from its lower end, where lesions can be
+    slices: int  # median number of slices of a scan; real chest and abdomen scans have 246 and 319 on average
+    extent: float  # length of the scan in mm
+    kinds: Mapping[str, float]  # kinds of lesions and their shares
+    scans_per_patient: tuple[float, ...]  # share of the patients with 1, 2, ... scans.
 
 
 ANATOMIES = {

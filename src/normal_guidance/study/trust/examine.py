@@ -50,8 +50,7 @@ class Trust:
     """The results of the tests; `findings` are in the order shuffle, randomize, deletion, inverted."""
 
     findings: tuple[TrustResult, ...]
-    curves: Mapping[Kind, Curves] | None
-    """None for a model without scan scores."""
+    curves: Mapping[Kind, Curves] | None  # None for a model without scan scores
     scans: int
     positive: int
     by: By
