@@ -264,7 +264,6 @@ def test_an_index_of_another_shape(tmp_path: Path, columns: dict[str, Any], reas
         (lambda c: c.update(recipe=[]), r"recipe is \[\], not text"),
         (lambda c: c.pop("recipe"), "recipe is missing"),
         (lambda c: c.update(features=0), "features is 0, not between 1"),
-        (lambda c: c.update(format=True), "format is True, not a whole number"),
         (lambda c: c.update(findings="any"), "findings is 'any', not a list"),
         (lambda c: c.update(provenance=[]), r"provenance is \[\], not an object"),
         (

@@ -541,7 +541,9 @@ def _read(folder: Path) -> Bundle:
 
 
 @dataclass(frozen=True)
-class _Tested:  # scores on test scans
+class _Tested:
+    """Scores on test scans."""
+
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None
@@ -552,7 +554,9 @@ class _Tested:  # scores on test scans
 
 
 @dataclass(frozen=True)
-class _Training:  # of a run or of `nguide fit`
+class _Training:
+    """How a run, or `nguide fit`, trained."""
+
     dataset: str | None
     scans: dict[str, int]
     test: _Tested | None
@@ -575,7 +579,9 @@ class _WeightsFile:
 
 
 @dataclass(frozen=True)
-class BundleFile:  # the types of bundle.json
+class BundleFile:
+    """The types of bundle.json."""
+
     format: int
     normal_guidance: str
     config: Config | None

@@ -59,11 +59,13 @@ class Scaling(nn.Module):
         self.register_buffer("rotation", rotation)
 
     @property
-    def features(self) -> int:  # of a slice before scaling
+    def features(self) -> int:
+        """Features of a slice before scaling."""
         return len(self.mean)
 
     @property
-    def inputs(self) -> int:  # of a slice after it
+    def inputs(self) -> int:
+        """Numbers of a slice after scaling."""
         return len(self.mean) if self.rotation is None else self.rotation.shape[1]
 
     def forward(self, rows: Float[Tensor, "*rows features"]) -> Float[Tensor, "*rows inputs"]:
@@ -215,7 +217,9 @@ class Committee(nn.Module):
 
 
 @dataclass(frozen=True)
-class CommitteeFile:  # the types of `Committee.as_json`
+class CommitteeFile:
+    """The types of `Committee.as_json`."""
+
     members: int
     places: tuple[Places, ...]
     shown: bool

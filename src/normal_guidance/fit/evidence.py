@@ -157,7 +157,9 @@ SCANS_AT_ONCE, ROWS_AT_ONCE = 256, 2**15  # scans, and slices with padding, whos
 
 
 @dataclass(frozen=True)
-class Penalty:  # how strongly a regression is held back
+class Penalty:
+    """How strongly a regression is held back."""
+
     kind: str  # "ridge" for evidence spread over many inputs, "lasso" for few that matter
     strength: float  # 1 is usual for this number of scans and inputs
 
@@ -232,7 +234,9 @@ def fit_evidence(
     return tuple(made)
 
 
-class _Chunk(NamedTuple):  # scans of about the same length
+class _Chunk(NamedTuple):
+    """Scans of about the same length."""
+
     scans: Int[Tensor, "bags"]
     slices: Int[Tensor, "rows"]  # the places of their rows among those of all scans
     rows: Float[Tensor, "rows inputs"]

@@ -58,7 +58,9 @@ class FoldPlan:
 
 
 @dataclass(frozen=True)
-class Setting:  # what members of one kind have in common
+class Setting:
+    """What members of one kind have in common."""
+
     places: Places
     power: float
     penalty: Penalty

@@ -42,7 +42,9 @@ NULLABLE = ("patient_id",)  # new scans whose ids are left out have no patient
 AGAIN = "copy the run again, or delete it and start it again"
 
 
-class ScanRows(NamedTuple):  # scans without features, as prediction makes them
+class ScanRows(NamedTuple):
+    """Scans without features, as prediction makes them."""
+
     scan_ids: Sequence[str]
     patient_ids: Sequence[str]
     labels: Int[Tensor, "scans"]

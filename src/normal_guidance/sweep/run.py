@@ -100,7 +100,9 @@ Width = Annotated[int, Between(1.0, 2.0**31)]
 
 
 @dataclass(frozen=True)
-class ScoresFile:  # `Scores`, null where they are NaN or where the method has none
+class ScoresFile:
+    """`Scores`, null where they are NaN or where the method has none."""
+
     localization_auroc: Share | None
     localization_auprc: Share | None
     scan_auroc: Share | None
@@ -128,14 +130,18 @@ class ConfigCounts:
 
 
 @dataclass(frozen=True)
-class RunPart:  # the order decides which scans share a batch
+class RunPart:
+    """The scans of one part; their order decides which share a batch."""
+
     scans: Count
     fingerprint: str
     order: str = ""
 
 
 @dataclass(frozen=True)
-class RunFeatures:  # as `features_of` has them
+class RunFeatures:
+    """How a store's features were made (`features_of`)."""
+
     recipe: str
     width: Width
     dtype: DtypeName
@@ -153,7 +159,9 @@ class RunExecution:
 
 
 @dataclass(frozen=True)
-class RunSeconds:  # the sums over all starts
+class RunSeconds:
+    """Times, summed over all starts."""
+
     training: float
     evaluation: float
     saving: float
@@ -168,7 +176,9 @@ class SourceCommit:
 
 
 @dataclass(frozen=True)
-class Environment:  # of a start
+class Environment:
+    """Where and with what one start ran."""
+
     date: str | None
     normal_guidance: str
     commit: SourceCommit | None
@@ -200,7 +210,9 @@ class RunFile:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WinnerFile(SelectedEpoch):  # best.json
+class WinnerFile(SelectedEpoch):
+    """Best.json."""
+
     format: int
     config: Config
     features: Width
@@ -369,7 +381,8 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
     return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
 
 
-def winner_file(group: str) -> str:  # without .safetensors and .json
+def winner_file(group: str) -> str:
+    """Without .safetensors and .json."""
     return f"best-{group}" if group else "best"
 
 

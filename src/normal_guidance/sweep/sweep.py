@@ -284,7 +284,9 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 @dataclass(frozen=True)
-class SavedState:  # beside the tensors of state.safetensors
+class SavedState:
+    """Beside the tensors of state.safetensors."""
+
     run: str  # the run that it belongs to
     resumed: Count  # how often the run resumed from a saved state
     environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
