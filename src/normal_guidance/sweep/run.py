@@ -211,7 +211,7 @@ class RunFile:
 
 @dataclass(frozen=True, kw_only=True)
 class WinnerFile(SelectedEpoch):
-    """Best.json."""
+    """What best.json holds."""
 
     format: int
     config: Config
@@ -382,7 +382,7 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
 
 
 def winner_file(group: str) -> str:
-    """Without .safetensors and .json."""
+    """The name of a winner's files without .safetensors and .json."""
     return f"best-{group}" if group else "best"
 
 

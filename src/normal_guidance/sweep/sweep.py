@@ -285,7 +285,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 @dataclass(frozen=True)
 class SavedState:
-    """Beside the tensors of state.safetensors."""
+    """What stands beside the tensors of state.safetensors."""
 
     run: str  # the run that it belongs to
     resumed: Count  # how often the run resumed from a saved state
