@@ -49,6 +49,7 @@ def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
     assert 0 < read < report["cases"], "nothing, or everything, can still be read: the damage is wrong"
 
 
+@pytest.mark.slow
 def test_a_sample_of_flipped_bits_is_refused_or_changes_nothing():
     words = [sys.executable, str(RUN.with_name("flips.py")), "--per-file", "5", "--jobs", "1", "--seed", "5"]
     done = subprocess.run(words, capture_output=True, text=True, timeout=3600)
