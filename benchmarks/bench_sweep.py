@@ -13,7 +13,7 @@ steps     Milliseconds of a training step of batches of 64 scans, by method, sca
           times the configurations; the card's rate is that of one large square product, measured in the same run.
           "eval" is the share of validation, training AUROC and selection in an epoch of the paper's semi-synthetic
           data (156 steps, 2,500 validation scans), and "grid" the minutes that 1,000 such epochs would take.
-torchmil  The whole grid, trained by `training.sweep` and, one configuration after another, by torchmil's Trainer, in
+torchmil  The whole grid, trained by `sweep.sweep` and, one configuration after another, by torchmil's Trainer, in
           turns and in alternating order; semi-synthetic scans in memory, float32.
 accuracy  The same grid on semi-synthetic scans in float32 and in other precisions: differences of validation AUROC, by
           configuration, beside those between two float32 runs with different seeds, which is the noise.

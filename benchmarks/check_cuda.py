@@ -2,7 +2,7 @@
 
     python benchmarks/check_cuda.py [--methods ng,mhng] [--widths 768,1280] [--precisions tf32] [--lengths 20-60] ...
 
-A case trains two configurations for some steps by `training.sweep` as users call it, so whatever engine takes over
+A case trains two configurations for some steps by `sweep.sweep` as users call it, so whatever engine takes over
 counts, and compares the loss of every step after the first with the CPU's: it depends on all gradients before it.
 Differences are relative to losses above 1, as those with a large L1 term are.  No case counts as little work, which the
 packed engine would do; "took over" counts the cases in which it had to.  The methods with eight heads must refuse the
