@@ -281,7 +281,7 @@ class _Indexing:
         nifti = is_nifti(files[0])
         for finding in ordered.findings:
             if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
-                self.report(scan_id, *finding)
+                self.problems.append(finding._replace(scan_id=scan_id))
         labels = self.dataset.join(candidate, ordered, masks)
         if labels.label is None:
             return None
