@@ -460,4 +460,4 @@ def test_the_competitions_own_folder_is_found(head):
     made = index("rsna-ich", inner.parent, head.root.parent / "out2")
     assert (len(made.manifest), made.manifest.root) == (2, inner)
     with pytest.raises(UserError, match=r"rsna-ich has no option --findings \(given: any\); leave it out"):
-        head.index(findings=parse_findings("any"))
+        index("rsna-ich", inner.parent, head.root.parent / "out3", findings=parse_findings("any"))
