@@ -202,7 +202,7 @@ def test_a_series_that_ends_the_program_is_tried_three_times(bundle, series, sta
         (one,) = run.wait("receiving")
         run.node.queue.move(one, "ready")
         for _ in range(predicting.ATTEMPTS):
-            run.node.queue.begin_attempt(one)
+            run.node.queue.count_attempt(one)
     with running_node(state, bundle) as run:
         assert run.wait_finished() == {"failed": 1}
         assert "ended 3 times" in run.node.queue.in_state("failed")[0].reason
