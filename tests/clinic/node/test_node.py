@@ -291,7 +291,7 @@ def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state,
 
 
 def test_a_watched_folder_is_emptied_and_predicted(bundle, series, state, tmp_path, monkeypatch):
-    monkeypatch.setattr("normal_guidance.clinic.node.arriving.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("normal_guidance.clinic.node.node.QUIET_SECONDS", 0.0)
     watch, out = tmp_path / "watch", tmp_path / "out"
     files = series()
     (watch / "patient").mkdir(parents=True)
