@@ -7,17 +7,18 @@ one record per number, and an empty field (null) where there is no number.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from normal_guidance.base.errors import reading
 from normal_guidance.base.files import make_folder, write_atomically
+from normal_guidance.show.html import paragraph, raw_table
 
 NOTHING = "-"  # the text for a missing number
 
@@ -127,19 +128,10 @@ class Grid:
 
     def html(self) -> str:
         """A table with its title as caption, for `normal_guidance.show.html`."""
-        header, *body = (
-            f"<tr>{''.join(line)}</tr>"
-            for line in [
-                [f"<th>{html.escape(text).replace(' %', '&nbsp;%')}</th>" for text in self.header],
-                *([f"<td>{text}</td>" for text in row] for row in self._marked(html.escape, "<b>{}</b>")),
-            ]
-        )
-        title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
-        note = f"<p class=note>{html.escape(self.caption)}</p>" if self.caption else ""
-        return (
-            f"{title}{note}<div class=wide><table>\n<thead>{header}</thead>\n"
-            f"<tbody>{chr(10).join(body)}</tbody>\n</table></div>"
-        )
+        title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
+        note = paragraph(self.caption, note=True) if self.caption else ""
+        header = [escape(text).replace(" %", "&nbsp;%") for text in self.header]
+        return title + note + raw_table(header, self._marked(escape, "<b>{}</b>"))
 
     def _marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
         """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""

@@ -21,7 +21,7 @@ from normal_guidance.clinic.viewer.server import FILES, STATIC
 from normal_guidance.scans.index.manifest import Manifest, write_manifest
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import read_volume
-from small_viewer import Served, rows_of, write_predictions
+from small_viewer import Served, rows_of, write_predictions, write_result
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS MISSING: NO BROWSER TEST RUNS")
 
@@ -575,23 +575,20 @@ def predicted(manifest, tmp_path_factory):
     numbered = replace(kept[0], instance_numbers=tuple(range(100, 100 + len(kept[0]))))
     about = {"source": "predict", "root": str(manifest.root)}
     write_manifest(folder / "manifest.parquet", [numbered, kept[1]], about)
-    refused = {"scan_id": "C", "state": "refused", "reason": "its modality is MR"}
-    (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
     odd = [
         Problem("A", "", "unsuitable", "it has 4 slices", "predicted because of --force")._asdict(),
         Problem("A", "", "gap", "10 mm: 1 missing", "kept")._asdict(),
     ]
+    told = {
+        "threshold": 0.5,
+        "key_slices": [{"slice": 8}, {"slice": 2}, {"slice": 5}],
+        "interval": {"first": 3, "last": 6, "meaning": "contains it"},
+        "source": {"series_description": "HEAD <b>5 mm</b>"},
+    }
     for row, problems in zip(rows, (odd, []), strict=True):
-        result = {
-            "threshold": 0.5,
-            "positive": row["probability"] >= 0.5,
-            "key_slices": [{"slice": 8}, {"slice": 2}, {"slice": 5}],
-            "interval": {"first": 3, "last": 6, "meaning": "contains it"},
-            "source": {"series_description": "HEAD <b>5 mm</b>"},
-            "problems": problems,
-        }
-        (folder / row["scan_id"]).mkdir()
-        (folder / row["scan_id"] / "prediction.json").write_text(json.dumps(result))
+        write_result(folder, row["scan_id"], **told, positive=row["probability"] >= 0.5, problems=problems)
+    refused = {"scan_id": "C", "state": "refused", "reason": "its modality is MR"}
+    (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
     with Served(open_gallery(folder)) as served:
         yield served, rows
 

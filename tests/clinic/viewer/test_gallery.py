@@ -14,7 +14,7 @@ from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError, open_ga
 from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
 from normal_guidance.scans.features.windows import WINDOWS
 from normal_guidance.scans.index.manifest import write_manifest
-from small_viewer import bell, rows_of, write_predictions
+from small_viewer import bell, rows_of, write_predictions, write_result
 
 
 def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
@@ -159,22 +159,6 @@ def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
     assert "encoder" not in {window["name"] for window in gallery.about()["windows"]["CT"]}
 
 
-def write_result(folder, scan_id: str, **changes) -> None:
-    """A prediction.json as `nguide predict` writes it, and its slices.csv."""
-    about = {
-        "threshold": 0.25,
-        "positive": True,
-        "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
-        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
-        "source": {"series_description": "HEAD 5 mm"},
-        "problems": [],
-    }
-    (folder / scan_id).mkdir(parents=True)
-    (folder / scan_id / "prediction.json").write_text(json.dumps(about | changes))
-    (folder / scan_id / "slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
-    (folder / "summary.json").write_text(json.dumps({"model": {}}))
-
-
 @pytest.fixture
 def view(manifest, tmp_path):
     """The gallery of one predicted scan; `changes` are those of its prediction.json."""
@@ -193,6 +177,8 @@ def problem(kind: str, action: str, detail: str = "its value") -> dict[str, str]
 
 def test_call_key_slices_interval_and_series_are_those_of_predict(view):
     gallery = view()
+    (result,) = gallery.folder.glob("*/prediction.json")
+    result.with_name("slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
     scan = gallery.scan(0, 0)
     (shown,) = scan["methods"].values()
     assert shown["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again

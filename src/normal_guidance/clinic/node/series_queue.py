@@ -135,7 +135,6 @@ class SeriesQueue:
             raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 
@@ -221,7 +220,6 @@ class SeriesQueue:
         return bool(self._all(query, name, sop_uid, sop_class))
 
     def names(self) -> set[str]:
-        """The names of all objects."""
         return {name for (name,) in self._all("SELECT name FROM objects")}
 
     def in_state(self, *states: str) -> list[QueuedSeries]:
@@ -229,7 +227,6 @@ class SeriesQueue:
         return self._series(f"WHERE state IN {_list(states)} ORDER BY attempts, arrived")
 
     def series(self, key: str) -> QueuedSeries | None:
-        """One series."""
         return next(iter(self._series("WHERE key = ?", key)), None)
 
     def digest(self, key: str) -> str:

@@ -95,7 +95,6 @@ def memory_bytes() -> int | None:
 
 
 def status_page(about: dict[str, Any]) -> str:
-    """The page."""
     health = '<span class="ok">works</span>' if about["ok"] else '<span class="bad">needs attention</span>'
     problems = "".join(f'<p class="bad">{escape(problem)}</p>' for problem in about["problems"])
     states = "".join(f"<div><b>{count}</b>{escape(state)}</div>" for state, count in about["queue"].items())

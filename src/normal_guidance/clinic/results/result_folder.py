@@ -92,27 +92,7 @@ class Written:
 
 
 def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
-    """Make the content of prediction.json.
-
-    format               1
-    scan_id, patient_id  the patient's is null in anonymous results
-    sought               what was looked for, in words
-    cautions             sentences that a reader must know before trusting the result, of the scan and of the model
-    method               a name in `METHODS`
-    logit, probability   the model's own, and calibrated
-    threshold, positive  null where no threshold was chosen
-    slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
-    key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
-    interval             first and last slice, and its `meaning` in words; `coverage` is the probability with which it
-                         contains the whole finding of a positive scan; null where nothing is promised, and the interval
-                         is the shortest that holds `share` of the attention, else null
-    attention            one number a slice, which add up to 1; `head_attention` has a list a head
-    source               modality, body part, size and spacing; the UIDs, files and description of the series unless
-                         anonymous
-    problems             kind, file, detail and action of everything that was odd
-    model                its identity; encoder, training, expectations and operating point, as bundle.json has them
-    findings             where they have names: name, code and the numbers above of each; those above are the first's
-    """
+    """Make the content of prediction.json; `docs/howto/predict.md` says what its fields mean."""
     row, about = prediction.row, _model_json(bundle)
     content = {
         "format": FORMAT,

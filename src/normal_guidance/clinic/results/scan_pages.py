@@ -227,7 +227,7 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
             cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
         link = f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{name}</a>{flag}"
         rows.append((link, *cells, str(line["slices"]), str(line["problems"])))
-    header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")
+    header = ("scan", *(map(escape, names) if names else ("probability", "result", "key slices")), "slices", "problems")
     reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in lines if line["state"] != STATES[0]]
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
     noted = [html.paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
