@@ -223,7 +223,6 @@ GUIDED = "is guided; add one of ng, mhng to --methods, or leave the option out"
         ("--methods evidence --warmup 10", f"--warmup 10: none of evidence {GUIDED}"),
         ("--methods abmil --least-width 8mm", f"--least-width 8mm: none of abmil {GUIDED}"),
         ("--least-width 8mm", "--least-width 8mm: these features do not record the distance of slices"),
-        ("--methods bells_ng --warmup 10", "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
         ("--negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
         ("--optimizer adam", "optimizer 'adam' is unknown; choose one of sgd, adamw"),
         ("--schedule linear", "schedule 'linear' is unknown; choose one of constant, cosine"),
@@ -241,7 +240,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged: format is missing" in sweep(*arguments, code=2)
+    assert "report.json is damaged: note is missing" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:

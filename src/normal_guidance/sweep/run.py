@@ -83,7 +83,6 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
@@ -194,7 +193,6 @@ class Environment:
 class RunFile:
     """report.json: everything that is needed to check, repeat or compare a complete run."""
 
-    format: int
     winners: tuple[WinnerInReport, ...]
     note: str | None  # why there are no winners
     configurations: ConfigCounts
@@ -213,7 +211,6 @@ class RunFile:
 class WinnerFile(SelectedEpoch):
     """What best.json holds."""
 
-    format: int
     config: Config
     features: Width
 
@@ -254,7 +251,6 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
     return {
-        "format": FORMAT,
         "data": dict(data),
         "execution": {
             "device": torch.device(execution.device).type,
@@ -321,11 +317,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
-            "install the version that began the run, or choose another folder"
-        )
     if names.isdisjoint((STATE, REPORT)):
         return False
     changed = difference({name: before.get(name) for name in identity}, identity)
@@ -413,7 +404,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
+        about = record_as_json({"config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
@@ -660,7 +651,6 @@ def _report(
         for winner in result.winners
     ]
     content = {
-        "format": identity["format"],
         "winners": winners,
         "note": None if winners else _why_nothing(result),
         "configurations": {

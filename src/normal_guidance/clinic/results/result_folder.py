@@ -51,7 +51,6 @@ from normal_guidance.scans.index.problems import Problem, folder_name, read_prob
 from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
-FORMAT = 1  # version of prediction.json and summary.json
 NO = "no "  # so begin the actions of problems that cost a scan some results: "no picture, no DICOM results"
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
 
@@ -117,7 +116,6 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     """
     row, about = prediction.row, _model_json(bundle)
     content = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
@@ -373,7 +371,6 @@ def _write_tables(
         write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
     summary = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "anonymous": anonymize,
         **about,

@@ -37,7 +37,6 @@ from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
-    FORMAT,
     REPORT,
     STATISTICS,
     VALUES,
@@ -473,7 +472,6 @@ def _identity_of(
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
     return {
-        "format": FORMAT,
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
