@@ -68,13 +68,13 @@ from normal_guidance.scans.features.store import (
     AGAIN,
     LACKING,
     FeatureStore,
-    check_patients,
     dtype_name,
     open_store,
     write_store,
 )
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
 
 PROBLEMS = "problems.csv"
 
@@ -513,11 +513,8 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
     if not len(manifest):
         raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
     if parts is not None:
-        have, given = set(manifest.scan_ids), set(parts)
-        for scans, problem in ((given - have, "is not in the manifest"), (have - given, "is not in the split")):
-            if scans:
-                raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
-        check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
+        refuse_other_scans(parts, manifest.scan_ids, "manifest")
+        refuse_overlap(manifest.patient_ids, (parts[scan] for scan in manifest.scan_ids), "patient")
     for of_finding in (manifest, *(manifest.of_finding(finding.name) for finding in manifest.findings[1:])):
         _check_labels(of_finding)
 
