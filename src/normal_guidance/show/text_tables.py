@@ -158,21 +158,21 @@ def _escape_latex(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\.?\d)", "$-$", escaped)  # a hyphen is too short for a minus
 
 
-def as_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Records as CSV: a line with the first record's field names, then one line per record."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(records[0])
-    writer.writerows([_csv_field(value) for value in record.values()] for record in records)
-    return out.getvalue()
-
-
 def _csv_field(value: object) -> object:
     if isinstance(value, bool):
         return yes_no(value)
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def as_csv(records: Sequence[Mapping[str, object]], cell: Callable[[object], object] = _csv_field) -> str:
+    """Records as CSV: a line with the first record's field names, then one line per record."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(records[0])
+    writer.writerows(map(cell, record.values()) for record in records)
+    return out.getvalue()
 
 
 def as_json(value: Mapping[str, object]) -> str:

@@ -18,9 +18,9 @@ from pydicom.sr.codedict import codes
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic import dicom
-from normal_guidance.clinic.dicom import objects
+from normal_guidance.clinic.dicom import source_series
 from normal_guidance.clinic.dicom.objects import KINDS as RESULTS
-from normal_guidance.clinic.dicom.writer import write_dicom
+from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.fit.bundle import ModelIdentity
 from normal_guidance.scans.index.manifest import Finding, ScanRow
 from normal_guidance.scans.index.problems import Problem
@@ -533,7 +533,7 @@ def test_one_study_stays_one_study_within_a_run_and_no_longer(copied, scans, str
     patient, study = place(*scans["jpeg2000"], "third")  # of the same patient
     assert patient == first[0]
     assert study != first[1]
-    monkeypatch.setattr(objects, "_SECRET", "another run's")
+    monkeypatch.setattr(source_series, "_SECRET", "another run's")
     assert not set(place(row, root, "fourth")) & set(first)
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.dicom.objects import KINDS as RESULTS
-from normal_guidance.clinic.dicom.writer import write_dicom
+from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem
 from small_dicom import IDENTITY, change, change_all, of_images, predicted, read_and_problems, true_references, write

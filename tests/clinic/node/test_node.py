@@ -202,7 +202,7 @@ def test_a_series_that_ends_the_program_is_tried_three_times(bundle, series, sta
         (one,) = run.wait("receiving")
         run.node.queue.move(one, "ready")
         for _ in range(predicting.ATTEMPTS):
-            run.node.queue.begin_attempt(one)
+            run.node.queue.count_attempt(one)
     with running_node(state, bundle) as run:
         assert run.wait_finished() == {"failed": 1}
         assert "ended 3 times" in run.node.queue.in_state("failed")[0].reason
@@ -291,7 +291,7 @@ def test_another_kind_of_destination_is_a_row_and_a_class(bundle, series, state,
 
 
 def test_a_watched_folder_is_emptied_and_predicted(bundle, series, state, tmp_path, monkeypatch):
-    monkeypatch.setattr("normal_guidance.clinic.node.arriving.QUIET_SECONDS", 0.0)
+    monkeypatch.setattr("normal_guidance.clinic.node.node.QUIET_SECONDS", 0.0)
     watch, out = tmp_path / "watch", tmp_path / "out"
     files = series()
     (watch / "patient").mkdir(parents=True)

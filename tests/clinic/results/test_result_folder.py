@@ -20,8 +20,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.cli.clinic import scan_lines
 from normal_guidance.clinic import PredictOptions, ScanPrediction, load_bundle, predict, write_predictions
 from normal_guidance.clinic.results.result_folder import Written, outcome_json, prediction_json, write_scan
-from normal_guidance.clinic.results.scan_pages import index_page, scan_page
-from normal_guidance.clinic.results.strip import draw_strip, plot_strip
+from normal_guidance.clinic.results.scan_pages import draw_strip, index_page, plot_strip, scan_page
 from normal_guidance.scans.index.manifest import Finding, read_manifest
 from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_volume
@@ -390,7 +389,7 @@ def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle
 @pytest.fixture
 def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
-    calls, module = [], ModuleType("normal_guidance.clinic.dicom.writer")
+    calls, module = [], ModuleType("normal_guidance.clinic.dicom.objects")
 
     def write_dicom(prediction, strip, out, *, anonymize=False, report=None, place=0):
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))

@@ -80,6 +80,11 @@ def open_page(browser, server):
     assert [text for text in complaints if not expected.match(text)] == []
 
 
+@pytest.fixture
+def page(open_page):
+    return open_page()
+
+
 def screen(page, panel: int = 0) -> np.ndarray:
     """What is drawn in a panel, grey; without the words over it."""
     return grey(page.locator(".picture").nth(panel).screenshot(style=".overlay, .ruler { visibility: hidden }"))
@@ -127,9 +132,8 @@ def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: f
     return np.clip((volume[place] - low) / (high - low), 0, 1)
 
 
-def test_a_walk_through_the_page(open_page, gallery):
+def test_a_walk_through_the_page(page, gallery):
     """Slices, windows, ruler, zoom, cine, curves, methods, heads, key slices and the list, each once."""
-    page = open_page()
     scan, place = drawn(page)
     methods, slices = gallery.scan(0, scan)["methods"], len(gallery.row(scan))
     assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
@@ -204,8 +208,7 @@ def test_the_token_is_asked_for_and_then_gone(open_page, server):
     page.wait_for_selector("body.ready")
 
 
-def test_the_printed_address_loses_its_token_and_a_new_one_is_taken_in_the_same_tab(open_page, server):
-    page = open_page(server)
+def test_the_printed_address_loses_its_token_and_a_new_one_is_taken_in_the_same_tab(page, server):
     assert server.access.token not in page.url
     page.evaluate("sessionStorage.setItem('token', 'of an earlier start')")
     page.goto(server.access.url)  # differs behind the # only, so the browser loads nothing by itself
@@ -242,11 +245,10 @@ def test_other_servers_on_this_machine_never_receive_the_secret(open_page, serve
         thread.join()
         other.server_close()
     assert received
-    assert not [one for one in received if server.access.token in one or "Cookie" in one]
+    assert not [request for request in received if server.access.token in request or "Cookie" in request]
 
 
-def test_the_slice_is_drawn_as_the_file_has_it(open_page, gallery, manifest):
-    page = open_page()
+def test_the_slice_is_drawn_as_the_file_has_it(page, gallery, manifest):
     scan, place = drawn(page)
     expected = windowed(manifest, gallery, scan, place, 0, 80)
     seen = screen(page)
@@ -257,8 +259,7 @@ def test_the_slice_is_drawn_as_the_file_has_it(open_page, gallery, manifest):
 
 
 @pytest.mark.slow
-def test_wheel_and_keys_go_through_the_slices(open_page, gallery):
-    page = open_page()
+def test_wheel_and_keys_go_through_the_slices(page, gallery):
     scan, place = drawn(page)
     last = len(gallery.row(scan)) - 1
     before = screen(page)
@@ -290,8 +291,7 @@ def test_wheel_and_keys_go_through_the_slices(open_page, gallery):
 
 
 @pytest.mark.slow
-def test_click_and_drag_on_the_curve_jump(open_page):
-    page = open_page()
+def test_click_and_drag_on_the_curve_jump(page):
     chart = page.locator(".chart").first
     slices = int(chart.get_attribute("aria-valuemax"))
     box = chart.bounding_box()
@@ -317,8 +317,7 @@ def test_click_and_drag_on_the_curve_jump(open_page):
 
 
 @pytest.mark.slow
-def test_windows_change_the_picture(open_page, gallery, manifest):
-    page = open_page()
+def test_windows_change_the_picture(page, gallery, manifest):
     pictures = {}
     for window in gallery.about()["windows"]["CT"]:
         page.click(f"#windows button:text-is('{window['title']}')")
@@ -334,9 +333,9 @@ def test_windows_change_the_picture(open_page, gallery, manifest):
     assert page.locator(".overlay .window").first.inner_text() == "Lung  W 1500 L −600 HU"
 
 
-def window_on_screen(page) -> tuple[float, float]:
-    low, high = page.locator(".panel").first.get_attribute("data-drawn").split("/")[2].split(":")
-    return float(low), float(high)
+def window_on_screen(page) -> list[float]:
+    bounds = page.locator(".panel").first.get_attribute("data-drawn").split("/")[2]
+    return list(map(float, bounds.split(":")))
 
 
 def drag(page, x: float, y: float) -> None:
@@ -350,8 +349,7 @@ def drag(page, x: float, y: float) -> None:
 
 
 @pytest.mark.slow
-def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
-    page = open_page()
+def test_heads_start_in_the_brain_window_and_dragging_changes_it(page):
     assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
     before = screen(page)
     drag(page, 125, 0)  # half of what doubles the width
@@ -359,7 +357,7 @@ def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
     assert changed(screen(page), before)
     drag(page, 0, -50)  # up: a lower level, by 50 / 250 of the width
     page.wait_for_function("document.querySelector('.panel').dataset.drawn.split('/')[2] !== '-20:100'")
-    assert window_on_screen(page) == pytest.approx((-44, 76))
+    assert window_on_screen(page) == pytest.approx([-44, 76])
     assert page.locator("#windows [aria-pressed=true]").count() == 0
     page.keyboard.press("1")
     page.wait_for_selector(".panel[data-drawn$='/0:80']")
@@ -367,8 +365,7 @@ def test_heads_start_in_the_brain_window_and_dragging_changes_it(open_page):
 
 
 @pytest.mark.slow
-def test_zoom_and_move_keep_what_lies_under_the_pointer(open_page):
-    page = open_page()
+def test_zoom_and_move_keep_what_lies_under_the_pointer(page):
     before = screen(page)
     page.locator(".stage").first.hover()  # the middle
     page.keyboard.down("Control")
@@ -390,7 +387,7 @@ def test_zoom_and_move_keep_what_lies_under_the_pointer(open_page):
     page.keyboard.press("0")
     page.wait_for_function("document.querySelector('.zoom').textContent === ''")
     assert not changed(screen(page), before)
-    assert window_on_screen(page) == (0, 80)  # moving left the window alone
+    assert window_on_screen(page) == [0, 80]  # moving left the window alone
 
 
 @pytest.mark.slow
@@ -417,8 +414,7 @@ def test_the_ruler_measures_millimetres_or_pixels(open_page, study, manifest, tm
 
 
 @pytest.mark.slow
-def test_two_methods_over_each_other_and_side_by_side(open_page, gallery):
-    page = open_page()
+def test_two_methods_over_each_other_and_side_by_side(page, gallery):
     alone = grey(page.locator(".curve").first.screenshot())
     assert page.locator(".chart .attention").count() == 1
     page.select_option("#method-b", "mhng")
@@ -453,8 +449,7 @@ def test_two_methods_over_each_other_and_side_by_side(open_page, gallery):
 
 
 @pytest.mark.slow
-def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
-    page = open_page()
+def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     scan = gallery.scan(0, drawn(page)[0])
     assert page.locator("#heads").is_hidden()  # one head
     assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_slices"]) > 0
@@ -481,8 +476,7 @@ def test_heads_truth_and_key_slices_are_drawn(open_page, gallery):
 
 
 @pytest.mark.slow
-def test_the_list_sorts_filters_and_searches(open_page, gallery):
-    page = open_page()
+def test_the_list_sorts_filters_and_searches(page, gallery):
     scans = {scan["number"]: scan for scan in gallery.scans(0)}
     names = [method["name"] for method in gallery.about()["splits"][0]["methods"]]
 
@@ -603,9 +597,14 @@ def predicted(manifest, tmp_path_factory):
 
 
 def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(open_page, predicted):
+    """What was forced or is incomplete is flagged in the list, too, and so is what was not predicted."""
     served, rows = predicted
     page = open_page(served)
+    assert page.locator("tr[data-number='0'] .flag").all_inner_texts() == ["forced", "incomplete"]
+    assert page.locator("tr[data-number='1'] .flag").count() == 0
     page.click("tr[data-number='0']")
+    page.wait_for_selector("#warnings:has-text('Forced: ')")
+    assert "Slices are missing" in page.inner_text("#warnings")
     page.wait_for_selector(".panel[data-drawn^='0/7/']")
     words = page.inner_text(".overlay")
     call = "positive" if rows[0]["probability"] >= 0.5 else "negative"
@@ -624,15 +623,6 @@ def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(o
     step = (chart["width"] - 46 - 14) / rows[0]["slices"]
     assert shade["width"] == pytest.approx(4 * step, abs=1.5)
     assert shade["x"] == pytest.approx(chart["x"] + 46 + 2 * step, abs=1.5)
-
-
-def test_forced_and_incomplete_scans_are_flagged_in_the_list_and_over_the_scan(open_page, predicted):
-    page = open_page(predicted[0])
-    assert page.locator("tr[data-number='0'] .flag").all_inner_texts() == ["forced", "incomplete"]
-    assert page.locator("tr[data-number='1'] .flag").count() == 0
-    page.click("tr[data-number='0']")
-    page.wait_for_selector("#warnings:has-text('Forced: ')")
-    assert "Slices are missing" in page.inner_text("#warnings")
     page.click("tr[data-number='1']")
     page.wait_for_selector("#warnings", state="hidden")
     page.click("#not-predicted summary")
@@ -658,10 +648,8 @@ def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
     for scheme in ("light", "dark"):
         page = open_page(color_scheme=scheme)
         grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        assert page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]") == [
-            1366,
-            768,
-        ]
+        size = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+        assert size == list(LAPTOP.values())
         page.select_option("#method-b", "mhng")
         page.click("#beside")
         page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
