@@ -104,7 +104,7 @@ def _fit_findings(
     lines = []
     for name, model in fitted.models.items():
         notes = [fitted.notes[name]] if name in fitted.notes else []
-        about = (*model.sentences(), *model.measured.intervals.sentences(), *notes)
+        about = (*model.sentences(), *model.intervals.sentences(), *notes)
         lines += [f"{name}: {line}" for line in about]
     lines += [f"{name}: skipped: {reason}" for name, reason in fitted.skipped.items()]
     document = {
@@ -121,7 +121,7 @@ def _print_model(out: Path, fitted: FittedModel, as_json: bool) -> None:
     from normal_guidance.fit.fit_page import PAGE
     from normal_guidance.statistics.calibration import describe
 
-    lines = [*fitted.sentences(), *describe(fitted.bundle.operation), *fitted.measured.intervals.sentences()]
+    lines = [*fitted.sentences(), *describe(fitted.bundle.operation), *fitted.intervals.sentences()]
     lines += [f"Report: {out / PAGE}", next_line(out, fitted.bundle)]
     print_result(as_json, _model_json(out, fitted), lines)
 
@@ -135,7 +135,7 @@ def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
         "members": len(fitted.fit.committee),
         "plan": asdict(fitted.fit.plan),
         "sentences": fitted.sentences(),
-        "intervals": fitted.measured.intervals.as_json(),
+        "intervals": fitted.intervals.as_json(),
         "out_of_fold": asdict(fitted.out_of_fold),
         "test": None if fitted.test is None else asdict(fitted.test),
     }

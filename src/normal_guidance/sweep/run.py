@@ -21,7 +21,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -223,7 +223,7 @@ def record_as_json(value: Any) -> Any:
         return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [record_as_json(inner) for inner in value]
-    if isinstance(value, Scores):
+    if is_dataclass(value):
         return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
 
