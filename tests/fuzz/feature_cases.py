@@ -5,6 +5,7 @@ Run them alone: python tests/fuzz/run.py --of tests/fuzz/feature_cases.py --case
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,6 @@ from feature_mutations import (
     ABOUTS,
     IDS,
     arrays,
-    bomb_npz,
     make_hdf5,
     make_npy,
     make_npz,
@@ -27,7 +27,7 @@ from feature_mutations import (
     write_torchmil,
 )
 from guard import SECRET, Probe, attempt, expect
-from mutations import BYTES, mutate
+from mutations import BYTES, bomb, mutate
 from samples import Samples
 from table_mutations import mutate_csv, mutate_parquet
 
@@ -97,7 +97,10 @@ def npz(random: Random, samples: Samples, probe: Probe) -> str:
 
 @cache
 def _bomb(gigabytes: int) -> bytes:
-    return bomb_npz(gigabytes)
+    """An npz of some megabytes whose features are so many gigabytes of zeros, declared rightly."""
+    header, shape = io.BytesIO(), (gigabytes * 2**30 // 32, 8)
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return bomb(b"features.npy", header.getvalue(), gigabytes)
 
 
 def torchmil(random: Random, samples: Samples, probe: Probe) -> str:

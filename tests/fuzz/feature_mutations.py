@@ -10,7 +10,6 @@ import json
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from mutations import BYTES, mutate
-from zip_mutations import HOSTILE, lie
+from mutations import BYTES, HOSTILE, METHODS, lie, mutate, zip_of
 
 IDS, LABELS, LENGTHS = ("A", "B", "C"), (0, 1, 1), (2, 4, 3)
 SLICES, WIDTH = sum(LENGTHS), 5
@@ -108,9 +106,9 @@ ODD_ARRAYS: tuple[Callable[[], np.ndarray], ...] = (
 )
 
 
-def npy_bytes(array: np.ndarray, *, pickled: bool = True) -> bytes:
+def npy_bytes(array: np.ndarray) -> bytes:
     buffer = io.BytesIO()
-    np.save(buffer, array, allow_pickle=pickled)
+    np.save(buffer, array)
     return buffer.getvalue()
 
 
@@ -141,16 +139,6 @@ def make_npy(random: Random) -> bytes:
     return mutate_npy(random, npy_bytes(arrays()["features"]))
 
 
-def zip_of(members: Mapping[str, bytes], method: int = zipfile.ZIP_STORED) -> bytes:
-    buffer = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # two members of one name
-        with zipfile.ZipFile(buffer, "w", method) as archive:
-            for name, content in members.items():
-                archive.writestr(zipfile.ZipInfo(name), content, method)
-    return buffer.getvalue()
-
-
 def make_npz(random: Random) -> bytes:
     members = {f"{name}.npy": npy_bytes(array) for name, array in fields(random).items()}
     name = random.choice(tuple(members))
@@ -162,18 +150,12 @@ def make_npz(random: Random) -> bytes:
     elif change == 3:
         members = {**members, random.choice((*HOSTILE, "features", "label", "", "features.npy/x")): members.pop(name)}
     elif change == 4:
-        members[name] = npy_bomb(random)
-    content = zip_of(
-        members, random.choice((zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA))
-    )
+        # An npz of 100 kB that would take gigabytes is made of several such members.
+        members[name] = npy_bytes(np.zeros((random.choice((10, 2**21)), WIDTH), np.float32))
+    content = zip_of(members.items(), random.choice(METHODS))
     if change == 5:
         return lie(random, content)
     return mutate(random, content, BYTES) if change == 6 else content
-
-
-def npy_bomb(random: Random) -> bytes:
-    """Zeros: an npz of 100 kB that would take gigabytes is made of several such members."""
-    return npy_bytes(np.zeros((random.choice((10, 2**21)), WIDTH), np.float32))
 
 
 def _laughs(depth: int) -> list[Any]:
@@ -229,7 +211,7 @@ def make_pt(random: Random) -> bytes:
         return lie(random, content)
     if change == 1 and content[:2] == b"PK":
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return zip_of({name: archive.read(name) for name in archive.namelist()}, zipfile.ZIP_DEFLATED)
+            return zip_of([(name, archive.read(name)) for name in archive.namelist()], zipfile.ZIP_DEFLATED)
     return mutate(random, content, BYTES) if change == 2 else content
 
 
@@ -265,7 +247,7 @@ def make_hdf5(random: Random) -> bytes:
                 place.attrs["label"] = 1
                 place.attrs["patient_id"] = f"P{scan}"
         if random.random() < 0.3:
-            random.choice(ODD_MEMBERS)(file, random.choice(("features", "label", "extra", "A/features")))
+            _add_odd_member(random, file)
     content = buffer.getvalue()
     return content if random.random() < 0.3 else mutate(random, content, BYTES)
 
@@ -282,38 +264,44 @@ def _write(random: Random, place: Any, name: str, array: np.ndarray) -> None:
     place.create_dataset(name, data=array, **(options if array.ndim and array.size and array.size < 1e6 else {}))
 
 
-def _put(file: Any, name: str, make: Callable[[str], object]) -> None:
+ODD_DATASETS: tuple[dict[str, Any], ...] = (
+    {"shape": (10**9, 6), "dtype": "f4"},
+    {"shape": (10**9, 6), "dtype": "f4", "chunks": (1000, 6)},
+    {"shape": (2**40, 2**20), "dtype": "f4", "chunks": (1, 2**20)},
+    {"shape": (10, 6), "dtype": "f4", "chunks": (10**4, 6), "maxshape": (None, 6)},
+    {"shape": (3, 0), "dtype": "f4"},
+    {"data": h5py.Empty("f4")},
+    {"shape": (9, 5), "dtype": "f4", "scaleoffset": 2},
+    {"shape": (3,), "dtype": h5py.vlen_dtype(np.float32)},
+    {"shape": (3,), "dtype": h5py.ref_dtype},
+    {"shape": (9, 5), "dtype": h5py.enum_dtype({"a": 0, "b": 1})},
+    {"shape": (9,), "dtype": [("a", "f4"), ("b", "i4")]},
+    {"shape": (9, 5), "dtype": "V2000000000"},
+)
+"""Declared sizes without data, and kinds that are not numbers."""
+
+ODD_ATTRIBUTES = (
+    ("label", np.zeros(5000, "f4")),
+    ("provenance", "{" * 3000),
+    ("features", h5py.Empty("f4")),
+    ("patient_id", np.void(b"abc")),
+)
+
+
+def _add_odd_member(random: Random, file: Any) -> None:
+    """One of those above, or a link to nowhere, in a circle or to a group, or a type without data."""
+    name, change = random.choice(("features", "label", "extra", "A/features")), random.randrange(21)
+    if change < len(ODD_ATTRIBUTES):
+        key, value = ODD_ATTRIBUTES[change]
+        file.attrs[key] = value
+        return
     if name in file:
         del file[name]
-    make(name)
-
-
-ODD_MEMBERS: tuple[Callable[[Any, str], object], ...] = (
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (10**9, 6), "f4")),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (10**9, 6), "f4", chunks=(1000, 6))),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (2**40, 2**20), "f4", chunks=(1, 2**20))),
-    lambda file, name: _put(
-        file, name, lambda n: file.create_dataset(n, (10, 6), "f4", chunks=(10**4, 6), maxshape=(None, 6))
-    ),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (3, 0), "f4")),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, data=h5py.Empty("f4"))),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (9, 5), "f4", scaleoffset=2)),
-    lambda file, name: _put(file, name, lambda n: file.__setitem__(n, h5py.SoftLink("/label"))),
-    lambda file, name: _put(file, name, lambda n: file.__setitem__(n, h5py.SoftLink("/" + n))),
-    lambda file, name: _put(file, name, lambda n: file.__setitem__(n, h5py.SoftLink("nowhere"))),
-    lambda file, name: _put(file, name, lambda n: file.__setitem__(n, file["/"])),
-    lambda file, name: _put(file, name, lambda n: file.__setitem__(n, np.dtype("f4"))),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (3,), h5py.vlen_dtype(np.float32))),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (3,), h5py.ref_dtype)),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (9, 5), h5py.enum_dtype({"a": 0, "b": 1}))),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (9,), [("a", "f4"), ("b", "i4")])),
-    lambda file, name: _put(file, name, lambda n: file.create_dataset(n, (9, 5), "V2000000000")),
-    lambda file, name: file.attrs.__setitem__("label", np.zeros(5000, "f4")),
-    lambda file, name: file.attrs.__setitem__("provenance", "{" * 3000),
-    lambda file, name: file.attrs.__setitem__("features", h5py.Empty("f4")),
-    lambda file, name: file.attrs.__setitem__("patient_id", np.void(b"abc")),
-)
-"""Members that are odd: declared sizes without data, links to nowhere and in circles, kinds that are not numbers."""
+    if change < 9:
+        links = (h5py.SoftLink("/label"), h5py.SoftLink(f"/{name}"), h5py.SoftLink("nowhere"), file["/"])
+        file[name] = (*links, np.dtype("f4"))[change - len(ODD_ATTRIBUTES)]
+    else:
+        file.create_dataset(name, **ODD_DATASETS[change - 9])
 
 
 def outward_hdf5(random: Random, path: Path, secret: Path) -> None:
@@ -402,22 +390,3 @@ def write_torchmil(random: Random, root: Path) -> None:
             (root / "about.json").write_bytes(random.choice(ABOUTS))
         else:
             chosen.unlink(missing_ok=True)
-
-
-def bomb_npz(gigabytes: int) -> bytes:
-    """An npz of some megabytes whose features are so many gigabytes of zeros, declared rightly."""
-    rows = gigabytes * 2**30 // 32
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, {"descr": "<f4", "fortran_order": False, "shape": (rows, 8)})
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = packer.compress(header.getvalue()) + packer.flush(zlib.Z_FULL_FLUSH)
-    check, zeros = zlib.crc32(header.getvalue()), b"\0" * 2**24
-    piece = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)
-    for _ in range(gigabytes * 64):
-        packed, check = packed + piece, zlib.crc32(zeros, check)
-    packed += packer.flush()
-    name, size = b"features.npy", len(header.getvalue()) + gigabytes * 2**30
-    fixed = struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0x21, check, len(packed), min(size, 2**32 - 1), len(name), 0)
-    local, start = b"PK\x03\x04" + fixed + name, 30 + len(name) + len(packed)
-    central = b"PK\x01\x02" + struct.pack("<H", 20) + fixed + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
-    return local + packed + central + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), start, 0)
