@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -400,14 +400,10 @@ def check(as_json: AsJson = False) -> None:
         raise UserError(f"{', '.join(damaged)}: damaged; delete it and import it again (nguide weights import)")
 
 
-COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None]], ...] = (
-    (store_app, "show", show),
-    (store_app, "verify", verify),
-    (store_app, "import", import_features),
-    (store_app, "export", export_features),
-    (weights_app, "list", list_weights),
-    (weights_app, "import", import_weights),
-    (weights_app, "check", check),
-)
-for group, word, command in COMMANDS:
-    add_command(group, command, word)
+add_command(store_app, show)
+add_command(store_app, verify)
+add_command(store_app, import_features, "import")
+add_command(store_app, export_features, "export")
+add_command(weights_app, list_weights, "list")
+add_command(weights_app, import_weights, "import")
+add_command(weights_app, check)
