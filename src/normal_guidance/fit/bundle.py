@@ -44,7 +44,6 @@ from normal_guidance.sweep.run import (
     REPORT,
     Run,
     Selected,
-    environments_of,
     find_folders,
     load_run,
     load_winner,
@@ -457,13 +456,12 @@ def _operation(folder: Path, scans: str, sensitivity: float | None, group: str =
 
 
 def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
-    scores: Mapping[str, Any] = next(row for row in run.report["winners"] if row["group"] == winner.group)
     return training_record(
         features["provenance"],
-        environments_of(run.report)[0],
+        run.report["environments"][0],
         scans={part: about["scans"] for part, about in run.report["data"].items()},
         validation_auroc=winner.val_auroc,
-        test=scores["test"],
+        test=record_as_json(winner.test),
         epoch=winner.epoch,
         seed=winner.config.seed,
     )
