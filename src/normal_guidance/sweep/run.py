@@ -21,7 +21,7 @@ import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -83,7 +83,6 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
@@ -100,26 +99,16 @@ Width = Annotated[int, Between(1.0, 2.0**31)]
 
 
 @dataclass(frozen=True)
-class ScoresFile:
-    """`Scores`, null where they are NaN or where the method has none."""
+class Selected:
+    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
 
-    localization_auroc: Share | None
-    localization_auprc: Share | None
-    scan_auroc: Share | None
-    scan_auprc: Share | None
-    localized: Count
-    left_out: Count
-
-
-@dataclass(frozen=True)
-class WinnerInReport:
-    group: str
+    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
     number: Count
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Share
     config: Config
     weights: str  # the name of the file
-    test: ScoresFile | None
+    test: Scores | None
 
 
 @dataclass(frozen=True)
@@ -194,8 +183,7 @@ class Environment:
 class RunFile:
     """report.json: everything that is needed to check, repeat or compare a complete run."""
 
-    format: int
-    winners: tuple[WinnerInReport, ...]
+    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
     note: str | None  # why there are no winners
     configurations: ConfigCounts
     departures: dict[str, Any]  # what differs from the paper's protocol and grid
@@ -213,7 +201,6 @@ class RunFile:
 class WinnerFile(SelectedEpoch):
     """What best.json holds."""
 
-    format: int
     config: Config
     features: Width
 
@@ -226,19 +213,9 @@ def record_as_json(value: Any) -> Any:
         return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [record_as_json(inner) for inner in value]
-    if isinstance(value, Scores):
+    if is_dataclass(value):
         return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """Scores as `record_as_json` made them; anything else is a `ContentError`."""
-    return _scores(read_as(ScoresFile, scores, "scores"))
-
-
-def _scores(known: ScoresFile) -> Scores:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
-    return Scores(**values)
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -254,7 +231,6 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
     return {
-        "format": FORMAT,
         "data": dict(data),
         "execution": {
             "device": torch.device(execution.device).type,
@@ -321,11 +297,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
-            "install the version that began the run, or choose another folder"
-        )
     if names.isdisjoint((STATE, REPORT)):
         return False
     changed = difference({name: before.get(name) for name in identity}, identity)
@@ -413,7 +384,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     for winner in result.winners:
         file = winner_file(names[group_of(winner.config)])
         selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
+        about = record_as_json({"config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
@@ -447,23 +418,11 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Selected:
-    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
-
-    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
-    config: Config
-    number: int
-    epoch: int
-    val_auroc: float
-    test: Scores | None
-
-
-@dataclass(frozen=True)
 class Run:
     """A complete run, as its folder describes it."""
 
     folder: Path
-    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
+    winners: tuple[Selected, ...]
     note: str | None  # why there are no winners
     all_diverged: bool
     seconds: float  # the sum over all starts
@@ -492,22 +451,12 @@ def load_run(folder: str | Path) -> Run:
             "the folder of a complete run"
         )
     again = "give the folder of a run, or copy it again"
-    known = read_json_as(path, RunFile, again)
-    if not known.environments:
-        raise UserError(f"{path} is damaged: environments is empty; {again}")
-    return Run(
-        folder=folder,
-        winners=tuple(
-            Selected(
-                row.group, row.config, row.number, row.epoch, row.val_auroc, _scores(row.test) if row.test else None
-            )
-            for row in known.winners
-        ),
-        note=known.note,
-        all_diverged=known.configurations.diverged == known.configurations.trained,
-        seconds=known.seconds.total,
-        report=read_json(path),
-    )
+    report = read_json(path, again)
+    with reading(path, again):
+        known = read_as(RunFile, report)
+        environments_of(report)
+    all_diverged = known.configurations.diverged == known.configurations.trained
+    return Run(folder, known.winners, known.note, all_diverged, known.seconds.total, report)
 
 
 def refuse_data(folder: Path) -> None:
@@ -660,7 +609,6 @@ def _report(
         for winner in result.winners
     ]
     content = {
-        "format": identity["format"],
         "winners": winners,
         "note": None if winners else _why_nothing(result),
         "configurations": {

@@ -99,7 +99,7 @@ def test_everything_is_there(scans, bundle, written):
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     folder = write_scan(one, bundle, tmp_path / "out").folder
     content = read(folder / "prediction.json")
-    assert (content["format"], content["scan_id"], content["patient_id"]) == (1, "a", one.row.patient_id)
+    assert (content["format"], content["scan_id"], content["patient_id"]) == (3, "a", one.row.patient_id)
     numbers = (one.logit, one.probability, one.threshold, one.is_positive)
     assert tuple(content[name] for name in ("logit", "probability", "threshold", "positive")) == numbers
     assert content["attention"] == one.attention.tolist()

@@ -549,7 +549,7 @@ def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
         ({"statistics": None, "parts": {"s000": "val"}}, "no scan of the split is of part 'train'"),
         ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),
         ({"parts": {"s000": "train"}}, r"scan 's001' is not in the split \(9 such scans\)"),
-        ({"parts": {"s001": "test"}}, "patient 'p0' has scans in part 'train' and in part 'test'"),
+        ({"parts": {"s001": "test"}}, "patient 'p0' is in part 'train' and in part 'test'"),
     ],
 )
 def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):

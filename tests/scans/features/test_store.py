@@ -1,6 +1,7 @@
 """A store gives back exactly what was written, reads no more than it is asked for, and notices what is wrong."""
 
 import hashlib
+import json
 import os
 import threading
 import weakref
@@ -105,8 +106,8 @@ def test_the_files_are_what_other_programs_expect(tmp_path):
     assert table["shard"].to_pylist() == [0, 0, 1]
     content = (tmp_path / "store" / "features-00001.safetensors").read_bytes()
     assert content[4096:] == bags[2].features.numpy().tobytes(), "on a page, and nothing follows"
-    about = read_json(tmp_path / "store" / "store.json")
-    assert (about["format"], about["features"], about["dtype"]) == (2, FEATURES, "float32")
+    about = json.loads((tmp_path / "store" / "store.json").read_bytes())
+    assert (about["format"], about["features"], about["dtype"]) == (3, FEATURES, "float32")
     assert (about["provenance"], about["recipe"]) == ({"é": 1}, "8e1f")
     for shard in sorted((tmp_path / "store").glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
@@ -177,7 +178,7 @@ def test_a_store_is_not_overwritten(tmp_path):
         ),
         (
             [("train", make("a", [2])), ("test", replace(make("b", [2]), patient_ids=("a-patient-0",)))],
-            "patient 'a-patient-0' has scans in part 'train' and in part 'test'",
+            "patient 'a-patient-0' is in part 'train' and in part 'test'",
         ),
         ([], "no scan to store"),
         ([("train", make("a", [2])[:0])], "no scan to store"),
@@ -257,8 +258,8 @@ SHARD = "features-00001.safetensors"
     [
         ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
         ("store.json", fill, r"store.json cannot be read \(.*copy the store again"),
-        ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads format 2; open it"),
-        ("store.json", change_json(format=1), r"format 1, but .* open it with the version that wrote it \(0.1\), or"),
+        ("store.json", change_json(format=99), "format 99, but this normal-guidance reads format 3; update it"),
+        ("store.json", change_json(format=2), "format 2, but .* open it with normal-guidance 0.2, or make it again"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged: dtype is 'int4', not one of"),
         ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),
@@ -447,7 +448,7 @@ def test_parts_are_assigned(tmp_path, kind):
         ({"x": "train", "y": "val"}, r"the mapping: scan 'x' is not in the store \(2 such scans\); leave it out"),
         ({"val-0": None}, r"the mapping: scan 'val-0' is in the store, but has no part \(1 such scans\); add it"),
         ({"val-0": "dev"}, "the mapping: scan 'val-0': part 'dev' is unknown; choose one of train, val, test"),
-        ({"val-0": "train"}, "patient 'val-patient-0' has scans in part 'train' and in part 'val'; put all scans"),
+        ({"val-0": "train"}, "patient 'val-patient-0' is in part 'train' and in part 'val'; a patient belongs to one"),
     ):
         with pytest.raises(UserError, match=message):
             store.with_parts({scan: part for scan, part in (split | change).items() if part})

@@ -5,8 +5,8 @@ import random
 import pytest
 from test_geometry import header, kinds
 
-from normal_guidance.scans.index.dicom_slices import ATTRIBUTES, Header
-from normal_guidance.scans.index.geometry import Ordered, order_slices
+from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.geometry import ATTRIBUTES, Ordered, order_slices
 
 FIELD_OF = {
     "TemporalPositionIdentifier": ("temporal_position", (1, 2)),

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import FORMAT, check_format
 from normal_guidance.clinic.node.incoming import Received
 
 RECEIVING, READY, PREDICTED, SENT = "receiving", "ready", "predicted", "sent"
@@ -38,7 +39,6 @@ STATES = (*UNFINISHED, *FINISHED)
 OPEN, RELEASED, ABORTED = "open", "released", "aborted"
 """How the last association that sent slices of a series stands."""
 
-FORMAT = 1  # version of the tables
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS series (
@@ -128,8 +128,7 @@ class SeriesQueue:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
-                raise UserError(f"{path} is of another version ({version}); name another folder")
+            check_format(path, version or FORMAT)  # 0: the file is new
             self._database.executescript(f"{_TABLES} PRAGMA user_version={FORMAT};")
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error

@@ -49,7 +49,6 @@ from normal_guidance.show.text_tables import as_csv
 from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
-FORMAT = 1  # version of prediction.json and summary.json
 NO = "no "  # so begin the actions of problems that cost a scan some results: "no picture, no DICOM results"
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
 
@@ -95,7 +94,6 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
     """Make the content of prediction.json; `docs/howto/predict.md` says what its fields mean."""
     row, about = prediction.row, _model_json(bundle)
     content = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
@@ -343,7 +341,6 @@ def _write_tables(
         write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
     summary = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "anonymous": anonymize,
         **about,

@@ -37,7 +37,6 @@ from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
-    FORMAT,
     REPORT,
     STATISTICS,
     VALUES,
@@ -69,13 +68,13 @@ from normal_guidance.scans.features.store import (
     AGAIN,
     LACKING,
     FeatureStore,
-    check_patients,
     dtype_name,
     open_store,
     write_store,
 )
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
 
 PROBLEMS = "problems.csv"
 
@@ -473,7 +472,6 @@ def _identity_of(
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
     return {
-        "format": FORMAT,
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
@@ -515,11 +513,8 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
     if not len(manifest):
         raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
     if parts is not None:
-        have, given = set(manifest.scan_ids), set(parts)
-        for scans, problem in ((given - have, "is not in the manifest"), (have - given, "is not in the split")):
-            if scans:
-                raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
-        check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
+        refuse_other_scans(parts, manifest.scan_ids, "manifest")
+        refuse_overlap(manifest.patient_ids, (parts[scan] for scan in manifest.scan_ids), "patient")
     for of_finding in (manifest, *(manifest.of_finding(finding.name) for finding in manifest.findings[1:])):
         _check_labels(of_finding)
 

@@ -36,13 +36,13 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import (
     folder_atomically,
-    read_json,
+    read_json_as,
     sync,
     write_atomically,
     write_json,
     write_parquet,
 )
-from normal_guidance.base.records import Between, read_as
+from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
@@ -59,9 +59,7 @@ from normal_guidance.scans.index.manifest import (
     slices_column,
     with_findings,
 )
-from normal_guidance.scans.index.splits import read_parts
-
-FORMAT = 2
+from normal_guidance.scans.index.splits import read_parts, refuse_overlap
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -120,15 +118,8 @@ def read_store_file(folder: Path) -> StoreFile:
     """Reads store.json and checks that this version can read the store."""
     check_store(folder)
     path = folder / ABOUT
-    content = read_json(path, AGAIN)
-    version = content.get("format")
-    if isinstance(version, int) and version != FORMAT:
-        raise UserError(
-            f"{path} has format {version!r}, but this version of normal-guidance reads format {FORMAT}; open it with "
-            f"the version that wrote it{' (0.1)' if version < FORMAT else ''}, or make it again"
-        )
+    file = read_json_as(path, StoreFile, AGAIN)
     with reading(path, AGAIN):
-        file = read_as(StoreFile, content)
         scans_behind(file.provenance)
         read_findings(file.findings)
     return file
@@ -138,7 +129,6 @@ def read_store_file(folder: Path) -> StoreFile:
 class StoreFile:
     """The types of store.json; without findings there is no list of them."""
 
-    format: int
     features: Annotated[int, Between(1.0, 2.0**31)]
     dtype: DtypeName
     provenance: dict[str, Any]
@@ -382,7 +372,7 @@ class FeatureStore:
             if scans:
                 raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
         names = [part_of[scan] for scan in self.scan_ids]
-        check_patients({}, self.patient_ids, names)
+        refuse_overlap(self.patient_ids, names, "patient")
         return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
 
     @property
@@ -600,7 +590,6 @@ def write_store(
         lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
         write_parquet(draft / "index.parquet", pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings)))
         content = {
-            "format": FORMAT,
             "features": features,
             "dtype": dtype_name(dtype),
             "provenance": dict(provenance),
@@ -625,7 +614,7 @@ def _scans(
 ) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
     """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
     part_of_scan: dict[str, str | None] = {}
-    part_of_patient: dict[str, str] = {}
+    part_of_patient: dict[object, str] = {}
     first: tuple[str, int, torch.dtype] | None = None
     for part, bags in parts:
         if part is not None:
@@ -642,7 +631,7 @@ def _scans(
             )
         part_of_scan |= dict.fromkeys(bags.scan_ids, part)
         if part is not None:
-            check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
+            refuse_overlap(bags.patient_ids, [part] * len(bags), "patient", part_of_patient)
         for bag in bags:
             features = _stored(bag, layout[2])
             labels = None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8)
@@ -682,17 +671,6 @@ def _stored(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
             f"{dtype_name(dtype)}; store bfloat16 or float32"
         )
     return features
-
-
-def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
-    for patient, part in zip(patients, parts, strict=True):
-        before = part_of.setdefault(patient, part)
-        if before != part:
-            raise UserError(
-                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
-                "into one part"
-            )
 
 
 def _checksum(features: Float[Tensor, "slices features"]) -> str:
