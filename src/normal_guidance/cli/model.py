@@ -14,6 +14,8 @@ from normal_guidance.cli.options import Device, Track, choose_execution, parse_l
 from normal_guidance.cli.train import track_fits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedFindings, FittedModel
 
