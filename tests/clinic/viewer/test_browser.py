@@ -392,25 +392,24 @@ def test_zoom_and_move_keep_what_lies_under_the_pointer(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("unit", ["mm", "pixels"])
-def test_the_ruler_measures_millimetres_or_pixels(open_page, study, manifest, tmp_path, unit):
+def test_the_ruler_measures_millimetres_or_pixels(open_page, serve, study, manifest, tmp_path, unit):
     rows = [replace(row, pixel_spacing=row.pixel_spacing if unit == "mm" else None) for row in manifest]
     write_manifest(tmp_path / "manifest.parquet", rows, manifest.about)
-    with Served(open_gallery(study, tmp_path)) as served:
-        page = open_page(served)
-        row = rows[0]
-        page.keyboard.press("r")
-        drag(page, 90, 0)
-        text = page.locator(".ruler text").text_content()
-        height = page.locator(".stage").first.bounding_box()["height"]
-        size = row.rows * row.pixel_spacing[0] if unit == "mm" else row.rows  # of the height of the stage
-        assert text == f"{90 * size / height:.1f} {unit}"
-        page.keyboard.press("+")
-        assert page.locator(".ruler text").text_content() == text  # zoom does not change what was measured
-        page.keyboard.press("ArrowDown")
-        assert page.locator(".ruler text").count() == 0  # it belongs to its slice
-        page.keyboard.press("ArrowUp")
-        page.keyboard.press("Delete")
-        assert page.locator(".ruler text").count() == 0
+    page = open_page(serve(open_gallery(study, tmp_path), None))
+    row = rows[0]
+    page.keyboard.press("r")
+    drag(page, 90, 0)
+    text = page.locator(".ruler text").text_content()
+    height = page.locator(".stage").first.bounding_box()["height"]
+    size = row.rows * row.pixel_spacing[0] if unit == "mm" else row.rows  # of the height of the stage
+    assert text == f"{90 * size / height:.1f} {unit}"
+    page.keyboard.press("+")
+    assert page.locator(".ruler text").text_content() == text  # zoom does not change what was measured
+    page.keyboard.press("ArrowDown")
+    assert page.locator(".ruler text").count() == 0  # it belongs to its slice
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("Delete")
+    assert page.locator(".ruler text").count() == 0
 
 
 @pytest.mark.slow
@@ -519,42 +518,39 @@ def test_the_list_sorts_filters_and_searches(page, gallery):
 
 
 @pytest.mark.slow
-def test_without_an_index_there_are_curves_and_the_command(open_page, study):
-    with Served(open_gallery(study)) as served:
-        page = open_page(served)
-        assert f"nguide view {study} --index INDEX" in page.inner_text("#missing")
-        assert page.locator(".chart .attention").count() == 1
-        assert "no slice labels" in page.inner_text(".legend")
-        page.keyboard.press("End")
-        page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
+def test_without_an_index_there_are_curves_and_the_command(open_page, serve, study):
+    page = open_page(serve(open_gallery(study), None))
+    assert f"nguide view {study} --index INDEX" in page.inner_text("#missing")
+    assert page.locator(".chart .attention").count() == 1
+    assert "no slice labels" in page.inner_text(".legend")
+    page.keyboard.press("End")
+    page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
 
 
 @pytest.mark.slow
-def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, study, manifest, tmp_path):
+def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, study, manifest, tmp_path):
     root = tmp_path / "scans"
     shutil.copytree(manifest.root, root)
     moved = Gallery(study, open_gallery(study).splits, Manifest(manifest.table, {**manifest.about, "root": str(root)}))
     for row in manifest:
         (root / row.files[-1]).write_bytes(b"this is no image")
-    with Served(moved) as served:
-        page = open_page(served)
-        end = len(moved.row(drawn(page)[0])) - 1
-        page.keyboard.press("End")
-        page.wait_for_selector(f".message.error:has-text('Slice {end + 1} cannot be read')")
-        assert page.locator(".picture").first.evaluate("one => getComputedStyle(one).visibility") == "hidden"
-        page.keyboard.press("ArrowUp")
-        page.wait_for_selector(".message", state="hidden")
-        assert page.locator(".picture").first.is_visible()
+    page = open_page(serve(moved, None))
+    end = len(moved.row(drawn(page)[0])) - 1
+    page.keyboard.press("End")
+    page.wait_for_selector(f".message.error:has-text('Slice {end + 1} cannot be read')")
+    assert page.locator(".picture").first.evaluate("one => getComputedStyle(one).visibility") == "hidden"
+    page.keyboard.press("ArrowUp")
+    page.wait_for_selector(".message", state="hidden")
+    assert page.locator(".picture").first.is_visible()
 
 
-def test_names_from_strangers_are_text(open_page, manifest, tmp_path):
+def test_names_from_strangers_are_text(open_page, serve, manifest, tmp_path):
     name = "<img src=x onerror=\"document.title='taken'\"><script>1</script>"
     write_predictions(tmp_path, [rows_of(manifest)[0] | {"scan_id": name, "patient_id": name}])
-    with Served(open_gallery(tmp_path)) as served:
-        page = open_page(served)
-        assert page.locator("button.scan").get_attribute("title") == name
-        assert page.locator("aside img, tbody script").count() == 0
-        assert page.title() != "taken"
+    page = open_page(serve(open_gallery(tmp_path), None))
+    assert page.locator("button.scan").get_attribute("title") == name
+    assert page.locator("aside img, tbody script").count() == 0
+    assert page.title() != "taken"
 
 
 @pytest.mark.slow

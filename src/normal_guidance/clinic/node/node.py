@@ -96,10 +96,8 @@ class Watching:
 
     def step(self) -> bool:
         """Take all complete files; whether there was one."""
-        taken = False
-        for file in list(self._complete()):
-            taken = self._take(file) or taken
-        return taken
+        taken = [self._take(file) for file in list(self._complete())]
+        return any(taken)
 
     def _complete(self) -> Iterator[Path]:
         for place, folders, names in os.walk(self.folder):

@@ -74,6 +74,7 @@ class Gallery:
         self.model = model or KnownModel()
         self.summary = runs.read_summary(folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
+        self._row_of = {} if manifest is None else {scan: index for index, scan in enumerate(manifest.scan_ids)}
         self._scans: list[KnownScan] = []
         self._number_of: dict[str, int] = {}
         self._lists = [self._read_list(split) for split in self.splits]
@@ -113,6 +114,7 @@ class Gallery:
         lines, sources = [], self.splits[split].sources
         for scan, listed in self._lists[split].items():
             result = self._results.get(self._scans[scan].scan_id)
+            flags = [warning.flag for warning in self._warnings(scan) if warning.flag != runs.NOTE]
             lines.append(
                 {
                     **self._names(scan),
@@ -120,7 +122,7 @@ class Gallery:
                     "label": listed.label,
                     "scores": [number(score) for score in listed.scores],
                     "positive": [None if result is None else result.of(source.group).positive for source in sources],
-                    "flags": runs.flags(self._warnings(scan)),
+                    "flags": list(dict.fromkeys(flags)),
                 }
             )
         return lines
@@ -160,11 +162,11 @@ class Gallery:
         known = self._scans[scan]
         if self.manifest is None:
             raise NotHereError("Images need the index of the scans: give --index.")
-        place = self._place_of.get(known.scan_id)
-        if place is None:
+        index = self._row_of.get(known.scan_id)
+        if index is None:
             root = self.manifest.root
             raise NotHereError(f"The index {root} has no scan {known.scan_id}; give the index of this study.")
-        row = self.manifest[place]
+        row = self.manifest[index]
         if len(row) != known.slices:
             raise NotHereError(
                 f"The index has {len(row)} slices of scan {known.scan_id}, the predictions have {known.slices}; "
@@ -207,7 +209,11 @@ class Gallery:
         self, source: PredictionFolder, scan: int, score: float | None, spacing: float | None
     ) -> dict[str, Any] | None:
         """The method's curve; None where it was not tested on this scan, as Centered Gaussian on validation scans."""
-        table = self._table(source)
+        key = (source.path, source.group)
+        table = self._tables.get(key)
+        if table is None:
+            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
+            self._tables.put(key, table)
         place = pc.index(table["scan_id"], self._scans[scan].scan_id).as_py()
         if place < 0:
             return None
@@ -223,14 +229,6 @@ class Gallery:
         drawn = runs.curve(attention, heads, score, spacing)
         result = self._results.get(row["scan_id"])
         return drawn if result is None else {**drawn, **result.of(source.group).within(slices)}
-
-    def _table(self, source: PredictionFolder) -> pa.Table:
-        key = (source.path, source.group)
-        table = self._tables.get(key)
-        if table is None:
-            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
-            self._tables.put(key, table)
-        return table
 
     def _names(self, scan: int) -> dict[str, Any]:
         known = self._scans[scan]
@@ -253,11 +251,6 @@ class Gallery:
         if result is None:
             return [] if self.summary is None else [runs.NO_RESULT]
         return runs.warnings(result.problems, result.of_model)
-
-    @cached_property
-    def _place_of(self) -> dict[str, int]:
-        """Each scan's place in the manifest, by its id."""
-        return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
 
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
