@@ -7,21 +7,8 @@
     a list      features is a list with one array for each scan
     named       one array, or one mapping with features, for each scan, under the scan's id
 
-Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.
-
-The columns of a table (`ScanTable`) are those of `normal_guidance.scans.index.source` without paths:
-
-    scan_id        as in the files of features
-    label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
-    patient_id     optional
-    part           optional: train, val or test; the column may be called split
-    slice_labels   optional: '0 0 1 1', in the order of the slices
-    slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
-
-With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another one
-is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
-`slice_ranges_NAME` those of any.  Where a table has slice labels and a cell is empty, all slices of a negative scan are
-negative, and those of a positive scan are unknown.
+Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.  The columns of a
+table (`ScanTable`) are those of `normal_guidance.scans.index.source` without paths: docs/howto/own-features.md.
 """
 
 from __future__ import annotations
@@ -372,13 +359,13 @@ class ScanTable:
         if {"part", "split"} <= set(names):
             raise UserError(f"--labels {path} has the columns part and split; leave one of them out")
         self.rows: dict[str, dict[str, str]] = {}
-        for number, scan in enumerate(columns["scan_id"]):
+        for number, cells in enumerate(zip(*columns.values(), strict=True), start=1):
+            row = dict(zip(columns, cells, strict=True))
+            scan = row["scan_id"]
             if not scan or scan in self.rows or len(scan) > LONGEST_TEXT:
                 problem = "is empty" if not scan else "occurs twice" if scan in self.rows else "is too long"
-                raise UserError(
-                    f"--labels {path}, row {number + 1}: scan_id {shorten(scan)!r} {problem}; correct the row"
-                )
-            self.rows[scan] = {name: columns[name][number] for name in names}
+                raise UserError(f"--labels {path}, row {number}: scan_id {shorten(scan)!r} {problem}; correct the row")
+            self.rows[scan] = row
         self.used: set[str] = set()
 
     def fill(self, scan: FoundScan) -> FoundScan:

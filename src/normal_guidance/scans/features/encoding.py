@@ -34,7 +34,6 @@ from normal_guidance.base.files import read_json_as, sealed_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
-from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
     REPORT,
@@ -72,6 +71,7 @@ from normal_guidance.scans.features.store import (
     open_store,
     write_store,
 )
+from normal_guidance.scans.features.windows import Decoding, Reader
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
@@ -457,9 +457,7 @@ def _fit_preprocessing(
             "scans (--split FILE), or give the numbers (--normalize MEAN,SD)"
         )
     if "train" not in parts.values():
-        raise UserError(
-            "no scan of the split is of part 'train', so there is no mean and sd to normalise with; give another split"
-        )
+        raise UserError("no scan of the split is of part 'train', so mean and sd are unknown; give another split")
     return fitted
 
 
@@ -487,9 +485,7 @@ def fingerprint_manifest(manifest: Manifest) -> str:
     digest = hashlib.sha256()
     for start in range(0, len(manifest), UNIT):
         table = manifest.table.slice(start, UNIT).combine_chunks()
-        plain = [
-            column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
-        ]
+        plain = [array.cast(pa.string()) if pa.types.is_dictionary(array.type) else array for array in table.columns]
         for batch in pa.table(plain, names=table.column_names).to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()

@@ -232,6 +232,8 @@ def _with_heights(slices: list[_Slice], orientation: tuple[float, ...] | None) -
 
 FEWEST = 3  # fewer slices are not an acquisition: two may be one slice that was sent twice
 
+REPEATED = "left out; the longest is kept, the first of equally long ones"
+
 ATTRIBUTES: dict[str, Callable[[Header], float | str | None]] = {
     "TemporalPositionIdentifier": lambda header: header.temporal_position,
     "AcquisitionNumber": lambda header: header.acquisition,
@@ -288,12 +290,9 @@ def _keep_acquisition(slices: list[_Slice], findings: list[Problem]) -> list[_Sl
             if other is None:
                 kept.append(run)
             else:
-                file, action = (
-                    slices[run.members[0]].header.file,
-                    "left out; the longest is kept, the first of equally long ones",
-                )
+                file = slices[run.members[0]].header.file
                 detail = f"{run.name(attribute)} shows the same part of the body as {other.name(attribute)}"
-                findings.append(Problem("", file, "several_acquisitions", detail, action))
+                findings.append(Problem("", file, "several_acquisitions", detail, REPEATED))
         if len(kept) < len(runs):
             return [slices[member] for member in sorted(member for run in kept for member in run.members)]
     # Most positions have several slices, unless these are copies of one file.

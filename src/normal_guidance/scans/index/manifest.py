@@ -115,12 +115,32 @@ def slices_column(name: str) -> str:
     return f"slice_labels_{name}"
 
 
+def columns_of(findings: Sequence[Finding]) -> dict[str, str]:
+    """The columns of labels, and of slice labels, of all findings but the first, which has columns of its own."""
+    return {label_column(finding.name): slices_column(finding.name) for finding in findings[1:]}
+
+
 def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
-    """A table's schema with the columns of all findings but the first, whose labels it has already."""
-    for finding in findings[1:]:
-        schema = schema.append(pa.field(label_column(finding.name), pa.int8()))
-        schema = schema.append(pa.field(slices_column(finding.name), pa.list_(pa.int8())))
+    """A table's schema with `columns_of` the findings."""
+    for label, of_slices in columns_of(findings).items():
+        schema = schema.append(pa.field(label, pa.int8())).append(pa.field(of_slices, pa.list_(pa.int8())))
     return schema
+
+
+def check_labels(
+    path: Path, table: pa.Table, findings: Sequence[Finding], slices: pa.ChunkedArray, least: int, again: str
+) -> None:
+    """Refuses a scan that occurs twice, and labels below `least`, above 1 or not one for each slice."""
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {again}")
+    for label, of_slices in {"label": "slice_labels", **columns_of(findings)}.items():
+        wrong = pc.or_(pc.less(table[label], least), pc.greater(table[label], 1))
+        refuse_rows(path, table, wrong, f"has a {label} other than 0 and 1", again)
+        wrong = pc.not_equal(pc.list_value_length(table[of_slices]), slices)
+        refuse_rows(path, table, wrong, f"has not as many {of_slices} as slices", again)
+        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
+            if value not in (-1, 0, 1):
+                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {again}")
 
 
 def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) -> dict[str, Any]:
@@ -424,8 +444,8 @@ def read_manifest(path: str | Path) -> Manifest:
     with reading(path, AGAIN):
         read_as(ManifestHead, about, exact=False)
         findings = read_findings(about.get("findings", []))
-    further = [name for finding in findings[1:] for name in (label_column(finding.name), slices_column(finding.name))]
-    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
+    further = columns_of(findings)
+    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further, *further.values()))
     _check_columns(path, table, findings)
     return Manifest(table.replace_schema_metadata(), about)
 
@@ -436,9 +456,8 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
     def refuse(wrong: pa.ChunkedArray, what: str) -> None:
         refuse_rows(path, table, wrong, what, AGAIN)
 
-    if table.num_rows != len(pc.unique(table["scan_id"])):
-        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
     slices = pc.list_value_length(table["files"])
+    check_labels(path, table, findings, slices, -1, AGAIN)
     refuse(pc.equal(slices, 0), "has no slice")
     for name in ("frames", "positions"):
         refuse(pc.not_equal(pc.list_value_length(table[name]), slices), f"has not as many {name} as files")
@@ -446,13 +465,6 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
         refuse(pc.not_equal(pc.list_value_length(table[name]), count), f"has not {count} numbers of {name}")
     for name in ("rows", "columns"):
         refuse(pc.less(table[name], 1), f"has no {name}")
-    further = {label_column(finding.name): slices_column(finding.name) for finding in findings[1:]}
-    for label, of_slices in {"label": "slice_labels", **further}.items():
-        refuse(pc.or_(pc.less(table[label], -1), pc.greater(table[label], 1)), f"has a {label} other than 0 and 1")
-        refuse(pc.not_equal(pc.list_value_length(table[of_slices]), slices), f"has not as many {of_slices} as files")
-        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
-            if value not in (-1, 0, 1):
-                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {AGAIN}")
     for name in ("positions", "pixel_spacing", "orientation"):
         if not pc.all(pc.is_finite(pc.list_flatten(table[name])), min_count=0).as_py():
             raise UserError(f"{path} is damaged: {name} has a number that is not finite; {AGAIN}")

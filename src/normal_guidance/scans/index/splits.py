@@ -263,6 +263,4 @@ def refuse_overlap(
     for member, part in zip(ids, parts, strict=True):
         before = part_of.setdefault(member, part)
         if before != part:
-            raise UserError(
-                f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} belongs to one part"
-            )
+            raise UserError(f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} has one part")
