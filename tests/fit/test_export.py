@@ -11,7 +11,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.predict.predicting import scores_of
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, build_model
 from normal_guidance.core.prediction import attention_per_head
-from normal_guidance.fit.bundle import Bundle, Expectations
+from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.export import (
     LEAST,
     TOLERANCE,
@@ -26,11 +26,9 @@ from normal_guidance.fit.export import (
     write_graph,
 )
 from normal_guidance.fit.export import _unchecked as unchecked
-from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.index.manifest import Finding
-from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
-from small_bundle import few_settings
+from small_bundle import fitted_bundle
 
 # Guidance and other terms are losses: their methods are the same modules.
 MODELS = tuple(dict.fromkeys(EVERY_METHOD[name].model for name in DISTINCT))
@@ -190,10 +188,7 @@ def test_prove_reports_the_largest_difference(tmp_path):
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    with pytest.MonkeyPatch.context() as patch:
-        few_settings(patch)
-        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=WIDTH, shift=2.0))
-    return Bundle(None, finder.committee_, WIDTH, "float16", None, None, False, Expectations(), finder.operation_, {})
+    return fitted_bundle(WIDTH)
 
 
 def check_bundle(path, bundle: Bundle) -> None:

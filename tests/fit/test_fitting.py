@@ -75,7 +75,7 @@ def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, Fit
 
 def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> None:
     tells, finds, _ = made[1].sentences()
-    assert made[1].measured.fit.committee.looks
+    assert made[1].fit.committee.looks
     assert tells.startswith("It tells scans apart with an AUROC of ")
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
@@ -117,7 +117,7 @@ def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
 def test_the_third_sentence_says_where_the_kept_members_look(
     made: tuple[Path, FittedModel], unusual: bool, central: set[bool], places: str
 ) -> None:
-    measured = made[1].measured
+    measured = made[1]
     settings = enumerate(measured.fit.settings)
     kept = tuple(number for number, one in settings if one.places.whole_scan or one.places.central in central)
     fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
@@ -131,7 +131,7 @@ def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     few_settings(monkeypatch)
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
-    sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
+    sentences, committee, new = fitted.sentences(), fitted.fit.committee, draw(4, 9, 0.0)
     assert not committee.looks
     torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
     assert sentences[0].startswith("It is not shown to tell scans apart")

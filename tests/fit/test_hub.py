@@ -18,13 +18,12 @@ from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.fit import hub
 from normal_guidance.fit.bundle import Bundle, EncoderId, Expectations, load_bundle, write_bundle
 from normal_guidance.fit.hub import model_card
-from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
-from small_bundle import few_settings
+from small_bundle import fitted_bundle
 from small_command import output_of
 
 NAME = "mylab/head-ct"
@@ -42,12 +41,7 @@ TRAINING = {
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    with pytest.MonkeyPatch.context() as patch:
-        few_settings(patch)
-        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=4, shift=2.0))
-    expects = Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60)
-    about = (4, "float16", None, None, False, expects, finder.operation_, TRAINING)
-    return Bundle(None, finder.committee_, *about)
+    return fitted_bundle(4, expects=Expectations(("CT",), ("axial",), (4.0, 6.0), 20, 60), training=TRAINING)
 
 
 @pytest.fixture(scope="module")

@@ -156,7 +156,7 @@ def test_negative_slices_alone_locate_nothing(tmp_path):
         (["store"], ["splits.txt"], None, "splits.txt is not a .csv or .parquet file; give one with"),
         (["store"], ["short.csv"], None, "short.csv: scan '.*' is in the store, but has no part"),
         (["store"], ["all-train.csv"], None, "all-train.csv has no scan in part 'val'; give --split FILE"),
-        (["store"], ["leaky.csv"], None, "patient 'patient-0' has scans in part 'train' and in part 'val'"),
+        (["store"], ["leaky.csv"], None, "patient 'patient-0' is in part 'train' and in part 'val'"),
         (["store"], ["splits"], "semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored: .*another name"),
     ],
 )

@@ -84,7 +84,6 @@ from normal_guidance.sweep.run import (
     load_run,
     record_as_json,
     run_sweep,
-    scores_from_json,
 )
 from normal_guidance.sweep.stack import initial_model
 from normal_guidance.sweep.sweep import SweepProgress
@@ -150,7 +149,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
             dataset=read_as(str | None, known.options.get("dataset"), "options.dataset"),
             fingerprints={part: read_as(str, scans.get("fingerprint"), part) for part, scans in known.data.items()},
             run=run,
-            forms={form: scores_from_json(known.scores[form]) for form in FORMS.get(method, ())},
+            forms={form: known.scores[form] for form in FORMS.get(method, ())},
             departures=content["departures"] if run else {},
             environments=tuple(environments_of(content)),
             precision=content["execution"]["precision"] if run else None,
@@ -166,7 +165,7 @@ class StudyFile:
 
     options: dict[str, Any]
     data: dict[str, dict[str, Any]]
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, Scores] = field(default_factory=dict)
 
 
 def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
