@@ -3,7 +3,7 @@
 from click.testing import Result
 from typer.testing import CliRunner
 
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 
 
 def nguide(*words: object, code: int = 0, **options: object) -> Result:

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems

@@ -14,7 +14,7 @@ import pytest
 from sklearn.metrics import roc_auc_score
 from typer.testing import CliRunner
 
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 from normal_guidance.cli.demo import command_lines, stages
 from normal_guidance.clinic.viewer import server
 from normal_guidance.clinic.viewer.gallery import open_gallery

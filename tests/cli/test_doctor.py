@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from normal_guidance import __version__
 from normal_guidance.base import system
 from normal_guidance.base.system import source_version
-from normal_guidance.cli import app, probes
 from normal_guidance.cli import doctor as checks
+from normal_guidance.cli import probes
+from normal_guidance.cli.commands import app
 from normal_guidance.cli.doctor import Check, Diagnosis, check_packages, report_lines, requirements, wrong_packages
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)

@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from killing import signals_of_a_terminal
 from normal_guidance.base import files
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app, endings
+from normal_guidance.cli import endings
 from normal_guidance.cli.command import Command
-from normal_guidance.cli.commands import Commands
+from normal_guidance.cli.commands import Commands, app
 from small_command import nguide
 from small_disk import small_disk
 from small_study import make_store
@@ -431,7 +431,7 @@ def test_ctrl_c_may_be_the_normal_end_of_a_block(number, code, said):
     [
         'patient = "Jones " * 2\nraise KeyError("label")',
         # Through typer, whose traceback could print them.
-        "from normal_guidance.cli import app\n"
+        "from normal_guidance.cli.commands import app\n"
         "def broken():\n    patient = 'Jones ' * 2\n    raise KeyError('label')\n"
         "app.command('broken')(broken)\nsys.argv = ['nguide', 'broken']\napp()",
     ],

@@ -170,7 +170,7 @@ def test_a_store_and_a_folder_must_be_named(store):
 
 def test_help_does_not_wait_for_torch():
     code = (
-        "import sys\nfrom normal_guidance.cli import app\n"
+        "import sys\nfrom normal_guidance.cli.commands import app\n"
         "try:\n    app(['experiment', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

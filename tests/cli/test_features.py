@@ -11,20 +11,16 @@ import pytest
 import torch
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
-from rich.console import Console
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import progress as progress_bar
-from normal_guidance.cli.features import _statistics, _watch, describe_progress
+from normal_guidance.cli.features import _statistics
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import load_encoder
-from normal_guidance.scans.features.encoding import EncodingProgress
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
-from own_clock import OwnClock
 from small_command import nguide, output_of, refusal
 
 LENGTHS = [3, 2, 4, 2]
@@ -184,38 +180,6 @@ def test_numbers_to_normalise_with():
     assert _statistics(None, 1) is None
     with pytest.raises(UserError, match="give MEAN,SD for each of the 2"):
         _statistics("a,b,c,d", 2)
-
-
-def test_the_progress_tells_speed_and_time_left(monkeypatch, capsys):
-    assert describe_progress(EncodingProgress("encoding", 500, 2000, begun_with=500), None) == "500 of 2,000 slices"
-    clock = OwnClock(monkeypatch, progress_bar, now=100.0)
-    with _watch(Console(force_terminal=False, width=120)) as watch:
-        watch(EncodingProgress("encoding", 500, 2000, begun_with=500))
-        clock.now = 200.0
-        watch(EncodingProgress("encoding", 1000, 2000, begun_with=500))
-        clock.now = 300.0
-        watch(EncodingProgress("other", 0, 10, begun_with=0))  # every stage has its own speed
-    assert capsys.readouterr().out.splitlines() == [
-        "encoding: 1,000 of 2,000 slices, 5 slices/s, 0:03:20 left",
-        "other: 0 of 10 slices",
-    ]
-
-
-def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
-    with _watch(Console(force_terminal=True, width=120)) as watch:
-        watch(EncodingProgress("encoding", 1500, 2000, 0))
-    assert "1,500 of 2,000 slices" in capsys.readouterr().out
-    clock = OwnClock(monkeypatch, progress_bar)
-    with _watch(Console(force_terminal=False, width=120)) as watch:
-        for second in range(0, 200, 10):
-            clock.now = float(second)
-            watch(EncodingProgress("encoding", second, 200, 0))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "encoding: 60 of 200 slices, 1 slices/s, 0:02:20 left",
-        "encoding: 120 of 200 slices, 1 slices/s, 0:01:20 left",
-        "encoding: 180 of 200 slices, 1 slices/s, 0:00:20 left",
-    ]
 
 
 def test_mr_has_its_own_default_window(index, tmp_path):

@@ -1,6 +1,5 @@
 """`nguide index`, `split`, `audit`, `describe` and `phantom`, on tiny scans: what is printed, written and refused."""
 
-import io
 import json
 import warnings
 from pathlib import Path
@@ -10,13 +9,10 @@ import numpy as np
 import pytest
 from pydicom.dataset import Dataset, FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
-from rich.console import Console
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.cli.progress import watch
-from normal_guidance.cli.scans import shown_as
-from normal_guidance.scans.index.indexing import SOURCES, IndexProgress
+from normal_guidance.scans.index.indexing import SOURCES
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.splits import read_parts, split_scans
 from small_command import nguide, output_of, refusal
@@ -159,16 +155,6 @@ def test_pictures_are_named_as_what_they_are_not(tmp_path):
 
 def test_help_names_every_source():
     assert all(source in nguide("index", "--help").output for source in SOURCES)
-
-
-def test_a_terminal_gets_a_bar():
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=120, _environ={"TERM": "xterm"})
-    with watch(console, "rsna-pe in root", shown_as("rsna-pe in root")) as update:
-        update(IndexProgress(640, 3, None))
-        update(IndexProgress(1280, 7, 0.5))
-    assert "1,280 files, 7 scans" in screen.getvalue()
-    assert "left" in screen.getvalue()
 
 
 @pytest.fixture

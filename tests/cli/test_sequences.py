@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from documents import ROOT, blocks_of, run_python
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 from normal_guidance.fit import fit_committee
 from normal_guidance.scans.features.store import open_store
 from pages import check_page

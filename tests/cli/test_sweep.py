@@ -3,26 +3,20 @@
 import json
 import shlex
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import progress as progress_bar
 from normal_guidance.cli.options import TrainingOptions, choose_execution
-from normal_guidance.cli.progress import describe, watch_run
 from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Execution, departures
 from normal_guidance.sweep.run import load_run
-from normal_guidance.sweep.sweep import SweepProgress
-from own_clock import OwnClock
 from small_command import nguide, refusal
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
@@ -223,7 +217,6 @@ GUIDED = "is guided; add one of ng, mhng to --methods, or leave the option out"
         ("--methods evidence --warmup 10", f"--warmup 10: none of evidence {GUIDED}"),
         ("--methods abmil --least-width 8mm", f"--least-width 8mm: none of abmil {GUIDED}"),
         ("--least-width 8mm", "--least-width 8mm: these features do not record the distance of slices"),
-        ("--methods bells_ng --warmup 10", "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
         ("--negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
         ("--optimizer adam", "optimizer 'adam' is unknown; choose one of sgd, adamw"),
         ("--schedule linear", "schedule 'linear' is unknown; choose one of constant, cosine"),
@@ -241,7 +234,7 @@ def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None
     arguments = (store, "--out", tmp_path, *QUICK)
     sweep(*arguments)
     (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged: format is missing" in sweep(*arguments, code=2)
+    assert "report.json is damaged: note is missing" in sweep(*arguments, code=2)
 
 
 def test_a_missing_store_is_named(tmp_path: Path) -> None:
@@ -330,34 +323,3 @@ def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose_execution("cuda:1", "bf16") == Execution("cuda:1", "bf16")
     with pytest.raises(UserError, match="--device cuda:2: this machine or torch has none; use cuda:0 to cuda:1"):
         choose_execution("cuda:2", "auto")
-
-
-def at(epoch: int, best: float = 0.75) -> SweepProgress:
-    return SweepProgress(epoch, 100, 0, best, 1.5e6, epoch / 100)
-
-
-def test_progress_is_told_in_words() -> None:
-    assert describe(at(3), 3725.2) == ("epoch 3 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 1:02:05 left")
-    assert describe(at(3, float("-inf")), None) == "epoch 3 of 100, best validation AUROC -, 1,500,000 slices/s"
-
-
-def test_outside_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = OwnClock(monkeypatch, progress_bar)
-    console = Console(file=StringIO(), width=40)
-    with watch_run(console, "ng, seed 0") as watch:
-        for epoch in range(1, 14):
-            clock.now = 10.0 * epoch
-            watch(at(epoch))
-    assert console.file.getvalue().splitlines() == [
-        "ng, seed 0: begins",
-        "ng, seed 0: epoch 6 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:15:40 left",
-        "ng, seed 0: epoch 12 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:14:40 left",
-    ]
-
-
-def test_on_a_terminal_there_is_a_bar() -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=160)
-    with watch_run(console, "ng, seed 0") as watch:
-        watch(at(50))
-    assert "epoch 50 of 100, best validation AUROC 0.750" in console.file.getvalue()
-    assert "begins\n" not in console.file.getvalue()

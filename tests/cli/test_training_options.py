@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 from normal_guidance.cli.options import TrainingOptions
 from normal_guidance.sweep.config import (
     Config,

@@ -97,7 +97,7 @@ def test_bundles_of_another_kind_are_refused(trained, tmp_path):
     with pytest.raises(UserError, match="is a folder that is not empty"):
         write_bundle(load_bundle(trained.run), folder)
     for name, edit, message in (
-        ("newer", lambda content: content.update(format=2), "format 2, but this version reads format 1"),
+        ("newer", lambda content: content.update(format=99), "format 99, but this normal-guidance reads format 3"),
         ("damaged", lambda content: content.pop("encoder"), r"bundle.json is damaged"),
     ):
         with pytest.raises(UserError, match=message):

@@ -227,14 +227,14 @@ def test_a_damaged_folder_is_named(made, tmp_path):
     output_of("bundle", made.model, "-o", tmp_path / "copy")
     path = tmp_path / "copy" / "findings.json"
     for content, message in (
-        ('{"format": 1, "findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),
-        ('{"format": 2}', "format 2, but this version reads format 1"),
-        ('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}', "gone is neither a bundle"),
+        ('{"findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),
+        ('{"format": 2}', "format 2, but this normal-guidance reads format 3; open it with normal-guidance 0.2"),
+        ('{"findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}', "gone is neither a bundle"),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=message):
             load_bundle(tmp_path / "copy")
-    of_another = {"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
+    of_another = {"findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
     path.write_text(json.dumps(of_another))
     (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")
     with pytest.raises(UserError, match=r"other was not fitted together with .*any; fit all findings again"):

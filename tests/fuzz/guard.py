@@ -25,15 +25,9 @@ SECRET = b"nobody may read this"
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _PATHS = {
-    **{
-        "os.mkdir": ((0, 2),),
-        "os.remove": ((0, 1),),
-        "os.rmdir": ((0, 1),),
-        "os.chmod": ((0, 2),),
-        "os.chown": ((0, 3),),
-    },
-    **{"os.rename": ((0, 2), (1, 3)), "os.link": ((0, 2), (1, 3)), "os.symlink": ((1, 2),), "os.utime": ((0, 3),)},
-    **{"os.truncate": ((0, None),)},
+    **{"os.mkdir": ((0, 2),), "os.remove": ((0, 1),), "os.rmdir": ((0, 1),), "os.chmod": ((0, 2),)},
+    **{"os.chown": ((0, 3),), "os.utime": ((0, 3),), "os.truncate": ((0, None),), "os.symlink": ((1, 2),)},
+    **{"os.rename": ((0, 2), (1, 3)), "os.link": ((0, 2), (1, 3))},
 }
 """Events and which of their arguments are a path and the open folder that it is relative to."""
 

@@ -9,20 +9,16 @@
     bundle/   nguide bundle      two findings: findings.json, bundle.json, weights
 
 A reader returns what its commands would use, and what they would only show, as text that can be compared.  It reads
-everything anew.  It works with earlier commits as well, for numbers from before a change.
+everything anew.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,25 +30,14 @@ from normal_guidance.scans.features.encoding import EncodingOptions, encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import Finding, read_manifest
-from normal_guidance.scans.index.problems import (
-    Problem,
-    read_problems,
-    summarize,
-    write_problems,
-)
-from normal_guidance.scans.index.splits import (
-    audit,
-    read_split,
-    split_scans,
-    write_split,
-)
+from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.scans.index.splits import audit, read_split, split_scans, write_split
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.study.experiment import Study, stored_dataset, train_study
 from normal_guidance.study.study_tables import collect
-from normal_guidance.sweep import run as winners
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.predictions import read_predictions
-from normal_guidance.sweep.run import load_run, load_winner, run_sweep
+from normal_guidance.sweep.run import load_run, load_winner, read_history, run_sweep
 from small_bundle import WINDOW, make_run, tiny
 
 SCANS = 24
@@ -72,18 +57,19 @@ class Read(NamedTuple):
 def make_folders(folder: Path) -> Path:
     """Fills a new folder; `READERS` read its folders."""
     folder.mkdir(parents=True, exist_ok=True)
-    with one_process():
-        made = make_run(folder, SCANS)
-        (folder / "splits").mkdir()
-        scans = made.manifest
-        write_split(folder / "splits" / "split-1.csv", _split(scans))
-        for place in ("index", "store"):
-            write_problems(folder / place / "problems.csv", PROBLEMS)
-        _interrupt(folder)
-        train_study(_study(folder), make_grid=_grid)
-        bundle = bundle_run(made.run)
-        first, second = (replace(bundle, finding=Finding(name)) for name in ("any", "other"))
-        write_bundle(replace(first, further=(second,)), folder / "bundle")
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    made = make_run(folder, SCANS)
+    (folder / "splits").mkdir()
+    write_split(folder / "splits" / "split-1.csv", _split(made.manifest))
+    for name in ("index", "store"):
+        write_problems(folder / name / "problems.csv", PROBLEMS)
+    _interrupt(folder)
+    train_study(_study(folder), make_grid=_grid)
+    bundle = bundle_run(made.run)
+    first, second = (replace(bundle, finding=Finding(name)) for name in ("any", "other"))
+    write_bundle(replace(first, further=(second,)), folder / "bundle")
+    torch.set_num_threads(threads)
     return folder
 
 
@@ -114,26 +100,22 @@ def _interrupt(folder: Path) -> None:
 
     (folder / "job").mkdir()
     try:
-        _encode(folder, folder / "job" / "store", watch)
+        _resume(folder, watch)
     except _Enough:
         return
     raise RuntimeError("the encoding was not interrupted")
 
 
-def _encode(folder: Path, out: Path, watch: Callable[[Any], None] = lambda progress: None) -> Any:
-    manifest = _whole_manifest(folder)
+def _resume(folder: Path, watch: Callable[[Any], None] = lambda progress: None) -> Any:
+    manifest = read_manifest(folder / "index")
     parts = dict(zip(manifest.scan_ids, _split(manifest).parts, strict=True))
     options = EncodingOptions(unit=64, threads=1)
+    return _encode(folder / "job" / "store", manifest, parts, options=options, watch=watch)
+
+
+def _encode(out: Path, manifest: Any, parts: Mapping[str, str], **options: Any) -> Any:
     how = Preprocessing(windows=(WINDOW,))
-    return encode(manifest, tiny, out, preprocessing=how, read=read_volume, parts=parts, options=options, watch=watch)
-
-
-@contextmanager
-def one_process() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    return encode(manifest, tiny, out, preprocessing=how, read=read_volume, parts=parts, **options)
 
 
 def _text(*values: object) -> str:
@@ -156,59 +138,34 @@ def read_index(folder: Path) -> Read:
 
 
 def read_splits(folder: Path) -> Read:
-    store, path = _whole_store(folder), folder / "splits" / "split-1.csv"
+    store, path = open_store(folder / "store"), folder / "splits" / "split-1.csv"
     split = read_split(path)
     return Read(_text(store.with_parts(path).scans["part"].tolist()), _text(audit(split, store), split.counts()))
 
 
-@lru_cache(maxsize=2)
-def _whole_manifest(folder: Path) -> Any:
-    return read_manifest(folder / "index")
-
-
-@lru_cache(maxsize=2)
-def _whole_store(folder: Path) -> Any:
-    return open_store(folder / "store")
-
-
 def read_store(folder: Path) -> Read:
-    store = open_store(folder / "store")
+    """The store, and what `nguide encode` says of one that is complete."""
+    store, manifest = open_store(folder / "store"), read_manifest(folder / "index")
     bags, columns = store.bags(), store.scans.drop(columns="slice_labels").to_dict("list")
     labels = None if bags.slice_labels is None else bags.slice_labels.tolist()
-    again = _again(folder)
+    turn = ("train", "train", "val", "test")
+    part_of = {patient: turn[number % 4] for number, patient in enumerate(sorted(set(manifest.patient_ids)))}
+    parts = {row: part_of[patient] for row, patient in zip(manifest.scan_ids, manifest.patient_ids, strict=True)}
+    again = _encode(folder / "store", manifest, parts, options=EncodingOptions(threads=1))
     used = (columns, labels, store.provenance, store.recipe, store.findings, store.slice_spacing, store.width)
     return Read(_text(*used, _digest({"": bags.features})), _text(again.failed, again.problems))
 
 
-def _again(folder: Path) -> Any:
-    """What `nguide encode` says of a store that is complete."""
-    manifest, turn = _whole_manifest(folder), ("train", "train", "val", "test")
-    part_of = {patient: turn[number % 4] for number, patient in enumerate(sorted(set(manifest.patient_ids)))}
-    parts = {row: part_of[patient] for row, patient in zip(manifest.scan_ids, manifest.patient_ids, strict=True)}
-    how = Preprocessing(windows=(WINDOW,))
-    options = EncodingOptions(threads=1)
-    return encode(manifest, tiny, folder / "store", preprocessing=how, read=read_volume, parts=parts, options=options)
-
-
 def read_job(folder: Path) -> Read:
-    """Resumes the encoding, and puts the job back."""
-    job, out = folder / "job" / "store.job", folder / "job" / "store"
-    kept = folder / "job" / "kept"
-    shutil.copytree(job, kept)
-    try:
-        done = _encode(folder, out)
-        bags = done.store.bags()
-        used = (done.store.fingerprint, done.store.recipe, done.store.provenance, _digest({"": bags.features}))
-        return Read(_text(*used), _text(done.failed, done.problems))
-    finally:
-        for path in (job, out):
-            shutil.rmtree(path, ignore_errors=True)
-        kept.rename(job)
+    """Resumes the encoding, which ends the job."""
+    done = _resume(folder)
+    used = (done.store.fingerprint, done.store.recipe, done.store.provenance)
+    return Read(_text(*used, _digest({"": done.store.bags().features})), _text(done.failed, done.problems))
 
 
 def read_run(folder: Path) -> Read:
     """As `nguide sweep` with a complete run, and then `nguide bundle`."""
-    store = _whole_store(folder)
+    store = open_store(folder / "store")
     config = Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False)
     run = run_sweep(folder / "run", [config], *(store.part(part) for part in ("train", "val", "test")))
     bundle = bundle_run(folder / "run").as_json()
@@ -218,30 +175,27 @@ def read_run(folder: Path) -> Read:
 
 
 def _run_files(run: Path) -> list[str]:
-    read = winners.read_history
-    history = read(run / "history.parquet")
-    table = history if hasattr(history, "to_pydict") else history.to_dict("list")
-    predictions = read_predictions(run / "predictions.parquet").to_pydict()
-    return [_digest(load_winner(run).state_dict()), repr(table), repr(predictions)]
+    history, predictions = read_history(run / "history.parquet"), read_predictions(run / "predictions.parquet")
+    return [_digest(load_winner(run).state_dict()), repr(history.to_pydict()), repr(predictions.to_pydict())]
 
 
 def read_study(folder: Path) -> Read:
     """As `nguide experiment` with a complete study."""
     train_study(_study(folder), make_grid=_grid)
     results, runs = collect(folder / "study", NAME), sorted((folder / "study").glob("*/*"))
-    files = [_run_files(run) for run in runs if (run / "report.json").exists()]
-    loaded = [load_run(run).winners for run in runs if (run / "report.json").exists()]
+    trained = [run for run in runs if (run / "report.json").exists()]
+    loaded = [load_run(run).winners for run in trained]
     scored = [read_predictions(run / "predictions.parquet").to_pydict() for run in runs]
     page = json.loads(results.json())
     about = page.pop("about", None)
-    return Read(_text(page, files, loaded, scored), _text(about))
+    return Read(_text(page, [_run_files(run) for run in trained], loaded, scored), _text(about))
 
 
 def read_bundle(folder: Path) -> Read:
-    bundle = load_bundle(folder / "bundle")
-    known = [one.as_json() for one in bundle.each]
-    shown = [[one.pop("training"), one.pop("normal_guidance")] for one in known]
-    return Read(_text(known, [_digest(one.model.state_dict()) for one in bundle.each]), _text(shown))
+    models = load_bundle(folder / "bundle").each
+    known = [model.as_json() for model in models]
+    shown = [[about.pop("training"), about.pop("normal_guidance")] for about in known]
+    return Read(_text(known, [_digest(model.model.state_dict()) for model in models]), _text(shown))
 
 
 READERS: dict[str, Callable[[Path], Read]] = {
@@ -259,16 +213,3 @@ READERS: dict[str, Callable[[Path], Read]] = {
 def files_in(folder: Path) -> list[Path]:
     """The files of a folder that we write; the lock is empty of content."""
     return sorted(path for path in folder.rglob("*") if path.is_file() and path.name != "lock")
-
-
-def copy_folders(source: Path, target: Path) -> Path:
-    """A copy to damage; scans are not copied, the manifest says where they are."""
-    target.mkdir(parents=True, exist_ok=True)
-    for name in READERS:
-        shutil.copytree(source / name, target / name)
-    return target
-
-
-if __name__ == "__main__":
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    make_folders(Path(sys.argv[1]))

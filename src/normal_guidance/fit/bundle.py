@@ -28,7 +28,7 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
-from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
 from normal_guidance.fit.committee import Committee
 from normal_guidance.scans.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSummary, is_encoded, scans_behind
@@ -186,7 +186,6 @@ class ModelIdentity:
         return asdict(self)
 
 
-FORMAT = 1  # version of bundle.json; a bundle of another version is refused
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
 AGAIN = "make the bundle again: nguide bundle RUN -o BUNDLE"
 
@@ -260,7 +259,7 @@ class Bundle(BundleFacts):
     @cached_property
     def identity(self) -> ModelIdentity:
         """Which model this is, for its results."""
-        about = {name: value for name, value in self.as_json().items() if name not in ("format", "normal_guidance")}
+        about = {name: value for name, value in self.as_json().items() if name != "normal_guidance"}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in self.model.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -281,7 +280,6 @@ class Bundle(BundleFacts):
             if not facts[name]:
                 del facts[name]
         return {
-            "format": FORMAT,
             "normal_guidance": __version__,
             "method": self.method,
             **facts,
@@ -497,7 +495,7 @@ def fill_folder(bundle: Bundle, folder: Path) -> None:
         write_findings(folder, list(models))
         return
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
-    write_tensors(folder / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
+    write_tensors(folder / WEIGHTS, weights, {"method": bundle.method})
     sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
     write_json(folder / BUNDLE, {**bundle.as_json(), "weights": sha256})
 
@@ -505,13 +503,7 @@ def fill_folder(bundle: Bundle, folder: Path) -> None:
 def _read(folder: Path) -> Bundle:
     path, again = folder / BUNDLE, f"copy the bundle again, or {AGAIN}"
     content = read_json(path, again)
-    if content.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}"
-        )
     with reading(path, again, StopIteration, wrong="is damaged"):
-        if isinstance(config := content.get("config"), dict):
-            refuse_removed(str(config.get("method")))
         known = read_as(BundleFile, content)
     file, wanted = folder / WEIGHTS, known.weights
     with reading(file, again, wrong="cannot be read or checked"):
@@ -568,7 +560,6 @@ class _Training:
 class BundleFile(BundleFacts):
     """The types of bundle.json."""
 
-    format: int
     normal_guidance: str
     method: str
     committee: dict[str, Any] | None

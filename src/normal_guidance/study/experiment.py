@@ -59,7 +59,7 @@ from normal_guidance.study.drawn import (
     read_positions,
     semi_synthetic_part,
 )
-from normal_guidance.study.references import MakeGrid, reference_row, run_reference, slice_reference_config
+from normal_guidance.study.references import MakeGrid, run_reference, slice_reference_config
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
 from normal_guidance.sweep.loop import predict_bags
@@ -169,14 +169,15 @@ class StudyFile:
 
 
 def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
-    """Scores of the supervised reference, the tables' last row, for every seed that has both of its runs."""
-    runs = {(result.method, result.seed): result.run for result in results if result.run is not None}
-    scores = {}
-    for seed in sorted({seed for _, seed in runs}):
-        slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
-        if slices and scans and (row := reference_row(slices, scans)) is not None:
-            scores[seed] = row
-    return scores
+    """The tables' last row: localization of the slice reference, scan scores of the scan reference, where both won."""
+    slices, scans = (
+        {result.seed: result.scores for result in results if result.method == name and result.scores is not None}
+        for name in REFERENCES
+    )
+    return {
+        seed: replace(slices[seed], scan_auroc=scans[seed].scan_auroc, scan_auprc=scans[seed].scan_auprc)
+        for seed in sorted(slices.keys() & scans.keys())
+    }
 
 
 Watch = Callable[[SweepProgress], None]

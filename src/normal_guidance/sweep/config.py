@@ -178,12 +178,11 @@ class Config:
     def __post_init__(self) -> None:
         from normal_guidance.core.arrays import checked_whole
         from normal_guidance.core.guidance import NormalGuidance
-        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss, refuse_removed
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss
 
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
         self._check_reference()
-        refuse_removed(self.method)
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(

@@ -84,7 +84,6 @@ from normal_guidance.sweep.sweep import (
     sweep,
 )
 
-FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
@@ -184,7 +183,6 @@ class Environment:
 class RunFile:
     """report.json: everything that is needed to check, repeat or compare a complete run."""
 
-    format: int
     winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
     note: str | None  # why there are no winners
     configurations: ConfigCounts
@@ -203,7 +201,6 @@ class RunFile:
 class WinnerFile(SelectedEpoch):
     """What best.json holds."""
 
-    format: int
     config: Config
     features: Width
 
@@ -234,7 +231,6 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
     return {
-        "format": FORMAT,
         "data": dict(data),
         "execution": {
             "device": torch.device(execution.device).type,
@@ -295,11 +291,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
-            "install the version that began the run, or choose another folder"
-        )
     if names.isdisjoint((STATE, REPORT)):
         return False
     changed = difference({name: before.get(name) for name in identity}, identity)
@@ -390,7 +381,7 @@ def write_winners(folder: Path, result: Sweep, features: int) -> None:
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
     for group, winner in winners_by_name(result).items():
         file, selected = winner_file(group), {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
+        about = record_as_json({"config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
@@ -614,7 +605,6 @@ def _report(
         for group, winner in winners_by_name(result).items()
     ]
     content = {
-        "format": identity["format"],
         "winners": winners,
         "note": None if winners else _why_nothing(result),
         "configurations": {
