@@ -481,19 +481,19 @@ def training_record(provenance: Mapping[str, Any], made: Mapping[str, Any], **kn
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
     """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
-    findings = [model.finding for model in bundle.each if model.finding]
     with folder_atomically(out) as draft:
-        if bundle.further:
-            for finding, model in zip(findings, bundle.each, strict=True):
-                make_folder(draft / finding.name)
-                fill_folder(model, draft / finding.name)
-            write_findings(draft, findings)
-        else:
-            fill_folder(bundle, draft)
+        fill_folder(bundle, draft)
     return Path(out)
 
 
 def fill_folder(bundle: Bundle, folder: Path) -> None:
+    if bundle.further:
+        models = {model.finding: model for model in bundle.each if model.finding}
+        for finding, model in models.items():
+            make_folder(folder / finding.name)
+            fill_folder(replace(model, further=()), folder / finding.name)
+        write_findings(folder, list(models))
+        return
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
     write_tensors(folder / WEIGHTS, weights, {"method": bundle.method})
     sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
