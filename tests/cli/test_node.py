@@ -42,7 +42,7 @@ def test_the_settings_file_has_the_names_of_the_options(chosen, tmp_path):
     ((found, _),) = chosen
     assert (found.listening.aet, found.listening.port, found.listening.address) == ("HEAD-AI", 11200, "127.0.0.1")
     assert [str(one) for one in found.senders] == ["CT1@127.0.0.1", "CT2@localhost:11113"]
-    assert [(one.name, one.commits) for one in found.destinations] == [("PACS@127.0.0.1:4242", True)]
+    assert [(one.name, one.identity.commit) for one in found.destinations] == [("PACS@127.0.0.1:4242", True)]
     assert (found.taking.settle, found.taking.rules[0].ranges) == (30, {"thickness": (2.0, 6.0)})
     assert (found.limits.series, found.limits.bytes, found.keep) == (7, 2_000_000_000, 3)
 

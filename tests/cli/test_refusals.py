@@ -21,7 +21,6 @@ REFUSED = {
     "sweep STORE -o OUT": {
         "--methods abml": "method 'abml' is unknown (did you mean 'abmil'?); nguide methods lists them",
         "--methods ng,": "--methods ng,: '' is empty or given twice",
-        "--methods bells_ng --warmup 10": "method 'bells_ng' was removed; load it with commit 4bbc9f6",
         "--methods abmil --divergence foo": f"--divergence foo: none of abmil {GUIDED}",
         "--methods abmil,mean --guidance-weight 1": f"--guidance-weight 1: none of abmil, mean {GUIDED}",
         "--methods mean --no-renormalize": f"--no-renormalize: none of mean {GUIDED}",

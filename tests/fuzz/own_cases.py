@@ -111,7 +111,7 @@ def mutate_json(random: Random, content: bytes) -> bytes:
         deep = random.choice((99, 120, 5000, 200_000))
         return content.rstrip()[:-1] + b', "deep": ' + b"[" * deep + b"]" * deep + b"}"
     if choice < 0.08:
-        return content.replace(b"{", b'{"format": 1, ', 1)
+        return content.replace(b"{", b'{"format": 3, ', 1)
     if choice < 0.12:
         return random.choice((*NO_OBJECT, b"\xef\xbb\xbf" + content))
     if choice < 0.2:

@@ -14,6 +14,8 @@ from normal_guidance.cli.options import Device, Track, choose_execution, parse_l
 from normal_guidance.cli.train import track_fits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedFindings, FittedModel
 
@@ -87,7 +89,7 @@ def fit(
             fitted = fit_model(scans, out, test=test, plan=plan, watch=lambda share: update(("fit", share)), **options)
             models, bundle = {"fit": fitted}, fitted.bundle
             document = _model_json(out, fitted)
-            lines = [*fitted.sentences(), *describe(bundle.operation), *fitted.measured.intervals.sentences()]
+            lines = [*fitted.sentences(), *describe(bundle.operation), *fitted.intervals.sentences()]
     print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
 
@@ -99,7 +101,7 @@ def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any],
     lines = []
     for name, model in fitted.models.items():
         notes = [fitted.notes[name]] if name in fitted.notes else []
-        about = (*model.sentences(), *model.measured.intervals.sentences(), *notes)
+        about = (*model.sentences(), *model.intervals.sentences(), *notes)
         lines += [f"{name}: {line}" for line in about]
     lines += [f"{name}: skipped: {reason}" for name, reason in fitted.skipped.items()]
     document = {
@@ -120,7 +122,7 @@ def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
         "members": len(fitted.fit.committee),
         "plan": asdict(fitted.fit.plan),
         "sentences": fitted.sentences(),
-        "intervals": fitted.measured.intervals.as_json(),
+        "intervals": fitted.intervals.as_json(),
         "out_of_fold": asdict(fitted.out_of_fold),
         "test": None if fitted.test is None else asdict(fitted.test),
     }

@@ -256,7 +256,6 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}
     names: list[str] = []
     for word in parse_list("--methods", text, str):
-        tables.refuse_removed(word)
         kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
         names += kept if word in groups else [word]
     return list(dict.fromkeys(names))

@@ -229,7 +229,7 @@ def sweep(
         return
     given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
-    saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
+    saving: dict[str, Any] = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
     options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     options = {name: value for name, value in options.items() if value is not None}
     runs = {}

@@ -39,11 +39,6 @@ class Destination(ABC):
     def name(self) -> str:
         """What the user wrote; the queue knows a destination by it."""
 
-    @property
-    def commits(self) -> bool:
-        """Whether it is to be asked for storage commitment."""
-        return False
-
     def files(self, folder: Path) -> list[Path]:
         """The files of the results that it takes; none is a reason to fail."""
         return dicom_results(folder)
