@@ -15,7 +15,7 @@ from typer.main import get_command
 
 from installed import outside
 from normal_guidance import __version__
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -21,7 +21,6 @@ from normal_guidance.core.methods import (
     EVERY_METHOD,
     METHODS,
     NAMED,
-    REMOVED,
     build_model,
     model_options,
 )
@@ -281,7 +280,6 @@ def test_a_model_is_built_with_its_options(method: str) -> None:
     ("method", "options", "message"),
     [
         ("abml", {}, r"'abml' is unknown \(did you mean 'abmil'\?\); choose one of centered_gaussian"),
-        *((f"{name}_ng", {}, f"'{name}_ng' was removed; load it with commit 4bbc9f6, or train") for name in REMOVED),
         ("transmil", {"features": 10}, r"10 features cannot be divided among 8 heads; .*8 or 16"),
         ("abmil", {"hiden": 64}, r"method 'abmil' has no option 'hiden'; it has hidden; did you mean 'hidden'\?"),
         ("mean", {"hidden": 64}, "method 'mean' has no option 'hidden'; it has none"),

@@ -12,6 +12,7 @@ from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.fit.committee import Committee, effective_number, fit_scaling
 from normal_guidance.fit.evidence import Fitted, Penalty, fit_evidence
 from normal_guidance.fit.fit_committee import (
+    CommitteeFit,
     FoldPlan,
     Setting,
     _assemble,
@@ -35,11 +36,11 @@ def planted() -> Bags:
 
 
 @pytest.fixture(scope="module")
-def found(planted: Bags) -> object:
-    return fit_committee(planted, names(planted), FoldPlan(folds=3))
+def found(planted: Bags) -> CommitteeFit:
+    return fit_three(planted)
 
 
-def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, found: object) -> None:
+def test_a_planted_signal_is_found_in_scans_that_were_not_seen(planted: Bags, found: CommitteeFit) -> None:
     new = shifted_mean(100, seed=2, features=8, shift=1.5)
     prediction = found.committee(new.features, new.lengths)
     assert auroc(prediction.logit, new.labels) > 0.95
@@ -61,14 +62,18 @@ def test_what_is_out_of_fold_comes_from_members_that_were_not_trained_on_the_sca
         torch.testing.assert_close(prediction.attention, shown, rtol=1e-3, atol=1e-6)
 
 
+def fit_three(scans: Bags, patients: list[str] | None = None, repeats: int = 1) -> CommitteeFit:
+    return fit_committee(scans, patients or names(scans), FoldPlan(folds=3, repeats=repeats))
+
+
 def test_what_every_slice_says_tells_scans_apart_and_leaves_attention_in_the_middle() -> None:
     scans = shifted_mean(120, seed=5, features=8, shift=0.0)
     scans.features[:, 3] += 0.6 * scans.labels.repeat_interleave(scans.lengths)
-    found = fit_committee(scans, names(scans), FoldPlan(folds=3))
-    assert not found.choice.unusual
-    assert any(found.settings[number].places.whole_scan for number in found.choice.kept)
-    assert auroc(found.logits, scans.labels) > 0.95
-    attention, lengths = found.attention.split(scans.lengths.tolist()), scans.lengths.tolist()
+    fitted = fit_three(scans)
+    assert not fitted.choice.unusual
+    assert any(fitted.settings[number].places.whole_scan for number in fitted.choice.kept)
+    assert auroc(fitted.logits, scans.labels) > 0.95
+    attention, lengths = fitted.attention.split(scans.lengths.tolist()), scans.lengths.tolist()
     middle = [own[size // 4 : size - size // 4].sum().item() for own, size in zip(attention, lengths, strict=True)]
     assert sum(middle) > 0.65 * len(middle)  # a half if all places were alike
 
@@ -79,15 +84,13 @@ def test_settings_are_chosen_without_the_scans_that_they_predict() -> None:
     kinds = [Places(reach, central=True) for reach in (1.0, 2.0, None)]
     settings = [Setting(places, 1.0, Penalty("ridge", 1.0), 1) for places in kinds]
     right, noise = 4.0 * (2 * labels.double() - 1), 0.1 * torch.randn(60, generator=torch.Generator().manual_seed(0))
-    logits = (
-        torch.stack([torch.where(folds == 0, -right, right), torch.where(folds == 0, right, -right), -right]) + noise
-    )
+    turned = torch.where(folds == 0, -right, right)
+    logits = torch.stack([turned, -turned, -right]) + noise
     scans = Bags(torch.zeros(60, 1), torch.ones(60, dtype=torch.int64), labels)
     none = torch.zeros(3, 3, dtype=torch.float64)
     fitted = Fitted(none[:, :, None], none, none, none, logits, torch.tensor([[0.25], [0.75], [0.5]]).expand(3, 60))
-    own, attention = _out_of_fold(
-        settings, [[(fitted, place) for place in range(3)]], logits[None], folds[None], scans, names(scans)
-    )
+    fits = [[(fitted, setting) for setting in range(3)]]
+    own, attention = _out_of_fold(settings, fits, logits[None], folds[None], scans, names(scans))
     torch.testing.assert_close(own[:20], logits[0, :20])
     assert (attention[:20] == 0.25).all()
 
@@ -107,34 +110,33 @@ def test_the_label_of_a_scan_does_not_change_the_members_that_predict_it(planted
 def test_without_a_signal_attention_is_the_prior(monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch, REACHES=(0.0, 1 / 20, 0.15), RIDGES=(0.3, 3.0))
     noise = shifted_mean(60, seed=4, features=8, shift=0.0)
-    found = fit_committee(noise, names(noise), FoldPlan(folds=3, repeats=2))
-    assert not found.choice.unusual
-    assert not found.choice.shown
-    assert found.committee.sharpness.mean() < 0.3
-    prior = found.committee.prior(noise.lengths)
-    again = Committee.from_json(found.committee.as_json(), found.committee.state_dict())
-    for committee in (found.committee, again):
+    fitted = fit_three(noise, repeats=2)
+    assert not fitted.choice.unusual
+    assert not fitted.choice.shown
+    assert fitted.committee.sharpness.mean() < 0.3
+    prior = fitted.committee.prior(noise.lengths)
+    again = Committee.from_json(fitted.committee.as_json(), fitted.committee.state_dict())
+    for committee in (fitted.committee, again):
         torch.testing.assert_close(committee(noise.features, noise.lengths).attention, prior)
-    own, centre = (localization(one, noise.slice_labels, noise.lengths).mean_auroc for one in (found.attention, prior))
+    shown = (fitted.attention, prior)
+    own, centre = (localization(values, noise.slice_labels, noise.lengths).mean_auroc for values in shown)
     assert abs(own - centre) < 0.05  # other settings may be chosen without a fold
 
 
 def test_the_same_seed_gives_the_same_committee_and_patients_share_a_fold(planted: Bags, monkeypatch) -> None:
     few_settings(monkeypatch)
     patients = [str(number // 3) for number in range(len(planted))]
-    first, again = (fit_committee(planted, patients, FoldPlan(folds=3)) for _ in range(2))
+    first, again = (fit_three(planted, patients) for _ in range(2))
     assert again.choice.kept == first.choice.kept
     torch.testing.assert_close(again.committee.weights, first.committee.weights)
     for scan in range(0, len(planted), 3):
         assert len(set(first.folds[0, scan : scan + 3].tolist())) == 1
 
 
-def test_a_committee_survives_its_files(found: object, planted: Bags) -> None:
-    committee = found.committee
+def test_a_committee_survives_its_files(found: CommitteeFit, planted: Bags) -> None:
+    committee, own = found.committee, planted[:3]
     again = Committee.from_json(committee.as_json(), committee.state_dict())
-    own = planted[:3]
-    for one, other in zip(committee(own.features, own.lengths), again(own.features, own.lengths), strict=True):
-        torch.testing.assert_close(one, other)
+    torch.testing.assert_close(committee(own.features, own.lengths)[:3], again(own.features, own.lengths)[:3])
     with pytest.raises(ValueError, match="members"):
         Committee.from_json({**committee.as_json(), "members": 1}, committee.state_dict())
 

@@ -14,16 +14,12 @@ from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_commit
 from normal_guidance.study.drawn import shifted_mean
 
 
-def names(scans: Bags) -> list[str]:
-    return [str(number) for number in range(len(scans))]
+def drawn(n: int, seed: int, shift: float = 2.0, **options: int) -> Bags:
+    return shifted_mean(n, seed, features=12, shift=shift, **options)
 
 
 def changed(scans: Bags, features: Callable[[torch.Tensor], torch.Tensor]) -> Bags:
-    return Bags(features(scans.features), scans.lengths, scans.labels, scans.slice_labels)
-
-
-def drawn(n: int, seed: int, shift: float = 2.0, **options: int) -> Bags:
-    return shifted_mean(n, seed, features=12, shift=shift, **options)
+    return replace(scans, features=features(scans.features))
 
 
 def three_positives() -> Bags:
@@ -58,15 +54,12 @@ SETS: dict[str, Callable[[], Bags]] = {
 }
 
 
-def fitted(scans: Bags) -> CommitteeFit:
-    plan = make_plan(scans.labels.tolist(), names(scans))
-    return fit_committee(scans, names(scans), FoldPlan(min(3, plan.folds), repeats=1))
-
-
 @cache
 def fitted_set(name: str) -> tuple[Bags, CommitteeFit]:
     scans = SETS[name]()
-    return scans, fitted(scans)
+    names = [str(number) for number in range(len(scans))]
+    plan = make_plan(scans.labels.tolist(), names)
+    return scans, fit_committee(scans, names, FoldPlan(min(3, plan.folds), repeats=1))
 
 
 @pytest.mark.slow(but=("twelve_scans", "three_positives", "one_slice_scans", "constant_features", "planted"))
@@ -90,13 +83,12 @@ def test_a_signal_is_found_however_easy_or_large(name: str) -> None:
 
 
 def test_one_slice_scans_are_told_apart() -> None:
-    scans = one_slice_scans()
-    assert auroc(fitted(scans).logits, scans.labels) > 0.7
+    scans, found = fitted_set("one_slice_scans")
+    assert auroc(found.logits, scans.labels) > 0.7
 
 
 def test_features_that_say_nothing_give_the_prior_and_the_frequency() -> None:
-    scans = SETS["constant_features"]()
-    found = fitted(scans)
+    scans, found = fitted_set("constant_features")
     assert found.committee.sharpness.max() == 0.0
     expected = torch.logit(scans.labels.double().mean())
     torch.testing.assert_close(found.logits, expected.expand(len(scans)), rtol=0, atol=0.5)

@@ -146,10 +146,10 @@ def test_what_is_begun_can_be_told_without_touching_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"format": 1, "con', "config.json cannot be read"),
+        (b'{"format": 3, "con', "config.json cannot be read"),
         (b"[1]", "config.json is damaged"),
-        (b'{"format": 99}', "format 99, but this version of normal-guidance reads format 1"),
-        (b"{}", "format None"),
+        (b'{"format": 99}', "format 99, but this normal-guidance reads format 3"),
+        (b"{}", "holds another run: data was None"),
     ],
 )
 def test_a_config_that_cannot_be_compared_is_refused(tmp_path: Path, content: bytes, message: str) -> None:

@@ -8,13 +8,13 @@ import pytest
 from typer.testing import CliRunner
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
-from normal_guidance.fit import fitting
+from normal_guidance.cli.commands import app
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.run import read_history, run_sweep
 from normal_guidance.sweep.tracking import EXPERIMENT, TRACKERS, Training, check_tracker, track, tracked_runs
+from small_bundle import few_settings
 
 ONE = Training("ng/7", {"lr": 0.1}, {"test/scan_auroc": 0.75, "skill": math.nan}, {"loss": [0.5, math.nan, 0.25]})
 
@@ -115,11 +115,10 @@ def test_fit_prints_its_results_before_they_are_tracked(tmp_path, monkeypatch):
     def away(*_):
         raise UserError("the server is away")
 
-    monkeypatch.setattr(fitting, "fit_model", lambda *_, **__: "the model")
-    monkeypatch.setattr("normal_guidance.cli.model._print_model", lambda _, made, __: print(made))
+    few_settings(monkeypatch, FOLDS=2, REPEATS=1)
     monkeypatch.setattr("normal_guidance.cli.model.track_fits", away)
     arguments = ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model"), "--track", "tensorboard"]
     found = CliRunner().invoke(app, arguments)
     assert found.exit_code == 2
-    assert found.stdout.splitlines()[-1] == "the model"
+    assert found.stdout.splitlines()[-1].startswith("Next: nguide predict FEATURES")
     assert "the server is away" in found.stderr

@@ -284,7 +284,9 @@ def need_extras(what: str, *extras: str) -> None:
 def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     """Return a line for each store among the options that lacks scans, except for the one that is written."""
     lines = []
-    for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
+    given = [value if isinstance(value, list | tuple) else [value] for name, value in options.items() if name != "out"]
+    words = [word for several in given for word in several if isinstance(word, str | Path)]
+    for path in dict.fromkeys(map(Path, words)):
         if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
             from normal_guidance.scans.features.store import LACKING, read_store_file
 
@@ -296,11 +298,3 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
                         "why, and the same nguide encode takes them up"
                     )
     return lines
-
-
-def _paths(values: Iterator[Any]) -> Iterator[Path]:
-    for value in values:
-        if isinstance(value, str | Path):
-            yield Path(value)
-        elif isinstance(value, list | tuple):
-            yield from _paths(iter(value))

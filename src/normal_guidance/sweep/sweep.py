@@ -124,16 +124,12 @@ class Selection:
 # The state after an epoch: all that the remaining epochs depend on, from which a killed run resumes.
 
 
-@dataclass(frozen=True)
-class ChunkPlace:
+@dataclass(frozen=True, eq=False)
+class Chunk:
     """Configurations that are trained together, by number, and the epoch that they have reached."""
 
     members: tuple[Count, ...]
     epoch: Count = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk(ChunkPlace):
     training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
     def part(self, places: Sequence[int]) -> Chunk:
@@ -292,7 +288,7 @@ class SavedState:
     environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
     total: Annotated[float, Between(0.0)]  # seconds that the run has taken, without time lost when it was killed
     seconds: dict[str, Annotated[float, Between(0.0)]]  # those of training, evaluation (with selection) and saving
-    pending: tuple[ChunkPlace, ...]
+    pending: tuple[Chunk, ...]  # without their tensors
     chunks: tuple[Annotated[int, Between(1.0)], ...]
     winners: tuple[SelectedEpoch, ...]
 
@@ -342,7 +338,7 @@ class StateFile:
             environments=self.environments,
             total=self.total,
             seconds=self.seconds,
-            pending=tuple(ChunkPlace(chunk.members, chunk.epoch) for chunk in state.pending),
+            pending=tuple(replace(chunk, training={}) for chunk in state.pending),
             chunks=state.chunks,
             winners=tuple(SelectedEpoch(**{name: getattr(winner, name) for name in names}) for winner in state.winners),
         )
@@ -384,9 +380,7 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
         raise ContentError("a configuration is in two chunks")
     return replace(
         fresh,
-        pending=tuple(
-            Chunk(chunk.members, chunk.epoch, _part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)
-        ),
+        pending=tuple(replace(chunk, training=_part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)),
         chunks=kept.chunks,
         winners=tuple(
             Winner(config=fresh.configs[best.number], weights=_part(tensors, f"winner{i}."), **vars(best))

@@ -2,7 +2,6 @@
 does not fit is named."""
 
 import io
-import json
 import pickle
 import sys
 import zipfile
@@ -84,16 +83,12 @@ WRITERS: dict[str, Callable[[Path, dict], object]] = {
 
 
 def check(store: FeatureStore, *, slices: bool = True, patients: bool = True, parts: bool = True) -> None:
-    assert store.scan_ids == IDS
-    assert store.lengths.tolist() == LENGTHS
+    assert (store.scan_ids, store.lengths.tolist(), store.labels.tolist()) == (IDS, LENGTHS, LABELS)
     assert np.array_equal(store.bags().features.numpy(), PACKED)
-    assert store.labels.tolist() == LABELS
     assert store.patient_ids == (tuple(PATIENTS) if patients else IDS)
-    assert (None if store.slice_labels is None else store.slice_labels.tolist()) == (
-        np.concatenate(SLICES).tolist() if slices else None
-    )
-    assert store.scans["part"].tolist() == (PARTS if parts else [None] * 3)
-    assert store.recipe == ""
+    assert (store.slice_labels is not None) == slices
+    assert not slices or store.slice_labels.tolist() == np.concatenate(SLICES).tolist()
+    assert (store.scans["part"].tolist(), store.recipe) == (PARTS if parts else [None] * 3, "")
 
 
 # Formats and arrangements
@@ -207,14 +202,11 @@ def test_hdf5_groups_attributes_and_slides(tmp_path):
     ]
 
 
-def test_scans_of_equal_length_need_no_mask(tmp_path):
-    np.savez(tmp_path / "a.npz", x=np.ones((2, 3, 4), np.float32), y=[[0], [1]])
-    store = import_store(tmp_path / "a.npz", tmp_path / "store")
-    assert (store.scan_ids, store.lengths.tolist(), store.labels.tolist()) == (("a-0", "a-1"), [3, 3], [0, 1])
-
-
 def test_files_of_other_programs_are_imported(tmp_path):
-    """Features and labels are enough; torchmil's published CT set calls slice labels slice_labels."""
+    """Features and labels are enough: of equally long scans too; torchmil's CT set calls slice labels slice_labels."""
+    np.savez(tmp_path / "a.npz", x=np.ones((2, 3, 4), np.float32), y=[[0], [1]])
+    store = import_store(tmp_path / "a.npz", tmp_path / "equal")
+    assert (store.scan_ids, store.lengths.tolist(), store.labels.tolist()) == (("a-0", "a-1"), [3, 3], [0, 1])
     mil = tmp_path / "mil"
     for folder in ("features", "labels", "slice_labels"):
         (mil / folder).mkdir(parents=True)
@@ -388,19 +380,14 @@ def test_missing_patients_and_rows_without_features_are_warnings(tmp_path):
     assert lines[2] == f"warning: 1 of 4 rows of {table} have no features ('D'); they were left out"
 
 
-FINDINGS = parse_findings("any=1386000,epidural,subdural")
-
-
-def import_findings(folder: Path, table: str) -> FeatureStore:
-    np.savez(folder / "in.npz", **PLAIN, patient_ids=PATIENTS)
-    (folder / "t.csv").write_text(table)
-    return import_store(folder / "in.npz", folder / "store", labels=folder / "t.csv", findings=FINDINGS)
+FINDINGS, NAMES = parse_findings("any=1386000,epidural,subdural"), "scan_id,any,epidural,subdural"
 
 
 def test_findings_are_views_of_the_same_features(tmp_path):
-    lines = ["scan_id,any,epidural,subdural,slice_labels_any,slice_labels_epidural"]
-    lines += ["A,0,0,0,0 0,", "B,1,0,,0 1 1 0,", "C,1,1,1,,0 1 0"]
-    made = import_findings(tmp_path, "\n".join(lines))
+    np.savez(tmp_path / "in.npz", **PLAIN, patient_ids=PATIENTS)
+    lines = [f"{NAMES},slice_labels_any,slice_labels_epidural", "A,0,0,0,0 0,", "B,1,0,,0 1 1 0,", "C,1,1,1,,0 1 0"]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    made = import_store(tmp_path / "in.npz", tmp_path / "store", labels=tmp_path / "t.csv", findings=FINDINGS)
     for store in (made, open_store(tmp_path / "store")):
         assert store.findings == (Finding("any", "1386000"), Finding("epidural"), Finding("subdural"))
         assert store.finding == store.findings[0]
@@ -422,7 +409,7 @@ def test_findings_are_views_of_the_same_features(tmp_path):
             store.of_finding("all")
         with pytest.raises(UserError, match="has no label of finding 'subdural' for these scans"):
             store.select(["B"]).of_finding("subdural")
-    with pytest.raises(UserError, match="has the findings any, epidural, subdural, but npz has one label; choose one"):
+    with pytest.raises(UserError, match="has the findings any, epidural, subdural, but npz has one label; choose: --f"):
         export_store(made, tmp_path / "npz", "npz")
     export_store(made.of_finding("epidural"), tmp_path / "npz", "npz")
     assert import_store(tmp_path / "npz", tmp_path / "back").labels.tolist() == [0, 0, 1]
@@ -430,29 +417,13 @@ def test_findings_are_views_of_the_same_features(tmp_path):
         import_store(tmp_path / "in.npz", tmp_path / "never", findings=FINDINGS)
 
 
-NAMES = "scan_id,any,epidural,subdural"
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
-        (
-            f"{NAMES}\nA,0,0,0\nB,x,0,0\nC,1,1,1\n",
-            "t.csv, row 2, scan 'B': any 'x' is neither 0 nor 1; correct the row",
-        ),
+        (f"{NAMES}\nA,0,0,0\nB,x,0,0\n", "t.csv, row 2, scan 'B': any 'x' is neither 0 nor 1; correct the row"),
         (f"{NAMES}\nA,0,0,0\nB,,0,0\nC,1,1,1\n", "row 2, scan 'B': any is empty, but the first finding must be known"),
         ("scan_id,any,epidural\nA,0,0\n", r"has no column subdural \(0 or 1\); it has scan_id, any, epidural; add sub"),
         (f"{NAMES},slice_labels,slice_labels_any\nA,0,0,0,,\n", "has the columns slice_labels and slice_labels_any; l"),
-    ],
-)
-def test_tables_of_findings_that_do_not_fit(tmp_path, table, message):
-    with pytest.raises(UserError, match=message):
-        import_findings(tmp_path, table)
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
         ("scan_id,label\nA,0\nB,1\n", r"in.npz: scan 'C' has no row in --labels .*t.csv \(its first scan_id is 'A'\)"),
         ("scan_id,label\nA,0\nB,1\nB,1\n", r"t.csv, row 3: scan_id 'B' occurs twice"),
         ("scan_id,label\nA,1\nB,1\nC,1\n", r"scan 'A' has another label than in --labels .* \(0 and 1\)"),
@@ -466,10 +437,11 @@ def test_tables_of_findings_that_do_not_fit(tmp_path, table, message):
     ],
 )
 def test_tables_that_do_not_fit(tmp_path, table, message):
-    np.savez(tmp_path / "in.npz", **GOOD)
+    findings = FINDINGS if "any" in table else ()
+    np.savez(tmp_path / "in.npz", **(PLAIN if findings else GOOD))
     (tmp_path / "t.csv").write_text(table)
     with pytest.raises(UserError, match=message):
-        import_store(tmp_path / "in.npz", tmp_path / "store", labels=tmp_path / "t.csv")
+        import_store(tmp_path / "in.npz", tmp_path / "store", labels=tmp_path / "t.csv", findings=findings)
     assert not (tmp_path / "store").exists()
 
 
@@ -479,7 +451,7 @@ def test_tables_that_do_not_fit(tmp_path, table, message):
 def refused(path: Path, message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
         import_store(path, path.parent / "never")
-    assert str(path) in str(error.value)
+    assert str(path) in str(error.value) or "not installed" in message
     assert not (path.parent / "never").exists()
 
 
@@ -535,10 +507,7 @@ ONE = torch.ones(9, 5)
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (
-            {"features": torch.ones(1).expand(10**9, 6)},
-            r"a tensor of shape \(1000000000, 6\) declares 24,000,000,000 b",
-        ),
+        ({"features": torch.ones(1).expand(10**9, 6)}, r"a tensor of shape \(1000000000, 6\) declares 24,000,000,000"),
         ({"features": ONE.to_sparse()}, "it holds a tensor of torch.float32, torch.sparse_coo, cpu; save dense"),
         ({"features": ONE.to("meta")}, "it holds a tensor of torch.float32, torch.strided, meta"),
         ({"features": ONE.to(torch.float8_e4m3fn)}, "features are float8_e4m3fn of shape"),
@@ -568,23 +537,17 @@ def npy(array: np.ndarray) -> bytes:
 NPY, LABEL = npy(FEATURES[0]), {"label.npy": npy(np.array(1))}
 
 
-@pytest.mark.parametrize(
-    ("members", "method", "message"),
-    [
+def test_archives_that_are_damaged_or_hostile_are_named(tmp_path):
+    path = tmp_path / "a.npz"
+    for members, method, message in (
         ({"features.npy": NPY[:60], **LABEL}, zipfile.ZIP_DEFLATED, r"EOF: reading array header"),
         ({"features.npy": NPY[:-4], **LABEL}, zipfile.ZIP_DEFLATED, r"declares 40 bytes .* but 36 follow"),
         ({"features": b"not an array", **LABEL}, zipfile.ZIP_DEFLATED, r"magic"),
         ({"features.npy": NPY, **LABEL}, zipfile.ZIP_BZIP2, r"packed by method 12; pack it again with deflate"),
         ({"features.npy": NPY, "features": NPY}, zipfile.ZIP_DEFLATED, r"two members of one name"),
-    ],
-)
-def test_archives_that_do_not_fit(tmp_path, members, method, message):
-    zip_of(tmp_path / "a.npz", members, method)
-    refused(tmp_path / "a.npz", message)
-
-
-def test_archives_that_are_hostile_are_named(tmp_path):
-    path = tmp_path / "a.npz"
+    ):
+        zip_of(path, members, method)
+        refused(path, message)
     good = zip_of(path, {"features.npy": NPY, **LABEL})
     assert import_store(path, tmp_path / "store").scan_ids == ("a",)
     for place, flag in ((good.index(b"PK\x03\x04") + 6, 1), (good.index(b"PK\x01\x02") + 8, 1)):
@@ -673,7 +636,7 @@ def test_nothing_is_executed(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("suffix", [*WRITERS, "npy", "parquet"])
-def test_damaged_files_are_named(tmp_path, suffix):
+def test_damaged_files_are_named(tmp_path, monkeypatch, suffix):
     path = tmp_path / f"a.{suffix}"
     if suffix == "npy":
         np.save(path, FEATURES[0])
@@ -684,22 +647,17 @@ def test_damaged_files_are_named(tmp_path, suffix):
     for content in (path.read_bytes()[: path.stat().st_size // 2], b"", b"not a file of features at all"):
         path.write_bytes(content)
         refused(path, rf"a.{suffix} cannot be read")
+    if suffix == "h5":
+        monkeypatch.setitem(sys.modules, "h5py", None)
+        refused(path, r"h5py is not installed; pip install 'normal-guidance\[encoders\]'")
 
 
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (
-            "splits.csv",
-            "bag_name,split\nA," + "x" * 200_000,
-            r"splits.csv cannot be read \(field larger than field lim",
-        ),
+        ("splits.csv", "bag_name,split\nA," + "x" * 200_000, r"splits.csv cannot be read \(field larger than field"),
         ("about.json", "[" * 100_000, r"about.json cannot be read \(nested more than"),
-        (
-            "about.json",
-            json.dumps({"provenance": {}, "recipe": "", "order": 0}),
-            r"about.json is damaged: order is 0, n",
-        ),
+        ("about.json", '{"provenance": {}, "recipe": "", "order": 0}', r"about.json is damaged: order is 0, n"),
     ],
 )
 def test_torchmil_tables_that_are_damaged(tmp_path, name, content, message):
@@ -708,10 +666,3 @@ def test_torchmil_tables_that_are_damaged(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(UserError, match=message):
         import_store(tmp_path, tmp_path / "never")
-
-
-def test_a_missing_library_names_its_extra(tmp_path, monkeypatch):
-    write_h5(tmp_path / "a.h5", one_scan(0))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(UserError, match=r"h5py is not installed; pip install 'normal-guidance\[encoders\]'"):
-        import_store(tmp_path / "a.h5", tmp_path / "store")

@@ -1,9 +1,11 @@
 """Encoders by name: what they compute, what their fingerprints tell apart, and what is refused.
 
-The networks themselves are tested in test_vit.py and test_huggingface.py.
+torchvision's ViT weights in Hugging Face's model stand against a forward pass by hand; other models of Hugging Face
+have test_huggingface.py.
 """
 
 import hashlib
+import math
 import sys
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import torch.nn.functional as F
 from efficientnet_lite_pytorch import EfficientNet
 from fake_scans import make_vit_weights
 from torch import Tensor
+from transformers import ViTModel
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.features import encoders
@@ -24,12 +27,7 @@ from normal_guidance.scans.features.encoders import (
     load_encoder,
     torchvision_weights,
 )
-from normal_guidance.scans.features.weights import (
-    KNOWN_WEIGHTS,
-    KnownWeights,
-    find_weights,
-    read_state_dict,
-)
+from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights, find_weights, read_state_dict
 
 WIDTH, SIZE = 24, 12
 LITE0 = "efficientnet-lite0"
@@ -81,17 +79,110 @@ def test_published_weights_come_from_the_cache_and_keep_the_name(tmp_path, monke
     assert cached.fingerprint == given.fingerprint
 
 
-def test_weights_of_the_users_own_do_not_pass_for_the_published_ones(vit_file):
+def test_the_users_own_weights_have_another_name_and_a_fingerprint_over_torchvisions_names(vit_file):
+    """So a release of transformers with other names gives the same."""
     sha256 = hashlib.sha256(vit_file.read_bytes()).hexdigest()
     assert load_encoder(VIT, weights=vit_file).name == f"{VIT}+{sha256[:8]}"
-
-
-def test_vits_fingerprint_is_over_torchvisions_names(vit_file):
-    """So a release of transformers with other names gives the same."""
     weights = {name: value for name, value in make_vit_weights().items() if not name.startswith("heads.")}
     weights["conv_proj.weight"] = weights["conv_proj.weight"].sum(dim=1, keepdim=True)
     expected = fingerprint("torchvision-vit", {"heads": 12}, weights.items())
     assert load_encoder(VIT, weights=vit_file).fingerprint == expected
+
+
+SMALL, FEW, LAYERS, PATCH, SIDE, HIDDEN = 12, 3, 2, 4, 3, 20
+
+
+def vit_from_torchvision(weights: dict[str, Tensor], *, channels: int = 1, heads: int) -> ViTModel:
+    return build_vit(torchvision_weights(weights, channels), heads)
+
+
+def class_token(model: ViTModel, images: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(pixel_values=images).last_hidden_state[:, 0]
+
+
+def forward_by_hand(weights: dict[str, Tensor], rgb: Tensor) -> Tensor:
+    """The Vision Transformer of Dosovitskiy et al. (2021), written out, in float64."""
+    weights = {name: tensor.double() for name, tensor in weights.items()}
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: Tensor, name: str) -> Tensor:
+        centred = x - x.mean(-1, keepdim=True)
+        variance = (centred**2).mean(-1, keepdim=True)
+        return centred / (variance + 1e-6).sqrt() * weights[f"{name}.weight"] + weights[f"{name}.bias"]
+
+    # (images, 3, rows, patch, columns, patch) -> (images, rows * columns, 3 * patch * patch)
+    patches = rgb.double().unflatten(3, (SIDE, PATCH)).unflatten(2, (SIDE, PATCH)).permute(0, 2, 4, 1, 3, 5)
+    tokens = patches.flatten(3).flatten(1, 2) @ weights["conv_proj.weight"].flatten(1).T + weights["conv_proj.bias"]
+    x = torch.cat([weights["class_token"].expand(len(rgb), -1, -1), tokens], dim=1) + weights["encoder.pos_embedding"]
+    for number in range(LAYERS):
+        layer = f"encoder.layers.encoder_layer_{number}."
+        normed = norm(x, layer + "ln_1")
+        stacked = normed @ weights[layer + "self_attention.in_proj_weight"].T
+        stacked = stacked + weights[layer + "self_attention.in_proj_bias"]
+        query, key, value = (part.unflatten(-1, (FEW, -1)).transpose(1, 2) for part in stacked.split(SMALL, dim=-1))
+        attention = (query @ key.transpose(-1, -2) / math.sqrt(SMALL // FEW)).softmax(-1)
+        x = x + linear((attention @ value).transpose(1, 2).flatten(2), layer + "self_attention.out_proj")
+        hidden = linear(norm(x, layer + "ln_2"), layer + "mlp.0")
+        hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
+        x = x + linear(hidden, layer + "mlp.3")
+    return norm(x, "encoder.ln")[:, 0]
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_the_model_is_the_transformer_written_out_by_hand(channels):
+    weights = make_vit_weights(SMALL, LAYERS, HIDDEN)
+    images = torch.randn(4, channels, SIDE * PATCH, SIDE * PATCH)
+    model = vit_from_torchvision(weights, channels=channels, heads=FEW)
+    expected = forward_by_hand(weights, images.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(class_token(model, images).double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_the_names_of_older_files_and_of_older_releases_of_transformers_are_understood():
+    weights = make_vit_weights(SMALL, LAYERS, HIDDEN)
+    named = {name: name.replace("mlp.0.", "mlp.linear_1.").replace("mlp.3.", "mlp.linear_2.") for name in weights}
+    older = {named[name]: tensor for name, tensor in weights.items()}
+    assert older.keys() != weights.keys()
+    images = torch.randn(2, 1, SIDE * PATCH, SIDE * PATCH)
+    token, other = (class_token(vit_from_torchvision(each, heads=FEW), images) for each in (weights, older))
+    assert torch.equal(token, other)
+    # Of older releases of transformers only the names: the release itself is not installed beside the present one.
+    wanted = {"encoder.layer.0.attention.attention.query.weight"}
+    renamed = encoders._renamed(torchvision_weights(make_vit_weights(SMALL, LAYERS, HIDDEN)), LAYERS, wanted)
+    first = {name.removeprefix("encoder.layer.0.") for name in renamed if name.startswith("encoder.layer.0.")}
+    modules = (
+        "attention.attention.query attention.attention.key attention.attention.value attention.output.dense "
+        "intermediate.dense output.dense layernorm_before layernorm_after"
+    )
+    assert first == {f"{module}.{kind}" for module in modules.split() for kind in ("weight", "bias")}
+    with pytest.raises(UserError, match="has unknown names for ViT's parameters"):
+        encoders._renamed(torchvision_weights(weights), LAYERS, {"blocks.0.query.weight"})
+
+
+def changed(**changes: Tensor | None) -> dict[str, Tensor]:
+    weights = make_vit_weights(SMALL, LAYERS, HIDDEN) | {
+        name.replace("__", "."): tensor for name, tensor in changes.items()
+    }
+    return {name: tensor for name, tensor in weights.items() if tensor is not None}
+
+
+@pytest.mark.parametrize(
+    ("weights", "reason"),
+    [
+        ({"a": torch.zeros(1)}, "no conv_proj.weight"),
+        (changed(class_token=None), "no class_token"),
+        (changed(encoder__ln__bias=None), "layernorm.bias"),
+        (changed(extra__weight=torch.zeros(1)), "extra.weight"),
+        (changed(encoder__pos_embedding=torch.zeros(1, 9, SMALL)), r"encoder.pos_embedding \(1, 9, 12\)"),
+        (changed(conv_proj__weight=torch.zeros(SMALL, 1, 4, 4)), r"conv_proj.weight is \(12, 1, 4, 4\)"),
+        (changed(encoder__layers__encoder_layer_1__self_attention__in_proj_bias=None), "in_proj of layer 1"),
+    ],
+)
+def test_other_weights_are_refused(weights, reason):
+    with pytest.raises(UserError, match=f"not weights of torchvision's vit_b_16.*{reason}"):
+        vit_from_torchvision(weights, heads=FEW)
 
 
 # EfficientNet-Lite0
@@ -166,31 +257,19 @@ def test_a_fingerprint_is_the_same_each_time_and_unlike_any_other(tmp_path, vit_
 
 
 def test_a_fingerprint_counts_names_shapes_types_and_bits():
-    one = torch.tensor([1.0, 2.0])
-    cases = [
-        ("net", {}, {"a": one}),
-        ("other", {}, {"a": one}),
-        ("net", {"eps": 1e-6}, {"a": one}),
-        ("net", {}, {"b": one}),
-        ("net", {}, {"a": one[None]}),
-        ("net", {}, {"a": one.double()}),
-        ("net", {}, {"a": one.view(torch.int32)}),
-        ("net", {}, {"a": one.nextafter(torch.tensor(9.0))}),
-        ("net", {}, {"a": one.flip(0)}),
-        ("net", {}, {"a": one[:1], "b": one[1:]}),
-        ("net", {}, {"a": torch.tensor(0.0)}),
-        ("net", {}, {"a": torch.tensor(-0.0)}),
-    ]
-    prints = [fingerprint(kind, config, tensors.items()) for kind, config, tensors in cases]
+    a = torch.tensor([1.0, 2.0])
+    others = [a, a[None], a.double(), a.view(torch.int32), a.nextafter(torch.tensor(9.0)), a.flip(0)]
+    tensors = [{"a": other} for other in (*others, torch.tensor(0.0), torch.tensor(-0.0))]
+    tensors += [{"b": a}, {"a": a[:1], "b": a[1:]}]
+    cases = [("other", {}, {"a": a}), ("net", {"eps": 1e-6}, {"a": a}), *(("net", {}, named) for named in tensors)]
+    prints = [fingerprint(kind, config, named.items()) for kind, config, named in cases]
     assert len(set(prints)) == len(cases)
 
 
 # Guards
 
 
-@pytest.mark.parametrize(
-    "name", ["resnet50", "./no/such/folder", "/no/such", "a/b/c", "../up", "", "a/..", "http://x/y"]
-)
+@pytest.mark.parametrize("name", ["resnet50", "./no/such", "/no/such", "a/b/c", "../up", "", "a/..", "http://x/y"])
 def test_unknown_names_are_refused(name):
     assert ENCODERS.keys() == KNOWN_WEIGHTS.keys()
     with pytest.raises(UserError, match=r"there is no encoder .*vit-b16-imagenet, efficientnet-lite0"):
@@ -219,9 +298,7 @@ def test_impossible_options_are_refused(options, message):
 def test_a_missing_package_is_named(monkeypatch, vit_file, name):
     for package in ("transformers", "efficientnet_lite_pytorch"):
         monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(
-        UserError, match=r"needs (transformers|efficientnet).*pip install 'normal-guidance\[encoders\]'"
-    ):
+    with pytest.raises(UserError, match=r"needs (transformers|efficient).*pip install 'normal-guidance\[encoders\]'"):
         load_encoder(name, weights=vit_file if name == VIT else None, offline=True)
 
 
@@ -230,9 +307,8 @@ def test_a_missing_package_is_named(monkeypatch, vit_file, name):
 def test_cuda_gives_what_the_cpu_gives(vit_file, precision, tolerance):
     images = torch.randn(8, 1, SIZE, SIZE)
     before = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    found = load_encoder(VIT, weights=vit_file, device="cuda", precision=precision).encode(images)
-    assert (found.dtype, found.device.type) == (torch.float32, "cpu")
-    torch.testing.assert_close(
-        found, load_encoder(VIT, weights=vit_file).encode(images), atol=tolerance, rtol=tolerance
-    )
+    features = load_encoder(VIT, weights=vit_file, device="cuda", precision=precision).encode(images)
+    assert (features.dtype, features.device.type) == (torch.float32, "cpu")
+    expected = load_encoder(VIT, weights=vit_file).encode(images)
+    torch.testing.assert_close(features, expected, atol=tolerance, rtol=tolerance)
     assert (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32) == before

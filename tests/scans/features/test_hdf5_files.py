@@ -12,6 +12,7 @@ from normal_guidance.scans.features.feature_files import open_file
 from normal_guidance.scans.features.hdf5_files import CHUNK_BYTES, PIECE_BYTES, open_hdf5
 
 HUGE_CHUNK = CHUNK_BYTES // 20 + 1
+PACKED = {"compression": "gzip", "shuffle": True, "fletcher32": True}
 VALUES = np.random.default_rng(0).normal(size=(9, 5)).astype(np.float32)
 
 
@@ -22,13 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     "options",
-    [
-        {},
-        {"compression": "gzip", "shuffle": True, "fletcher32": True},
-        {"compression": "lzf"},
-        {"chunks": (4, 2)},
-        {"maxshape": (None, 5)},
-    ],
+    [{}, PACKED, {"compression": "lzf"}, {"chunks": (4, 2)}, {"maxshape": (None, 5)}],
     ids=str,
 )
 def test_values_are_those_of_h5py(path, options):

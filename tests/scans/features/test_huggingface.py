@@ -30,22 +30,19 @@ SIZE = 28
 TOKENS = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "image_size": SIZE, "patch_size": 14}
 
 
+SWIN = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [1, 1], "num_heads": [2, 2], "window_size": 4}
+MODELS = {
+    "vit": lambda: ViTModel(ViTConfig(intermediate_size=30, **TOKENS)),
+    "dinov2": lambda: Dinov2Model(Dinov2Config(mlp_ratio=2, **TOKENS)),
+    "resnet": lambda: ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])),
+    "convnext": lambda: ConvNextModel(ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])),
+    "swin": lambda: SwinModel(SwinConfig(**SWIN)),
+}
+
+
 def make(kind: str) -> torch.nn.Module:
     """A tiny model with random weights."""
-    match kind:
-        case "vit":
-            return ViTModel(ViTConfig(intermediate_size=30, **TOKENS)).eval()
-        case "dinov2":
-            return Dinov2Model(Dinov2Config(mlp_ratio=2, **TOKENS)).eval()
-        case "resnet":
-            return ResNetModel(ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])).eval()
-        case "convnext":
-            return ConvNextModel(ConvNextConfig(hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1])).eval()
-        case "swin":
-            return SwinModel(
-                SwinConfig(image_size=32, patch_size=4, embed_dim=8, depths=[1, 1], num_heads=[2, 2], window_size=4)
-            ).eval()
-    raise AssertionError(kind)
+    return MODELS[kind]().eval()
 
 
 def features_of(kind: str, model: torch.nn.Module, normalised: Tensor) -> Tensor:
@@ -122,8 +119,7 @@ def test_a_model_in_hugging_faces_cache_loads_offline_by_its_id(tmp_path, no_net
 def test_mean_sd_and_size_are_the_preprocessors(tmp_path):
     model = make("dinov2")
     mean, sd = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    crop = {"height": 42, "width": 42}
-    size = {"shortest_edge": 56}
+    crop, size = {"height": 42, "width": 42}, {"shortest_edge": 56}
     folder = save(tmp_path / "model", model, image_mean=mean, image_std=sd, crop_size=crop, size=size)
     encoder = load_encoder(folder)
     assert encoder.size == 42

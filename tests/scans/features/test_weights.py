@@ -42,9 +42,8 @@ def _own_cache(tmp_path, monkeypatch):
 def known(monkeypatch) -> KnownWeights:
     """A small file of a known hash beside the real ones; nothing listens at its address."""
     sha256 = hashlib.sha256(CONTENT).hexdigest()
-    one = KnownWeights("net.pth", sha256[:8], 1, "nobody", "http://127.0.0.1:9/net.pth")
-    monkeypatch.setitem(KNOWN_WEIGHTS, NAME, one)
-    return one
+    monkeypatch.setitem(KNOWN_WEIGHTS, NAME, KnownWeights("net.pth", sha256[:8], 1, "us", "http://127.0.0.1:9/net.pth"))
+    return KNOWN_WEIGHTS[NAME]
 
 
 def put(path: Path, content: bytes = CONTENT) -> Path:
@@ -66,20 +65,13 @@ def test_the_cache_is_where_the_environment_says(tmp_path, monkeypatch):
     assert cache_folder() == Path("/home/someone/.cache/nguide")
 
 
-def test_weights_are_found_in_our_cache_then_in_torchvisions(tmp_path, known):
+def test_weights_are_found_in_our_cache_where_they_are_imported_then_in_torchvisions(tmp_path, known):
     assert find_weights(NAME) is None
     theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
     assert find_weights(NAME) == theirs
-    ours = put(tmp_path / "cache/net.pth")
-    assert find_weights(NAME) == ours
-    assert fetch_weights(NAME, offline=True) == ours
-
-
-def test_imported_weights_are_found(tmp_path, known):
-    file = put(tmp_path / "downloads/whatever.pth")
-    target = import_weights(NAME, file)
-    assert target == find_weights(NAME) == tmp_path / "cache/net.pth"
-    assert target.read_bytes() == file.read_bytes() == CONTENT
+    file, ours = put(tmp_path / "downloads/whatever.pth"), tmp_path / "cache/net.pth"
+    assert import_weights(NAME, file) == find_weights(NAME) == fetch_weights(NAME, offline=True) == ours
+    assert ours.read_bytes() == file.read_bytes() == CONTENT
 
 
 @pytest.mark.parametrize(
@@ -100,15 +92,11 @@ def test_another_file_is_not_imported(tmp_path, known, content, reason):
 
 
 def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
-    states = {one.name: one.state for one in check_weights()}
+    states = {weights.name: weights.state for weights in check_weights()}
     assert states == {"vit-b16-imagenet": "missing", "efficientnet-lite0": "ok", NAME: "missing"}
     put(tmp_path / "cache/net.pth")
-    assert check_weights()[-1] == (
-        NAME,
-        "ok",
-        tmp_path / "cache/net.pth",
-        f"sha256 {weights.file_sha256(find_weights(NAME))}",
-    )
+    sha256 = hashlib.sha256(CONTENT).hexdigest()
+    assert check_weights()[-1] == (NAME, "ok", tmp_path / "cache/net.pth", f"sha256 {sha256}")
     put(tmp_path / "cache/net.pth", b"damaged")
     assert check_weights()[-1].state == "damaged"
     with pytest.raises(UserError, match="delete it if it is in a cache, and download"):

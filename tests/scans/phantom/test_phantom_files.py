@@ -15,13 +15,7 @@ import pytest
 from pydicom.uid import UID
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.drafts import (
-    ENCODINGS,
-    UNEXTENDED,
-    WRONG_INTERCEPT,
-    Draft,
-    make_draft,
-)
+from normal_guidance.scans.phantom.drafts import ENCODINGS, UNEXTENDED, WRONG_INTERCEPT, Draft, make_draft
 from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, write_draft, write_phantom
 from normal_guidance.scans.phantom.plan import plan
 
@@ -98,13 +92,6 @@ def test_names_and_uids_do_not_rank_positive_scans(layout):
         assert ranks.max() == 0 or abs(np.corrcoef(ranks, labels)[0, 1]) < 0.2, key
 
 
-def test_a_folder_that_holds_something_is_refused(tmp_path):
-    (tmp_path / "mine.txt").write_text("keep")
-    with pytest.raises(UserError, match="not empty"):
-        write_phantom("folder", tmp_path, scans=1, **SMALL)
-    assert contents(tmp_path) == {"mine.txt": b"keep"}
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -113,12 +100,16 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
         ({"contrast": -1.0}, "contrast is -1.0"),
         ({"compression": "zip"}, "compression 'zip' is unknown; choose one of none, rle"),
         ({"anatomy": "chest"}, "anatomy 'chest': scans of rsna-ich are of the head; use folder"),
+        ({"out": "full", **SMALL}, "full is a folder that is not empty"),
     ],
 )
-def test_wrong_options_are_named(tmp_path, options, message):
+def test_wrong_options_and_folders_are_named(tmp_path, options, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/mine.txt").write_text("keep")
+    options = {"layout": "rsna-ich", "scans": 1, **options, "out": tmp_path / options.get("out", "out")}
     with pytest.raises(UserError, match=message):
-        write_phantom(**{"layout": "rsna-ich", "out": tmp_path / "out", "scans": 1, **options})
-    assert not (tmp_path / "out").exists()
+        write_phantom(**options)
+    assert contents(tmp_path) == {"full/mine.txt": b"keep"}
 
 
 def make(seed: int = 0) -> Draft:

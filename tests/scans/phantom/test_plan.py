@@ -74,13 +74,11 @@ def test_the_share_of_positive_scans_is_exact(anatomy, share):
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_only_the_blocks_depend_on_the_label(anatomy):
     """The same seed with all scans positive and with none: everything else is the same."""
-    for one, other in zip(
-        plan(anatomy, 50, seed=3, positive=1.0), plan(anatomy, 50, seed=3, positive=0.0), strict=True
-    ):
-        assert (one.slices, one.patient, one.injuries) == (other.slices, other.patient, other.injuries)
-        assert one.stream("ids").random() == other.stream("ids").random()
-        assert one.blocks
-        assert not other.blocks
+    plans = (plan(anatomy, 50, seed=3, positive=share) for share in (1.0, 0.0))
+    for scan, other in zip(*plans, strict=True):
+        assert (scan.slices, scan.patient, scan.injuries) == (other.slices, other.patient, other.injuries)
+        assert scan.stream("ids").random() == other.stream("ids").random()
+        assert (bool(scan.blocks), bool(other.blocks)) == (True, False)
 
 
 def test_patients_have_as_many_scans_as_the_real_ones():

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydicom import Dataset, dcmread
 from pydicom.uid import UID, ExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -72,8 +73,7 @@ class Reports:
 
     def __init__(self, queue: SeriesQueue, audit: Audit) -> None:
         self.queue, self.audit = queue, audit
-        self._came = threading.Condition()
-        self._awaited: set[str] = set()
+        self.awaited: WeakValueDictionary[str, threading.Event] = WeakValueDictionary()  # by transaction
 
     def receive(self, event: Event) -> tuple[int, None]:
         """Record a report; one that nobody asked for changes nothing."""
@@ -86,21 +86,9 @@ class Reports:
         known = self.queue.confirm(transaction, missing)
         if known is not None:
             self.audit.write("commitment", series=known.series, destination=known.destination, missing=len(missing))
-        with self._came:
-            self._awaited.discard(transaction)
-            self._came.notify_all()
+        if came := self.awaited.get(transaction):
+            came.set()
         return 0x0000, None
-
-    def expect(self, transaction: str) -> None:
-        """Say that a report will be waited for, before it is asked for."""
-        with self._came:
-            self._awaited.add(transaction)
-
-    def wait(self, transaction: str, seconds: float) -> None:
-        """Wait some seconds for a report; later ones are recorded, too."""
-        with self._came:
-            self._came.wait_for(lambda: transaction not in self._awaited, seconds)
-            self._awaited.discard(transaction)
 
 
 @dataclass
@@ -195,10 +183,6 @@ class DicomDestination(Destination):
     def name(self) -> str:
         return str(self.peer)
 
-    @property
-    def commits(self) -> bool:
-        return self.identity.commit
-
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store each file."""
         datasets = {file: dcmread(file) for file in files}
@@ -225,7 +209,7 @@ class DicomDestination(Destination):
         dataset = request_dataset(transaction, objects)
         handlers = [(evt.EVT_N_EVENT_REPORT, reports.receive)]
         with self._associated([build_context(COMMITMENT, PLAIN)], handlers) as association:
-            reports.expect(transaction)
+            came = reports.awaited[transaction] = threading.Event()
             try:
                 answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
             except (ValueError, RuntimeError) as error:
@@ -234,7 +218,7 @@ class DicomDestination(Destination):
             if status != 0x0000:
                 code = "no answer" if status is None else f"status {status:04X}"
                 raise NotSentError(f"{self.peer} did not take the request for storage commitment ({code})")
-            reports.wait(transaction, REPORT_SECONDS)
+            came.wait(REPORT_SECONDS)  # later ones are recorded, too
 
     @contextmanager
     def _associated(self, contexts: Sequence[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import FORMAT, check_format
 from normal_guidance.clinic.node.incoming import Received
 
 RECEIVING, READY, PREDICTED, SENT = "receiving", "ready", "predicted", "sent"
@@ -38,7 +39,6 @@ STATES = (*UNFINISHED, *FINISHED)
 OPEN, RELEASED, ABORTED = "open", "released", "aborted"
 """How the last association that sent slices of a series stands."""
 
-FORMAT = 1  # version of the tables
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS series (
@@ -128,14 +128,12 @@ class SeriesQueue:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
-                raise UserError(f"{path} is of another version ({version}); name another folder")
+            check_format(path, version or FORMAT)  # 0: the file is new
             self._database.executescript(f"{_TABLES} PRAGMA user_version={FORMAT};")
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 
@@ -150,9 +148,20 @@ class SeriesQueue:
                 raise
             self._database.execute("COMMIT")
 
+    def _change(self, query: str, *values: object) -> int:
+        """Make one change in a transaction of its own, and return how many rows it changed."""
+        with self._transaction() as database:
+            return database.execute(query, values).rowcount
+
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock:
             return self._database.execute(query, values).fetchall()
+
+    def _series(self, rest: str, *values: object) -> list[QueuedSeries]:
+        return [QueuedSeries(*row) for row in self._all(f"SELECT * FROM series {rest}", *values)]
+
+    def _dispatches(self, rest: str, *values: object) -> list[Dispatch]:
+        return [Dispatch(*row) for row in self._all(f"SELECT dispatches.* FROM dispatches {rest}", *values)]
 
     def judge(self, received: Received) -> Stored:
         """Say what should become of an object, before it is written."""
@@ -202,8 +211,7 @@ class SeriesQueue:
 
     def abort_open(self) -> None:
         """Count associations that were open when the node ended as aborted."""
-        with self._transaction() as database:
-            database.execute("UPDATE series SET association = ? WHERE association = ?", (ABORTED, OPEN))
+        self._change("UPDATE series SET association = ? WHERE association = ?", ABORTED, OPEN)
 
     def holds(self, sop_uid: str, sop_class: str, name: str) -> bool:
         """Whether an object is safely stored."""
@@ -211,18 +219,14 @@ class SeriesQueue:
         return bool(self._all(query, name, sop_uid, sop_class))
 
     def names(self) -> set[str]:
-        """The names of all objects."""
         return {name for (name,) in self._all("SELECT name FROM objects")}
 
     def in_state(self, *states: str) -> list[QueuedSeries]:
         """The series in these states, the oldest first, but after them those whose prediction ended the program."""
-        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY attempts, arrived"
-        return [QueuedSeries(*row) for row in self._all(query)]
+        return self._series(f"WHERE state IN {_list(states)} ORDER BY attempts, arrived")
 
     def series(self, key: str) -> QueuedSeries | None:
-        """One series."""
-        rows = self._all("SELECT * FROM series WHERE key = ?", key)
-        return QueuedSeries(*rows[0]) if rows else None
+        return next(iter(self._series("WHERE key = ?", key)), None)
 
     def digest(self, key: str) -> str:
         """A hash of the objects of a series that are here."""
@@ -243,17 +247,9 @@ class SeriesQueue:
         )
         return changed.rowcount == 1
 
-    def begin_attempt(self, series: QueuedSeries) -> None:
-        """Count an attempt at a prediction before it begins: it may end the program."""
-        self._attempts(series, 1)
-
-    def take_back_attempt(self, series: QueuedSeries) -> None:
-        """Do not count an attempt that failed for another reason than the series."""
-        self._attempts(series, -1)
-
-    def _attempts(self, series: QueuedSeries, more: int) -> None:
-        with self._transaction() as database:
-            database.execute("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", (more, series.key))
+    def count_attempt(self, series: QueuedSeries, more: int = 1) -> None:
+        """Count an attempt at a prediction before it begins, as it may end the program; -1 takes it back."""
+        self._change("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", more, series.key)
 
     def predicted(self, series: QueuedSeries, digest: str, destinations: Sequence[str]) -> bool:
         """Record results that are written; whether no slice has arrived since `series` was read."""
@@ -270,20 +266,16 @@ class SeriesQueue:
 
     def next_dispatch(self, destination: str, now: float) -> Dispatch | None:
         """The results that wait longest for a destination and are due."""
-        rows = self._all(
-            "SELECT d.* FROM dispatches d JOIN series s ON s.key = d.series "
-            "WHERE d.destination = ? AND d.state = ? AND d.next <= ? ORDER BY d.next, s.arrived LIMIT 1",
+        rows = self._dispatches(
+            "JOIN series s ON s.key = series WHERE destination = ? AND dispatches.state = ? AND next <= ? "
+            "ORDER BY next, s.arrived LIMIT 1",
             *(destination, WAITING, now),
         )
-        return Dispatch(*rows[0]) if rows else None
+        return next(iter(rows), None)
 
     def unconfirmed(self, destination: str, before: float) -> list[Dispatch]:
         """Dispatches whose storage commitment is to be asked for."""
-        rows = self._all(
-            "SELECT * FROM dispatches WHERE destination = ? AND state = ? AND next <= ?",
-            *(destination, ACCEPTED, before),
-        )
-        return [Dispatch(*row) for row in rows]
+        return self._dispatches("WHERE destination = ? AND state = ? AND next <= ?", destination, ACCEPTED, before)
 
     def accepted(self, dispatch: Dispatch) -> set[str]:
         """The files that the destination has accepted."""
@@ -291,11 +283,8 @@ class SeriesQueue:
 
     def accept(self, dispatch: Dispatch, file: str) -> None:
         """Record a file that the destination has accepted; not if new slices have cancelled its sending."""
-        with self._transaction() as database:
-            database.execute(
-                "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?",
-                (file, dispatch.number),
-            )
+        query = "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?"
+        self._change(query, file, dispatch.number)
 
     def sent(self, dispatch: Dispatch, commit: bool) -> None:
         """Record that the destination has all files."""
@@ -308,30 +297,21 @@ class SeriesQueue:
 
     def postpone(self, dispatch: Dispatch, until: float, reason: str) -> None:
         """Record an attempt that failed, and when the next is due."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?",
-                (until, reason, dispatch.number),
-            )
+        query = "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?"
+        self._change(query, until, reason, dispatch.number)
 
     def asked(self, dispatch: Dispatch, transaction: str, until: float) -> None:
         """Record that storage commitment was asked for; without an answer it is asked again at `until`."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?",
-                (transaction, until, dispatch.number),
-            )
+        query = "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?"
+        self._change(query, transaction, until, dispatch.number)
 
     def confirm(self, transaction: str, missing: Sequence[str]) -> Dispatch | None:
         """Record a report of storage commitment; with missing objects, all files are sent again."""
         with self._transaction() as database:
-            rows = database.execute(
-                "SELECT * FROM dispatches WHERE transaction_uid = ? AND state = ?", (transaction, ACCEPTED)
-            ).fetchall()
-            if not rows:
+            known = self._dispatches("WHERE transaction_uid = ? AND state = ?", transaction, ACCEPTED)
+            if not known:
                 return None
-            dispatch = Dispatch(*rows[0])
-            state, reason = CONFIRMED, ""
+            dispatch, state, reason = known[0], CONFIRMED, ""
             if missing:
                 state, reason = WAITING, f"the destination does not hold {len(missing)} of the results"
                 database.execute("DELETE FROM accepted WHERE dispatch = ?", (dispatch.number,))
@@ -357,8 +337,7 @@ class SeriesQueue:
 
     def finished_before(self, moment: float) -> list[QueuedSeries]:
         """Finished series whose files are still here, and that did not change since."""
-        query = f"SELECT * FROM series WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?"
-        return [QueuedSeries(*row) for row in self._all(query, moment)]
+        return self._series(f"WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?", moment)
 
     def purge(self, series: QueuedSeries) -> bool:
         """Forget the objects of a series before its files are deleted; whether no slice has arrived since."""
@@ -384,13 +363,11 @@ class SeriesQueue:
 
     def late_dispatches(self) -> list[Dispatch]:
         """Dispatches whose last attempt, at sending or at asking for commitment, failed."""
-        query = "SELECT * FROM dispatches WHERE reason != '' AND state != ?"
-        return [Dispatch(*row) for row in self._all(query, CONFIRMED)]
+        return self._dispatches("WHERE reason != '' AND state != ?", CONFIRMED)
 
     def recent(self, states: Sequence[str], most: int) -> list[QueuedSeries]:
         """The series that entered one of these states last."""
-        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?"
-        return [QueuedSeries(*row) for row in self._all(query, most)]
+        return self._series(f"WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?", most)
 
     def latencies(self, since: float) -> list[float]:
         """Seconds from the last slice to the last file sent, of results that were sent since then."""

@@ -151,7 +151,7 @@ class Predicting:
             if series.attempts >= ATTEMPTS:
                 self._move(series, FAILED, f"the program ended {ATTEMPTS} times while it was predicted")
                 return
-            self.queue.begin_attempt(series)
+            self.queue.count_attempt(series)
             if not self._write(series, folder):
                 return
         if self.queue.predicted(series, digest, [destination.name for destination in self.destinations]):
@@ -175,7 +175,7 @@ class Predicting:
             written = [write_scan(prediction, self.predictor.bundle, folder, dicom=True) for prediction in predicted]
         except Exception as error:  # a bug must not end the node
             if isinstance(error, OSError) or self.ended.is_set():  # the disk, or the end: not the series
-                self.queue.take_back_attempt(series)
+                self.queue.count_attempt(series, -1)
                 raise
             known = isinstance(error, UserError)
             reason = "it holds no scan, or its results cannot be written" if known else type(error).__name__

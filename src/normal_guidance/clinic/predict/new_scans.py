@@ -86,16 +86,14 @@ def find_scans(
         normal_guidance.base.errors.UserError: nowhere is not there; give a DICOM folder, a .zip, a .nii or .nii.gz, or
         a folder of such
     """
-    from normal_guidance.scans.index.indexing import read_rows  # only here: predictions from features need no pydicom
+    from normal_guidance.scans.index.indexing import Indexing  # only here: predictions from features need no pydicom
 
     root, places = _root_of(paths)
     problems: list[Problem] = []
     accepted = tuple(modalities) or CT
     source = _NewScans(root, places, problems.append, accepted)
-    rows = read_rows(
-        source, problems, workers=workers, any_modality=any_modality, modalities=accepted, with_series=True
-    )
-    found = source.named(list(rows), problems)
+    indexing = Indexing(source, problems, any_modality=any_modality, modalities=accepted, with_series=True)
+    found = source.named(list(indexing.rows(workers)), problems)
     if not found.rows and all(scan.reason.kind == "no_image" for scan in found.unusable):
         given = ", ".join(map(str, paths))
         why = found.unusable[0].reason.detail if len(paths) == 1 else "none of them holds an image"

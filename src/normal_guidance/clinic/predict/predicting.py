@@ -37,13 +37,13 @@ from normal_guidance.fit.bundle import Bundle, load_bundle, why_not_values
 from normal_guidance.fit.slice_finder import ScansLike, as_scans
 from normal_guidance.scans.features.arrangements import Found, FoundScan
 from normal_guidance.scans.features.convert import checked, read_scans
-from normal_guidance.scans.features.decoding import Decoding
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import Encoded
 from normal_guidance.scans.features.encoding_machine import EncodingOptions, Inputs, Machine, Setup, start_workers
 from normal_guidance.scans.features.feature_files import has_suffix
 from normal_guidance.scans.features.store import DTYPES, FeatureStore, open_store
 from normal_guidance.scans.features.store_place import is_store
+from normal_guidance.scans.features.windows import Decoding
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
 from normal_guidance.scans.index.volumes import read_volume

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -232,11 +232,6 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
         words = [line.get("instance_number") or "" for line in csv.DictReader(file)]
     numbers = [int(word) if word.lstrip("-").isdigit() else None for word in words]
     return numbers if any(number is not None for number in numbers) else None
-
-
-def flags(warnings: Iterable[Caution]) -> list[str]:
-    """The flags of cautions, each once."""
-    return list(dict.fromkeys(warning.flag for warning in warnings if warning.flag != NOTE))
 
 
 def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:

@@ -7,21 +7,8 @@
     a list      features is a list with one array for each scan
     named       one array, or one mapping with features, for each scan, under the scan's id
 
-Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.
-
-The columns of a table (`ScanTable`) are those of `normal_guidance.scans.index.source` without paths:
-
-    scan_id        as in the files of features
-    label          0 or 1; may be empty where slice labels are given, and is then 1 if one of them is
-    patient_id     optional
-    part           optional: train, val or test; the column may be called split
-    slice_labels   optional: '0 0 1 1', in the order of the slices
-    slice_ranges   optional: positive slices, counted from 0, both ends included: '12-20;31-33'
-
-With findings, each has a column of its name instead of `label`.  The first must be known; an empty cell of another one
-is unknown.  `slice_labels` and `slice_ranges` are those of the first finding, `slice_labels_NAME` and
-`slice_ranges_NAME` those of any.  Where a table has slice labels and a cell is empty, all slices of a negative scan are
-negative, and those of a positive scan are unknown.
+Labels, patients and parts have one value for each scan or, where scans are packed, for each slice.  The columns of a
+table (`ScanTable`) are those of `normal_guidance.scans.index.source` without paths: docs/howto/own-features.md.
 """
 
 from __future__ import annotations
@@ -42,12 +29,7 @@ from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.core.bags import UNKNOWN, looks_padded
 from normal_guidance.scans.features.feature_files import Fields
 from normal_guidance.scans.features.store import DTYPES
-from normal_guidance.scans.index.labels import (
-    BINARY,
-    further_labels,
-    read_labels,
-    slice_labels_in,
-)
+from normal_guidance.scans.index.labels import BINARY, SLICE_COLUMNS, further_labels, read_labels, slice_labels_in
 from normal_guidance.scans.index.manifest import Finding, Labels
 
 KEYS = {
@@ -362,7 +344,7 @@ def _text(value: Any) -> str:
     return text
 
 
-COLUMNS = ("scan_id", "label", "patient_id", "part", "split", "slice_labels", "slice_ranges")
+COLUMNS = ("scan_id", "label", "patient_id", "part", "split", *SLICE_COLUMNS)
 
 
 class ScanTable:
@@ -376,19 +358,14 @@ class ScanTable:
             raise UserError(f"--labels {path} has only the column scan_id; add {', '.join(COLUMNS[1:])}, or some")
         if {"part", "split"} <= set(names):
             raise UserError(f"--labels {path} has the columns part and split; leave one of them out")
-        self.sliced = not {"slice_labels", "slice_ranges"}.isdisjoint(names)
-        further = [finding.name for finding in self.findings[1:]]
-        self.sliced_further = {
-            name for name in further if not {f"slice_labels_{name}", f"slice_ranges_{name}"}.isdisjoint(names)
-        }
         self.rows: dict[str, dict[str, str]] = {}
-        for number, scan in enumerate(columns["scan_id"]):
+        for number, cells in enumerate(zip(*columns.values(), strict=True), start=1):
+            row = dict(zip(columns, cells, strict=True))
+            scan = row["scan_id"]
             if not scan or scan in self.rows or len(scan) > LONGEST_TEXT:
                 problem = "is empty" if not scan else "occurs twice" if scan in self.rows else "is too long"
-                raise UserError(
-                    f"--labels {path}, row {number + 1}: scan_id {shorten(scan)!r} {problem}; correct the row"
-                )
-            self.rows[scan] = {name: columns[name][number] for name in names}
+                raise UserError(f"--labels {path}, row {number}: scan_id {shorten(scan)!r} {problem}; correct the row")
+            self.rows[scan] = row
         self.used: set[str] = set()
 
     def fill(self, scan: FoundScan) -> FoundScan:
@@ -419,13 +396,11 @@ class ScanTable:
         """The labels of a scan for all findings but the first."""
         row, labels = self.rows[scan.scan_id], {}
         for finding in self.findings[1:]:
-            name = finding.name
+            where = f"--labels {self.path}, scan {scan.scan_id!r}, finding {finding.name}"
             try:
-                labels[name] = further_labels(row, finding, len(scan.features), sliced=name in self.sliced_further)
+                labels[finding.name] = further_labels(row, finding, len(scan.features))
             except ValueError as error:
-                raise UserError(
-                    f"--labels {self.path}, scan {scan.scan_id!r}, finding {name}: {error}; correct the row"
-                ) from error
+                raise UserError(f"{where}: {error}; correct the row") from error
         return labels
 
     def _values(self, scan: FoundScan, row: dict[str, str]) -> dict[str, Any]:
@@ -435,7 +410,8 @@ class ScanTable:
                 raise ValueError(f"{named} {shorten(word)!r} is neither 0 nor 1")
             label = BINARY.get(word)
             slices = slice_labels_in(row, len(scan.features))
-            if slices is None and self.sliced and (label if word else scan.label) == 0:
+            sliced = not row.keys().isdisjoint(SLICE_COLUMNS)
+            if slices is None and sliced and (label if word else scan.label) == 0:
                 slices = np.zeros(len(scan.features), np.int8)
             if self.findings and label is None and slices is None and scan.label is None:
                 raise ValueError(f"{named} is empty, but the first finding must be known for every scan")

@@ -60,9 +60,7 @@ def export_store(store: FeatureStore, out: str | Path, form: str) -> None:
     choose_one_of("format", form, EXPORT_FORMATS)
     if len(store.findings) > 1:
         names = ", ".join(finding.name for finding in store.findings)
-        raise UserError(
-            f"store {store.folder} has the findings {names}, but {form} has one label; choose one: --finding NAME"
-        )
+        raise UserError(f"{store.folder} has the findings {names}, but {form} has one label; choose: --finding NAME")
     if store.dtype == torch.bfloat16:
         raise UserError(f"store {store.folder} is bfloat16, which {form} does not have; write it as float32 first")
     if long := [scan for scan in store.scan_ids if len(file_name(scan)) > 240]:  # disks allow 255, with a suffix
@@ -85,12 +83,6 @@ def _exported(store: FeatureStore) -> Iterator[tuple[str, dict[str, Any]]]:
         yield file_name(scan), {name: value for name, value in known.items() if value is not None}
 
 
-def _write_arrays(path: Path, write: Callable[[BinaryIO], object]) -> None:
-    content = io.BytesIO()
-    write(content)
-    write_atomically(path, content.getvalue())
-
-
 def _write_about(folder: Path, store: FeatureStore) -> None:
     about = {"provenance": store.provenance, "recipe": store.recipe, "order": [file_name(s) for s in store.scan_ids]}
     write_atomically(folder / ABOUT, json.dumps(about).encode())
@@ -99,7 +91,7 @@ def _write_about(folder: Path, store: FeatureStore) -> None:
 def _write_npz(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
         for name, fields in _exported(store):
-            _write_arrays(draft / f"{name}.npz", partial(np.savez, **fields))
+            write_atomically(draft / f"{name}.npz", partial(np.savez, **fields))
         _write_about(draft, store)
 
 
@@ -134,15 +126,10 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
         for folder in ("features", "labels", "inst_labels"):
             (draft / folder).mkdir()
         for name, fields in _exported(store):
-            features = fields["features"]
-            unknown = np.full(len(features), UNKNOWN)
-            arrays = {
-                "features": features,
-                "labels": np.array([fields["label"]]),
-                "inst_labels": fields.get("slice_labels", unknown).astype(np.int64),
-            }
+            slices = fields.get("slice_labels", np.full(len(fields["features"]), UNKNOWN)).astype(np.int64)
+            arrays = {"features": fields["features"], "labels": np.array([fields["label"]]), "inst_labels": slices}
             for folder, array in arrays.items():
-                _write_arrays(draft / folder / f"{name}.npy", partial(np.save, arr=array))
+                write_atomically(draft / folder / f"{name}.npy", partial(np.save, arr=array))
             table.writerow((name, fields.get("part", ""), fields["patient_id"]))
         write_atomically(draft / SPLITS, text.getvalue().encode())
         _write_about(draft, store)
@@ -171,7 +158,7 @@ def import_store(
         source: a file, a folder of files of one kind, or torchmil's folders.
         out: folder for the store.
         form: one of `IMPORT_FORMATS`; found from the files if left out.
-        labels: a .csv or .parquet table of labels and patients, see `normal_guidance.scans.features.arrangements`.
+        labels: a .csv or .parquet table of labels and patients, see docs/howto/own-features.md.
         findings: columns of that table with a label each, in place of the column label.
         dtype: number format of the stored features; that of the files if left out.
         tell: receives a line about the keys that were found, and a line for each warning.

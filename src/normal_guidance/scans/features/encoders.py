@@ -67,10 +67,9 @@ class Encoder:
 
     def begin(self, images: Float32[Tensor, "images channels size size"]) -> Float32[Tensor, "images {self.width}"]:
         """`encode` on the encoder's device: a card may still compute when this returns."""
-        if images.shape[1:] != (self.channels, self.size, self.size):
-            raise ValueError(
-                f"{self.name} takes {(self.channels, self.size, self.size)}, not {tuple(images.shape[1:])}"
-            )
+        shape = (self.channels, self.size, self.size)
+        if images.shape[1:] != shape:
+            raise ValueError(f"{self.name} takes {shape}, not {tuple(images.shape[1:])}")
         if not len(images):
             return torch.empty(0, self.width)
         with torch.inference_mode(), _arithmetic(self.device, self.precision):
@@ -258,9 +257,7 @@ def _check_sizes(weights: Mapping[str, Tensor]) -> None:
     filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
     square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
     if len(filters) != 4 or filters[1] != 3 or filters[2] != filters[3] or not square:
-        raise UserError(
-            f"{_NOT_VIT} (conv_proj.weight has the shape {filters}, encoder.pos_embedding {positions}); {_WHICH}"
-        )
+        raise UserError(f"{_NOT_VIT} (conv_proj.weight is {filters}, encoder.pos_embedding {positions}); {_WHICH}")
 
 
 def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> dict[str, Tensor]:
@@ -366,9 +363,7 @@ def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork
     with reading(encoder, advice, Exception, wrong=f"cannot encode {size} x {size} images"), torch.inference_mode():
         features = module(torch.zeros(1, channels, size, size))
     if features.ndim != 2:
-        raise UserError(
-            f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another encoder"
-        )
+        raise UserError(f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another")
     deciding = {key: value for key, value in written.items() if key not in _INCIDENTAL}
     tensors = (*module.named_parameters(), *module.named_buffers())
     return module, size, True, fingerprint("huggingface", deciding, tensors)

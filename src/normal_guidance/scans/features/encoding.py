@@ -34,10 +34,8 @@ from normal_guidance.base.files import read_json_as, sealed_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
-from normal_guidance.scans.features.decoding import Decoding, Reader
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
-    FORMAT,
     REPORT,
     STATISTICS,
     VALUES,
@@ -69,13 +67,14 @@ from normal_guidance.scans.features.store import (
     AGAIN,
     LACKING,
     FeatureStore,
-    check_patients,
     dtype_name,
     open_store,
     write_store,
 )
+from normal_guidance.scans.features.windows import Decoding, Reader
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
+from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
 
 PROBLEMS = "problems.csv"
 
@@ -458,9 +457,7 @@ def _fit_preprocessing(
             "scans (--split FILE), or give the numbers (--normalize MEAN,SD)"
         )
     if "train" not in parts.values():
-        raise UserError(
-            "no scan of the split is of part 'train', so there is no mean and sd to normalise with; give another split"
-        )
+        raise UserError("no scan of the split is of part 'train', so mean and sd are unknown; give another split")
     return fitted
 
 
@@ -473,7 +470,6 @@ def _identity_of(
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
     return {
-        "format": FORMAT,
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
@@ -489,9 +485,7 @@ def fingerprint_manifest(manifest: Manifest) -> str:
     digest = hashlib.sha256()
     for start in range(0, len(manifest), UNIT):
         table = manifest.table.slice(start, UNIT).combine_chunks()
-        plain = [
-            column.cast(pa.string()) if pa.types.is_dictionary(column.type) else column for column in table.columns
-        ]
+        plain = [array.cast(pa.string()) if pa.types.is_dictionary(array.type) else array for array in table.columns]
         for batch in pa.table(plain, names=table.column_names).to_batches():
             digest.update(batch.serialize())
     return digest.hexdigest()
@@ -515,11 +509,8 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
     if not len(manifest):
         raise UserError("the manifest has no scan; read its problems.csv, and run nguide index again")
     if parts is not None:
-        have, given = set(manifest.scan_ids), set(parts)
-        for scans, problem in ((given - have, "is not in the manifest"), (have - given, "is not in the split")):
-            if scans:
-                raise UserError(f"scan {min(scans)!r} {problem} ({len(scans)} such scans); make the split again")
-        check_patients({}, manifest.patient_ids, [parts[scan] for scan in manifest.scan_ids])
+        refuse_other_scans(parts, manifest.scan_ids, "manifest")
+        refuse_overlap(manifest.patient_ids, (parts[scan] for scan in manifest.scan_ids), "patient")
     for of_finding in (manifest, *(manifest.of_finding(finding.name) for finding in manifest.findings[1:])):
         _check_labels(of_finding)
 

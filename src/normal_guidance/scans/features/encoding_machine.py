@@ -1,6 +1,6 @@
 """Runs the encoder over scans, on this machine (`Machine`) or on a Ray cluster (`Cluster`).
 
-Worker processes read scans (`decoding.py`).  A thread of this process copies them to the encoder's device and
+Worker processes read scans (`windows.py`).  A thread of this process copies them to the encoder's device and
 preprocesses them there, on a card in a stream of its own, while the encoder runs.
 
 The features of a unit depend on its scans alone: a batch never holds slices of two units, and a scan that cannot be
@@ -27,10 +27,10 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import RETRIES, Connection
 from normal_guidance.base.workers import Failure, Pool, in_background
-from normal_guidance.scans.features.decoding import Decoding, Pixels, cut
 from normal_guidance.scans.features.encoders import Encoder, Precision
 from normal_guidance.scans.features.encoding_job import Encoded
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics, scan_statistics
+from normal_guidance.scans.features.windows import Decoding, Pixels, cut
 from normal_guidance.scans.index.manifest import ScanRow, Values, values_of
 from normal_guidance.scans.index.problems import Problem
 
@@ -400,13 +400,9 @@ def _machine(job: str, setup: Setup, inputs: Inputs) -> Machine:
 
         where = f"machine {socket.gethostname()} of the Ray cluster"
         if torch.__version__ != setup.torch:
-            raise UserError(
-                f"{where} has torch {torch.__version__}, not {setup.torch}; install the same version on all machines"
-            )
+            raise UserError(f"{where} has torch {torch.__version__}, not {setup.torch}; install the same everywhere")
         if not inputs.decoding.root.is_dir():
-            raise UserError(
-                f"{where} does not see {inputs.decoding.root}; give a path that all machines share (--root)"
-            )
+            raise UserError(f"{where} does not see {inputs.decoding.root}; give a path that all machines see (--root)")
         encoder = setup.load(device=setup.options.device, precision=setup.options.precision)
         if encoder.fingerprint != setup.fingerprint:
             raise UserError(f"{where} has other weights of {encoder.name}; copy the same file to all machines")

@@ -44,18 +44,17 @@ def describe_inputs(
     spacings = np.array([spacing for spacing in table["slice_spacing"].to_pylist() if spacing], np.float64)
     spacing_range = None
     if len(spacings):  # to the micrometre, because manifests hold float32; a few wrong headers must not widen the range
-        low, median, high = np.percentile(spacings, (1, 50, 99)).round(3).tolist()
-        spacing_range = {"low": low, "median": median, "high": high}
-    measured = range_of_values(values)
-    return {
-        "source": manifest.about.get("source"),
-        "scans": len(kept),
-        "modalities": dict(sorted(Counter(table["modality"].to_pylist()).items())),
-        "planes": dict(sorted(planes.items())),
-        "slices": {"fewest": int(lengths.min()), "median": int(np.median(lengths)), "most": int(lengths.max())},
-        "slice_spacing": spacing_range,
-        "values": None if measured is None else asdict(measured),
-    }
+        spacing_range = SpacingRange(*np.percentile(spacings, (1, 50, 99)).round(3).tolist())
+    summary = ScanSummary(
+        source=manifest.about.get("source"),
+        scans=len(kept),
+        modalities=dict(sorted(Counter(table["modality"].to_pylist()).items())),
+        planes=dict(sorted(planes.items())),
+        slices=SlicesPerScan(int(lengths.min()), int(np.median(lengths)), int(lengths.max())),
+        slice_spacing=spacing_range,
+        values=range_of_values(values),
+    )
+    return asdict(summary)
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class SpacingRange:
 
 @dataclass(frozen=True)
 class ScanSummary:
-    """What `describe_inputs` recorded, as it is read back."""
+    """What `describe_inputs` records."""
 
     source: str | None
     scans: int

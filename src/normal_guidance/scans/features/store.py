@@ -36,13 +36,13 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import (
     folder_atomically,
-    read_json,
+    read_json_as,
     sync,
     write_atomically,
     write_json,
     write_parquet,
 )
-from normal_guidance.base.records import Between, read_as
+from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
@@ -52,16 +52,16 @@ from normal_guidance.scans.index.manifest import (
     PARTS,
     Finding,
     Labels,
+    check_labels,
     choose_finding,
+    columns_of,
     further_columns,
     label_column,
     read_findings,
     slices_column,
     with_findings,
 )
-from normal_guidance.scans.index.splits import read_parts
-
-FORMAT = 2
+from normal_guidance.scans.index.splits import read_parts, refuse_overlap
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -120,15 +120,8 @@ def read_store_file(folder: Path) -> StoreFile:
     """Reads store.json and checks that this version can read the store."""
     check_store(folder)
     path = folder / ABOUT
-    content = read_json(path, AGAIN)
-    version = content.get("format")
-    if isinstance(version, int) and version != FORMAT:
-        raise UserError(
-            f"{path} has format {version!r}, but this version of normal-guidance reads format {FORMAT}; open it with "
-            f"the version that wrote it{' (0.1)' if version < FORMAT else ''}, or make it again"
-        )
+    file = read_json_as(path, StoreFile, AGAIN)
     with reading(path, AGAIN):
-        file = read_as(StoreFile, content)
         scans_behind(file.provenance)
         read_findings(file.findings)
     return file
@@ -138,7 +131,6 @@ def read_store_file(folder: Path) -> StoreFile:
 class StoreFile:
     """The types of store.json; without findings there is no list of them."""
 
-    format: int
     features: Annotated[int, Between(1.0, 2.0**31)]
     dtype: DtypeName
     provenance: dict[str, Any]
@@ -149,38 +141,26 @@ class StoreFile:
 
 def _read_index(folder: Path, findings: Sequence[Finding]) -> pd.DataFrame:
     """Reads index.parquet: the columns of `INDEX` and of the findings, null as None, but NaN for a label."""
-    path, schema = folder / "index.parquet", with_findings(INDEX, findings)
-    further = [finding.name for finding in findings[1:]]
-    labels = {"label": "slice_labels"} | {label_column(name): slices_column(name) for name in further}
-    nullable = {*labels, *labels.values(), "part"} - {"label"}
-    table = read_columns(path, schema, AGAIN, tuple(nullable))
-    _check_columns(path, table, labels)
+    path, further = folder / "index.parquet", columns_of(findings)
+    nullable = ("slice_labels", "part", *further, *further.values())
+    table = read_columns(path, with_findings(INDEX, findings), AGAIN, nullable)
+    _check_columns(path, table)
+    check_labels(path, table, findings, table["slices"], 0, AGAIN)
     scans: pd.DataFrame = table.to_pandas()
     # A null in a column of strings would become NaN in pandas 3.
     return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
 
 
-def _check_columns(path: Path, table: pa.Table, labels: Mapping[str, str]) -> None:
+def _check_columns(path: Path, table: pa.Table) -> None:
     """Refuses values that no store has, before files are looked for by them."""
     refuse = partial(refuse_rows, path, table, again=AGAIN)
     if not table.num_rows:
         raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
-    if table.num_rows != len(pc.unique(table["scan_id"])):
-        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
     for name, least, most in (("slices", 1, 2**31), ("shard", 0, table.num_rows - 1), ("first_row", 0, 2**48)):
         values = table[name].cast(pa.int64())
         refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
-    refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(_is_one_of(table["part"], PARTS))), "has an unknown part")
-    for label, of_slices in labels.items():
-        refuse(pc.invert(_is_one_of(table[label], (0, 1, None))), f"has a {label} other than 0 and 1")
-        counted = pc.list_value_length(table[of_slices])
-        refuse(pc.not_equal(counted, table["slices"]), f"has not as many {of_slices} as slices")
-        if not pc.all(_is_one_of(pc.list_flatten(table[of_slices]), (-1, 0, 1)), min_count=0).as_py():
-            raise UserError(f"{path} is damaged: {of_slices} has a label other than 0 and 1; {AGAIN}")
-
-
-def _is_one_of(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
-    return pc.is_in(column, pa.array(values, column.type))
+    known = pc.is_in(table["part"], pa.array(PARTS))
+    refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(known)), "has an unknown part")
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
@@ -354,9 +334,7 @@ class FeatureStore:
             return self._view(self.scans[wanted])
         ids = [str(scan) for scan in wanted.tolist()]
         if twice := [scan for scan, count in Counter(ids).items() if count > 1]:
-            raise UserError(
-                f"the selection from store {self.folder} has scan {twice[0]!r} more than once; give each scan once"
-            )
+            raise UserError(f"the selection from store {self.folder} has scan {twice[0]!r} twice; give each scan once")
         number_of = {scan: number for number, scan in enumerate(self.scan_ids)}
         if unknown := [scan for scan in ids if scan not in number_of]:
             raise UserError(
@@ -382,7 +360,7 @@ class FeatureStore:
             if scans:
                 raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
         names = [part_of[scan] for scan in self.scan_ids]
-        check_patients({}, self.patient_ids, names)
+        refuse_overlap(self.patient_ids, names, "patient")
         return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))
 
     @property
@@ -393,15 +371,14 @@ class FeatureStore:
     def of_finding(self, name: str) -> FeatureStore:
         """The scans with the labels of one finding, without those for which it is unknown; features are not copied."""
         finding = choose_finding(self.findings, name, f"store {self.folder}")
-        columns = [column(each.name) for each in self.findings[1:] for column in (label_column, slices_column)]
-        scans = self.scans
+        scans, columns = self.scans, columns_of(self.findings)
         if finding != self.findings[0]:
             scans = scans[scans[label_column(name)].notna()]
             labels = scans[label_column(name)].astype(np.int8)
             scans = scans.assign(label=labels, slice_labels=scans[slices_column(name)])
         if not len(scans):
             raise UserError(f"store {self.folder} has no label of finding {name!r} for these scans; choose another")
-        return replace(self._view(scans.drop(columns=columns)), findings=(finding,))
+        return replace(self._view(scans.drop(columns=[*columns, *columns.values()])), findings=(finding,))
 
     def rows(
         self, scan_numbers: Int[Tensor, "chosen"], out: Float[Tensor, "room features"] | None = None
@@ -459,7 +436,7 @@ class FeatureStore:
             self.verified.add(places[number])
 
     def _is_damaged(self, number: int) -> bool:
-        return _checksum(self._features_of[number]) != self._checksums[number]
+        return _checksum(self._features_of[number]) != self.scans["sha256"].iat[number]
 
     def _refuse_truncated(self, shards: Iterable[int]) -> None:
         """Reading the missing end of a mapped file would end the process."""
@@ -536,10 +513,6 @@ class FeatureStore:
         return list(zip(self.scans["shard"].tolist(), self.scans["first_row"].tolist(), strict=True))
 
     @cached_property
-    def _checksums(self) -> list[str]:
-        return list(self.scans["sha256"].tolist())
-
-    @cached_property
     def _features_of(self) -> list[Float[Tensor, "_ features"]]:
         """Every scan's slices as views of the mapped shards, made once, so that `rows` only copies."""
         places = zip(self._places, self.lengths.tolist(), strict=True)
@@ -600,7 +573,6 @@ def write_store(
         lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
         write_parquet(draft / "index.parquet", pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings)))
         content = {
-            "format": FORMAT,
             "features": features,
             "dtype": dtype_name(dtype),
             "provenance": dict(provenance),
@@ -625,7 +597,7 @@ def _scans(
 ) -> Iterator[tuple[IndexRow, Float[Tensor, "slices features"]]]:
     """Every scan's row of the index, its shard and first row still 0, and its features in the store's dtype."""
     part_of_scan: dict[str, str | None] = {}
-    part_of_patient: dict[str, str] = {}
+    part_of_patient: dict[object, str] = {}
     first: tuple[str, int, torch.dtype] | None = None
     for part, bags in parts:
         if part is not None:
@@ -642,7 +614,7 @@ def _scans(
             )
         part_of_scan |= dict.fromkeys(bags.scan_ids, part)
         if part is not None:
-            check_patients(part_of_patient, bags.patient_ids, [part] * len(bags))
+            refuse_overlap(bags.patient_ids, [part] * len(bags), "patient", part_of_patient)
         for bag in bags:
             features = _stored(bag, layout[2])
             labels = None if bag.slice_labels is None else bag.slice_labels.cpu().numpy().astype(np.int8)
@@ -666,9 +638,7 @@ def _check_layout(first: tuple[str, int, torch.dtype], other: tuple[str, int, to
             "bags.to(dtype=...)"
         )
     if name not in DTYPES:
-        raise UserError(
-            f"scan {scan!r} is {name}; a store holds {', '.join(DTYPES)}: convert it with bags.to(dtype=...)"
-        )
+        raise UserError(f"scan {scan!r} is {name}; a store holds {', '.join(DTYPES)}: convert with bags.to(dtype=...)")
 
 
 def _stored(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
@@ -682,17 +652,6 @@ def _stored(bag: Bag, dtype: torch.dtype) -> Float[Tensor, "slices features"]:
             f"{dtype_name(dtype)}; store bfloat16 or float32"
         )
     return features
-
-
-def check_patients(part_of: dict[str, str], patients: Sequence[str], parts: Sequence[str]) -> None:
-    """Enters the patients' parts into `part_of`; a patient in two parts is an error."""
-    for patient, part in zip(patients, parts, strict=True):
-        before = part_of.setdefault(patient, part)
-        if before != part:
-            raise UserError(
-                f"patient {patient!r} has scans in part {before!r} and in part {part!r}; put all scans of a patient "
-                "into one part"
-            )
 
 
 def _checksum(features: Float[Tensor, "slices features"]) -> str:

@@ -2,21 +2,24 @@
 
 A window clips values, which stay in their unit: Hounsfield units (HU) in CT, 10^-6 mm2/s in ADC maps.  Most other MR
 sequences have no unit, and the same tissue has other values in each scan: there the window is a range of percentiles
-of the scan itself, which becomes 0..1.  Worker processes use this module, so it does not import torch.
+of the scan itself, which becomes 0..1.  Worker processes read scans with `Decoding`, so this does not import torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Real
+from jaxtyping import Float32, Int16, Real
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.geometry import normal_of
+from normal_guidance.scans.index.manifest import ScanRow, sample_values
+from normal_guidance.scans.index.problems import Problem
 
 PLANES = ("sagittal", "coronal", "axial")  # planes by the axis that slices are stacked along: left, posterior, superior
 
@@ -64,9 +67,7 @@ class Percentiles:
 
     def __post_init__(self) -> None:
         if not 0 <= self.low < self.high <= 100:
-            raise UserError(
-                f"window {self} is not a range of percentiles; give LOW-HIGH within 0-100, for instance 1-99"
-            )
+            raise UserError(f"window {self} is not a range of percentiles; give LOW-HIGH within 0-100, as in 1-99")
         object.__setattr__(self, "low", float(self.low))  # 1 and 1.0 must have the same fingerprint
         object.__setattr__(self, "high", float(self.high))
 
@@ -156,3 +157,77 @@ def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | No
         else:
             np.clip(values, *bounds, out=channel, casting="same_kind")
     return channels
+
+
+# How worker processes read scans for an encoder, some slices at a time.
+
+Reader = Callable[..., tuple[np.ndarray, list[Problem]]]
+"""Like `normal_guidance.scans.index.volumes.read_volume(row, root, repair=True)`; workers find it by its name."""
+
+MAX_SIDE = 8192
+"""Slices with more rows or columns are an error: CT has 512 to 2048, and a square of 65,535 would take 16 GiB."""
+
+PIECE = 64
+"""Most slices of a scan that a worker reads at a time, where they are files of their own: 32 MiB at 512 x 512."""
+
+
+class Pixels(NamedTuple):
+    """Slices as they are sent to the encoder's process."""
+
+    hu: Int16[np.ndarray, "slices rows columns"] | Float32[np.ndarray, "slices rows columns"]
+    lowest: float  # their minimum: it fills the margins of slices that are not square
+    ranges: tuple[Range | None, ...] = ()
+    """The range of each window in them, where a window is one of percentiles; else empty."""
+    sample: np.ndarray = np.empty(0, np.float32)
+    """Some of the values of the whole slices, from which the scan's `Values` are found."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How scans are read; sent to worker processes."""
+
+    read: Reader
+    root: Path
+    repair: bool
+    field: float | None = None  # mm of each slice's middle that are sent; None sends whole slices
+    windows: tuple[Window | None, ...] = ()
+    """The windows of all channels, where one is of percentiles, whose ranges are then sent too; else empty."""
+    held: frozenset[str] = frozenset()
+    """Ids of scans that are not read, because a store or a unit has their features already."""
+
+    def pixels(self, row: ScanRow) -> tuple[Pixels, list[Problem]]:
+        """The slices, int16 or float32, and their problems; slices that cannot be used raise an `UnreadableError`."""
+        if row.scan_id in self.held:
+            raise UnreadableError("failed", "its features are there already")
+        hu, problems = self.read(row, self.root, repair=self.repair)
+        if len(hu) != len(row):
+            raise UnreadableError("failed", f"{len(hu)} slices were read, but the manifest has {len(row)}")
+        slices, rows, columns = hu.shape
+        if not hu.size or max(rows, columns) > MAX_SIDE:
+            raise UnreadableError("failed", f"{slices} slices of {rows} x {columns} pixels (at most {MAX_SIDE})")
+        sample = sample_values(hu)
+        hu = in_field(hu, row.pixel_spacing, self.field)
+        hu = np.ascontiguousarray(hu, np.int16 if hu.dtype == np.int16 else np.float32)
+        lowest = float(hu.min())
+        if hu.dtype != np.int16 and not (math.isfinite(lowest) and math.isfinite(hu.max())):
+            raise UnreadableError("failed", "pixels that are not finite")
+        return Pixels(hu, lowest, tuple(range_of(window, hu) for window in self.windows), sample), problems
+
+
+def cut(row: ScanRow, field: float | None = None, *, whole: bool = False) -> list[ScanRow]:
+    """Consecutive parts of a scan of at most `PIECE` slices."""
+    # Not cut are slices that are not square, or whose field is not, because their margin is the whole scan's minimum;
+    # those whose window is of the whole scan's percentiles (`whole`); and files with several slices.
+    if whole or not _is_square(row, field) or len(set(row.files)) < len(row):
+        return [row]
+    return [row.cut(range(len(row))[start : start + PIECE]) for start in range(0, len(row), PIECE)]
+
+
+def _is_square(row: ScanRow, field: float | None) -> bool:
+    if field is None:
+        return row.rows == row.columns
+    try:
+        down, across = middle(row.rows, row.columns, row.pixel_spacing, field)
+    except UnreadableError:  # it is recorded when the scan is read
+        return False
+    return down.stop - down.start == across.stop - across.start

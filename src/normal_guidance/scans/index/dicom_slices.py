@@ -1,18 +1,14 @@
-"""Headers of DICOM slices, files that are not slices, and which slices of a series are one acquisition.
+"""Headers of DICOM slices, and files that are not slices.
 
 Headers are read without the pixels.  A value that is missing or malformed is None; the code that needs it decides.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import Any
 
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.index.dicom_files import (
@@ -215,113 +211,3 @@ def exclusion(header: Header, modalities: Sequence[str] = ("CT",)) -> Unreadable
     if "SECONDARY" in header.image_type[1:2] and header.orientation is None:
         return UnreadableError("secondary_capture", f"ImageType is {image_type}, without ImageOrientationPatient")
     return None
-
-
-# Tells the acquisitions of one series apart: phases, repeats, echoes and b-values of the same part of the body, whose
-# slices, sorted by position, would make a volume that was never acquired.  The longest is kept, of equally long ones
-# the first by time or number.  Acquisitions of other parts of the body stay, as a head that is scanned in two blocks.
-
-FEWEST = 3  # fewer slices are not an acquisition: two may be one slice that was sent twice
-
-SAME_MM = 0.01  # slices nearer than this are at the same position
-
-ATTRIBUTES: dict[str, Callable[[Header], float | str | None]] = {
-    "TemporalPositionIdentifier": lambda header: header.temporal_position,
-    "AcquisitionNumber": lambda header: header.acquisition,
-    "DiffusionBValue": lambda header: header.b_value,
-    "EchoTime": lambda header: header.echo_time,
-    "acquisition time": lambda header: header.acquired or None,
-}
-"""What tells acquisitions apart, in the order in which it is tried."""
-
-
-class AcquisitionPlace(NamedTuple):
-    """A slice and where it is: mm along the slice normal, or its InstanceNumber where that is unknown."""
-
-    header: Header
-    height: float
-
-
-class ChosenRun(NamedTuple):
-    """The slices of one acquisition."""
-
-    kept: list[int]  # their numbers in the given order
-    left_out: list[tuple[str, str]]  # for each repeat of it that is left out, the first file and why
-    mixed: str = ""  # why acquisitions could not be told apart; empty if there is one, or if they could
-
-
-class _Run(NamedTuple):
-    """Slices that follow each other by an attribute without coming back to where some of them were."""
-
-    first: float | str
-    last: float | str
-    members: list[int]
-    low: float
-    high: float
-
-    def name(self, attribute: str) -> str:
-        values = f"{self.first:g}" if isinstance(self.first, float | int) else self.first
-        if self.last != self.first:
-            values += f" to {self.last:g}" if isinstance(self.last, float | int) else f" to {self.last}"
-        return f"{attribute} {values} ({len(self.members)} slices)"
-
-    def repeats(self, other: _Run) -> bool:
-        """Whether both show the same part of the body: more than half the length of the shorter one."""
-        if min(len(self.members), len(other.members)) < FEWEST:
-            return False
-        shared = min(self.high, other.high) - max(self.low, other.low)
-        return shared > 0.5 * min(self.high - self.low, other.high - other.low)
-
-
-def choose_acquisition(series: Sequence[AcquisitionPlace]) -> ChosenRun:
-    """The longest acquisition of a series, together with those of other parts of the body."""
-    everything = ChosenRun(list(range(len(series))), [])
-    if len(series) < 2 * FEWEST:
-        return everything
-    # Several acquisitions show in numbers that occur more than once, or in steps that differ from the median by 10 %.
-    times = Counter(place.header.instance_number for place in series if place.header.instance_number is not None)
-    steps = np.diff(np.sort([place.height for place in series]))
-    median = float(np.median(steps))
-    uneven = np.abs(steps - median).max() > max(0.1 * median, SAME_MM)
-    if not uneven and sum(count > 1 for count in times.values()) < FEWEST:
-        return everything
-    for attribute, value_of in ATTRIBUTES.items():
-        kept: list[_Run] = []
-        left_out: list[tuple[str, str]] = []
-        for run in sorted(_runs(series, value_of), key=lambda run: -len(run.members)):  # stable: the first of equals
-            other = next((longer for longer in kept if run.repeats(longer)), None)
-            if other is None:
-                kept.append(run)
-            else:
-                detail = f"{run.name(attribute)} shows the same part of the body as {other.name(attribute)}"
-                left_out.append((series[run.members[0]].header.file, detail))
-        if left_out:
-            return ChosenRun(sorted(member for run in kept for member in run.members), left_out)
-    # Most positions have several slices, unless these are copies of one file.
-    heights = sorted({place.header.sop_uid or place.header.file: place.height for place in series}.values())
-    starts = 1 + sum(after - before >= SAME_MM for before, after in pairwise(heights))
-    if len(heights) - starts <= 0.5 * starts:
-        return everything
-    detail = f"{len(heights)} slices at {starts} positions, and none of {', '.join(ATTRIBUTES)} tells them apart"
-    return everything._replace(mixed=detail)
-
-
-def _runs(series: Sequence[AcquisitionPlace], value_of: Callable[[Header], float | str | None]) -> list[_Run]:
-    """Divides the slices, in the order of an attribute, where they come back to a part of the body; none if unknown."""
-    groups: dict[float | str, list[int]] = {}
-    for member, place in enumerate(series):
-        value = value_of(place.header)
-        if value is None:
-            return []
-        groups.setdefault(value, []).append(member)
-    runs: list[_Run] = []
-    for value, members in sorted(groups.items()):
-        heights = [series[member].height for member in members]
-        low, high = min(heights), max(heights)
-        before = runs[-1] if runs else None
-        if before is None or (low < before.high + SAME_MM and high > before.low - SAME_MM):
-            runs.append(_Run(value, value, list(members), low, high))
-        else:
-            joined = [*before.members, *members]
-            runs[-1] = _Run(before.first, value, joined, min(before.low, low), max(before.high, high))
-    return runs

@@ -96,7 +96,7 @@ def index(
     labels: str | None = None,
     findings: Sequence[Finding] = (),
     workers: int = 0,
-    watch: Watch | None = None,
+    watch: Watch = lambda progress: None,
 ) -> Index:
     """Reads all headers below a root, orders the slices, adds the labels, and writes the folder `out`."""
     # `table`, `labels` and `findings` are `SourceOptions`; with 0 workers this process reads the headers.
@@ -105,7 +105,6 @@ def index(
     refuse_what_is_there(Path(out))
     problems: list[Problem] = []
     dataset = SOURCES[source].open(Path(root), options, problems.append)  # a wrong root leaves no folder
-    watch = watch or (lambda progress: None)
     with folder_atomically(out) as draft:
         watch(IndexProgress(files=0, scans=0, done=None))
         about: dict[str, Any] = {
@@ -116,7 +115,7 @@ def index(
         }
         if dataset.findings:
             about["findings"] = [finding.as_json() for finding in dataset.findings]
-        indexing = _Indexing(dataset, problems, watch)
+        indexing = Indexing(dataset, problems, watch)
         manifest = write_manifest(draft / MANIFEST, indexing.rows(workers), about)
         if not len(manifest):
             raise UserError(f"{root} has no usable scan; {_why(problems)}")
@@ -124,22 +123,6 @@ def index(
         report = make_report(manifest, problems, indexing.files, time.monotonic() - begin)
         write_json(draft / REPORT, report)
     return Index(manifest, problems, report)
-
-
-def read_rows(
-    dataset: ScanSource,
-    problems: list[Problem],
-    *,
-    workers: int = 0,
-    watch: Watch | None = None,
-    any_modality: bool = False,
-    modalities: Sequence[str] = CT,
-    with_series: bool = False,
-) -> Iterator[ScanRow]:
-    """The scans of an open source with their slices in order; problems are appended to `problems`."""
-    # `modalities` are those to accept where the source does not say one: NIfTI, which has none, counts as the first.
-    watch = watch or (lambda progress: None)
-    return _Indexing(dataset, problems, watch, any_modality, tuple(modalities), with_series).rows(workers)
 
 
 def check_options(
@@ -198,25 +181,26 @@ def make_report(manifest: Manifest, problems: Sequence[Problem], files: int, sec
 
 
 @dataclass
-class _Indexing:
-    """One pass over a dataset, with counts for the progress."""
+class Indexing:
+    """One pass over an open source, with counts for the progress."""
 
     dataset: ScanSource
-    problems: list[Problem]
-    watch: Watch
+    problems: list[Problem]  # problems are appended to it
+    watch: Watch = lambda progress: None
     any_modality: bool = False
-    modalities: tuple[str, ...] = CT
-    with_series: bool = False
+    modalities: tuple[str, ...] = CT  # those to accept where the source does not say one; NIfTI counts as the first
+    with_series: bool = False  # whether rows say what identifies their series in hospital software
     files: int = 0
     groups: int = 0
     scans: int = 0
     scan_ids: set[str] = field(default_factory=set)
     shared: dict[Any, Any] = field(default_factory=dict)
 
-    def report(self, scan_id: str, file: str, kind: str, detail: str, action: str = "left out") -> None:
-        self.problems.append(Problem(scan_id, file, kind, detail, action))
+    def report(self, scan_id: str, file: str, kind: str, detail: str) -> None:
+        self.problems.append(Problem(scan_id, file, kind, detail, "left out"))
 
     def rows(self, workers: int) -> Iterator[ScanRow]:
+        """The scans with their slices in order; with 0 workers this process reads the headers."""
         for group, results in self._read(workers):
             masks = [result for result in results if isinstance(result, Mask)]
             headers = [result for result in results if isinstance(result, Header)]
@@ -243,11 +227,8 @@ class _Indexing:
             results.append(self._share(result) if isinstance(result, Header) else result)
             self.files += 1
             if self.files % WATCH_FILES == 0:
-                done = None
-                if self.dataset.expected_files:
-                    done = min(self.files / self.dataset.expected_files, 1.0)
-                elif self.dataset.expected_groups:
-                    done = min(self.groups / self.dataset.expected_groups, 1.0)
+                counts = (self.files, self.dataset.expected_files), (self.groups, self.dataset.expected_groups)
+                done = next((min(count / expected, 1.0) for count, expected in counts if expected), None)
                 self.watch(IndexProgress(self.files, self.scans, done))
             group = waiting[0]
             if len(results) == len(group.files) + len(group.masks):
@@ -281,14 +262,14 @@ class _Indexing:
         nifti = is_nifti(files[0])
         for finding in ordered.findings:
             if not (nifti and finding.kind == "multi_frame"):  # every NIfTI file is one
-                self.report(scan_id, *finding)
+                self.problems.append(finding._replace(scan_id=scan_id))
         labels = self.dataset.join(candidate, ordered, masks)
         if labels.label is None:
             return None
         kept = set(files)
         headers = [header for header in candidate.headers if header.file in kept]
         series: dict[str, Any] = {}
-        if self.with_series:  # what identifies it in hospital software
+        if self.with_series:
             every, first = candidate.headers, candidate.headers[0]
             number_of = {header.file: header.instance_number for header in every if header.frames == 1}
             series["study_uid"], series["series_uid"] = first.study_uid, "" if nifti else first.series_uid

@@ -25,6 +25,8 @@ from normal_guidance.scans.index.manifest import OPTION, Finding, Labels, label_
 
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # spellings of a 0/1 label
 
+SLICE_COLUMNS = ("slice_labels", "slice_ranges")  # columns that say which slices are positive, of each finding
+
 PURPOSES = {
     "scan_id": "a unique name of the scan",
     "path": "its folder or file, relative to the folder ROOT",
@@ -116,7 +118,7 @@ def read_labels(
     for name in names:
         if name in wanted and name != "label":
             raise UserError(f"{OPTION} {name}: {name} is another column of the table; call the finding's otherwise")
-    sliced = {f"{kind}_{name}": (kind, name) for kind in ("slice_labels", "slice_ranges") for name in names}
+    sliced = {f"{kind}_{name}": (kind, name) for kind in SLICE_COLUMNS for name in names}
     columns = read_table(path, option, [*wanted, *names, *sliced], [*needed, *names])
     if "label" in columns and "label" not in names:
         raise UserError(
@@ -133,14 +135,14 @@ def read_labels(
     return renamed
 
 
-def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, sliced: bool) -> Labels:
+def further_labels(row: Mapping[str, str], finding: Finding, count: int) -> Labels:
     """What a row of `read_labels` says about a finding other than the first; raises a ValueError if it does not fit."""
-    # `sliced`: the table has slice labels of the finding; where they are empty, those of a negative scan are 0.
     word = row.get(label_column(finding.name), "").lower()
     if word and word not in BINARY:
         raise ValueError(f"label {shorten(word)!r} is neither 0 nor 1")
     label, slices = BINARY.get(word), slice_labels_in(row, count, f"_{finding.name}")
-    if slices is None:
+    if slices is None:  # where the cells of slice labels are empty, those of a negative scan are 0
+        sliced = not row.keys().isdisjoint(f"{kind}_{finding.name}" for kind in SLICE_COLUMNS)
         return Labels(label, np.zeros(count, np.int8) if sliced and label == 0 else None)
     if label not in (None, int(slices.any())):
         raise ValueError(f"label is {label}, but {int(slices.sum())} of {count} slices are positive")
@@ -149,7 +151,7 @@ def further_labels(row: Mapping[str, str], finding: Finding, count: int, *, slic
 
 def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.ndarray | None:
     """The slice labels in a row's cell slice_labels or slice_ranges, if there are any."""
-    text, ranges = (row.get(f"{kind}{suffix}") for kind in ("slice_labels", "slice_ranges"))
+    text, ranges = (row.get(f"{kind}{suffix}") for kind in SLICE_COLUMNS)
     if text and ranges:
         raise ValueError(f"slice_labels{suffix} and slice_ranges{suffix} are given; give one of them")
     if ranges:

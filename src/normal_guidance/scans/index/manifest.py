@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from jaxtyping import Float32, Shaped
 
 from normal_guidance.base.errors import ContentError, UserError, reading, shorten
-from normal_guidance.base.files import read_json, read_parquet_about, write_json, write_parquet
+from normal_guidance.base.files import FORMAT, HEAD, read_json_as, read_parquet_about, write_json, write_parquet
 from normal_guidance.base.records import Between, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 
@@ -35,8 +35,6 @@ OPTION = "--findings"
 
 FINDINGS = "findings.json"
 """In a folder of models, one for each finding in a folder of its name: the findings in order, and those left out."""
-
-FINDINGS_FORMAT = 1  # version of `FINDINGS`
 
 
 @dataclass(frozen=True)
@@ -117,12 +115,32 @@ def slices_column(name: str) -> str:
     return f"slice_labels_{name}"
 
 
+def columns_of(findings: Sequence[Finding]) -> dict[str, str]:
+    """The columns of labels, and of slice labels, of all findings but the first, which has columns of its own."""
+    return {label_column(finding.name): slices_column(finding.name) for finding in findings[1:]}
+
+
 def with_findings(schema: pa.Schema, findings: Sequence[Finding]) -> pa.Schema:
-    """A table's schema with the columns of all findings but the first, whose labels it has already."""
-    for finding in findings[1:]:
-        schema = schema.append(pa.field(label_column(finding.name), pa.int8()))
-        schema = schema.append(pa.field(slices_column(finding.name), pa.list_(pa.int8())))
+    """A table's schema with `columns_of` the findings."""
+    for label, of_slices in columns_of(findings).items():
+        schema = schema.append(pa.field(label, pa.int8())).append(pa.field(of_slices, pa.list_(pa.int8())))
     return schema
+
+
+def check_labels(
+    path: Path, table: pa.Table, findings: Sequence[Finding], slices: pa.ChunkedArray, least: int, again: str
+) -> None:
+    """Refuses a scan that occurs twice, and labels below `least`, above 1 or not one for each slice."""
+    if table.num_rows != len(pc.unique(table["scan_id"])):
+        raise UserError(f"{path} is damaged: a scan occurs twice; {again}")
+    for label, of_slices in {"label": "slice_labels", **columns_of(findings)}.items():
+        wrong = pc.or_(pc.less(table[label], least), pc.greater(table[label], 1))
+        refuse_rows(path, table, wrong, f"has a {label} other than 0 and 1", again)
+        wrong = pc.not_equal(pc.list_value_length(table[of_slices]), slices)
+        refuse_rows(path, table, wrong, f"has not as many {of_slices} as slices", again)
+        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
+            if value not in (-1, 0, 1):
+                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {again}")
 
 
 def further_columns(findings: Sequence[Finding], further: Mapping[str, Labels]) -> dict[str, Any]:
@@ -146,7 +164,6 @@ class SkippedFinding:
 class FindingsFile:
     """The content of findings.json."""
 
-    format: int
     findings: list[Finding]
     skipped: list[SkippedFinding]
 
@@ -154,7 +171,7 @@ class FindingsFile:
 def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
     """Writes findings.json; `skipped` says why there is no model of a finding, by its name."""
     why = [SkippedFinding(name, reason) for name, reason in (skipped or {}).items()]
-    write_json(folder / FINDINGS, asdict(FindingsFile(FINDINGS_FORMAT, list(findings), why)))
+    write_json(folder / FINDINGS, asdict(FindingsFile(list(findings), why)))
 
 
 def findings_in(folder: Path) -> tuple[Finding, ...]:
@@ -163,12 +180,8 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
     if not path.is_file():
         return ()
     again = "copy the folder again, or fit again"
-    content = read_json(path, again)
-    if content.get("format") != FINDINGS_FORMAT:
-        stated = f"format {content.get('format')!r:.60}"
-        raise UserError(f"{path}: {stated}, but this version reads format {FINDINGS_FORMAT}; fit again")
     with reading(path, again):
-        findings = _unique(read_as(FindingsFile, content).findings)
+        findings = _unique(read_json_as(path, FindingsFile, again).findings)
     if not findings:
         raise UserError(f"{path} is damaged: it lists no finding; {again}")
     return findings
@@ -183,8 +196,6 @@ def refuse_several(folder: Path) -> None:
 
 
 MANIFEST = "manifest.parquet"
-
-FORMAT = 1  # version of the columns; manifests of other versions are refused
 
 SCHEMA = pa.schema(
     {
@@ -293,7 +304,6 @@ class ScanRow:
 class ManifestHead:
     """What is read from the manifest's metadata."""
 
-    format: int
     source: str
     root: str
 
@@ -407,8 +417,7 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
             pieces.append(_table(batch, findings))
             batch = []
     table = pa.concat_tables([*pieces, _table(batch, findings)])
-    about = {"format": FORMAT, **about}
-    described = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
+    described = table.replace_schema_metadata({"normal_guidance": json.dumps({HEAD: FORMAT, **about})})
     write_parquet(path, described, compression="zstd")
     return Manifest(table, about)
 
@@ -432,13 +441,11 @@ def read_manifest(path: str | Path) -> Manifest:
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
     about = read_parquet_about(path, "normal_guidance", AGAIN)
-    if about.get("format") != FORMAT:
-        raise UserError(f"{path}: format {about.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}")
     with reading(path, AGAIN):
         read_as(ManifestHead, about, exact=False)
         findings = read_findings(about.get("findings", []))
-    further = [name for finding in findings[1:] for name in (label_column(finding.name), slices_column(finding.name))]
-    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further))
+    further = columns_of(findings)
+    table = read_columns(path, with_findings(SCHEMA, findings), AGAIN, (*NULLABLE, *further, *further.values()))
     _check_columns(path, table, findings)
     return Manifest(table.replace_schema_metadata(), about)
 
@@ -449,9 +456,8 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
     def refuse(wrong: pa.ChunkedArray, what: str) -> None:
         refuse_rows(path, table, wrong, what, AGAIN)
 
-    if table.num_rows != len(pc.unique(table["scan_id"])):
-        raise UserError(f"{path} is damaged: a scan occurs twice; {AGAIN}")
     slices = pc.list_value_length(table["files"])
+    check_labels(path, table, findings, slices, -1, AGAIN)
     refuse(pc.equal(slices, 0), "has no slice")
     for name in ("frames", "positions"):
         refuse(pc.not_equal(pc.list_value_length(table[name]), slices), f"has not as many {name} as files")
@@ -459,13 +465,6 @@ def _check_columns(path: Path, table: pa.Table, findings: Sequence[Finding]) -> 
         refuse(pc.not_equal(pc.list_value_length(table[name]), count), f"has not {count} numbers of {name}")
     for name in ("rows", "columns"):
         refuse(pc.less(table[name], 1), f"has no {name}")
-    further = {label_column(finding.name): slices_column(finding.name) for finding in findings[1:]}
-    for label, of_slices in {"label": "slice_labels", **further}.items():
-        refuse(pc.or_(pc.less(table[label], -1), pc.greater(table[label], 1)), f"has a {label} other than 0 and 1")
-        refuse(pc.not_equal(pc.list_value_length(table[of_slices]), slices), f"has not as many {of_slices} as files")
-        for value in pc.unique(pc.list_flatten(table[of_slices])).to_pylist():
-            if value not in (-1, 0, 1):
-                raise UserError(f"{path} is damaged: {of_slices} has the label {value}, not 0 or 1; {AGAIN}")
     for name in ("positions", "pixel_spacing", "orientation"):
         if not pc.all(pc.is_finite(pc.list_flatten(table[name])), min_count=0).as_py():
             raise UserError(f"{path} is damaged: {name} has a number that is not finite; {AGAIN}")

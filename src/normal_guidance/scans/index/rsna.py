@@ -42,7 +42,7 @@ class ChallengeScans(ScanSource):
     competition: str
     tables: tuple[str, ...]
     folder: str
-    unseen: dict[str, None]  # series of the tables that no folder was found for, as they are called below `folder`
+    unseen: dict[str, int]  # series without a folder, as they would be called below `folder`: their rows
 
     def __init__(self, root: Path, report: Report) -> None:
         """Finds the tables and images in `root`, or in the competition's folder in it."""
@@ -100,6 +100,13 @@ class ChallengeScans(ScanSource):
             detail, action = f"{len(lost)} positive slices were left out, first {lost[0]}", f"scan counts as {label}"
             self.report(Problem(candidate.scan_id, lost[0], "label_mismatch", detail, f"{action} by the others"))
         return Labels(label, slices)
+
+    def finish(self) -> None:
+        lost = []
+        for name, rows in sorted(self.unseen.items()):
+            scan_id = self.scan_of(FileGroup(name, ()), "")
+            lost.append(missing(scan_id, f"{self.folder}/{name}", f"no such folder; {rows} rows of the label table"))
+        report_some(lost, self.report)
 
 
 def stem(file: str) -> str:
@@ -253,7 +260,7 @@ class ChestScans(ChallengeScans):
         starts = np.searchsorted(codes[order], np.arange(len(names.dictionary) + 1)).tolist()
         bounds = zip(names.dictionary.to_pylist(), starts, starts[1:], strict=False)
         self.rows = {name: slice(first, end) for name, first, end in bounds if first < end}
-        self.unseen = dict.fromkeys(self.rows)
+        self.unseen = {name: rows.stop - rows.start for name, rows in self.rows.items()}
         self.expected_files = len(order)
 
     def scan_of(self, group: FileGroup, series_uid: str) -> str:
@@ -296,13 +303,6 @@ class ChestScans(ChallengeScans):
             self.report(Problem(scan_id, "", "conflicting_label", detail, "counts as positive by its slices"))
         return exam
 
-    def finish(self) -> None:
-        series = []
-        for name in sorted(self.unseen):
-            detail = f"no such folder; {self.rows[name].stop - self.rows[name].start} slices have labels"
-            series.append(missing(PurePosixPath(name).name, f"{self.folder}/{name}", detail))
-        report_some(series, self.report)
-
 
 # RSNA Abdominal Trauma Detection (2023; Rudie et al., Radiology: Artificial Intelligence 2024).  Rows for slices cover
 # bowel injury and active extravasation only, so there are two labels: image, the paper's (a slice is positive if it has
@@ -338,7 +338,7 @@ class AbdomenScans(ChallengeScans):
         values = numbers_of(texts["incomplete_organ"]).tolist()
         self.incomplete = {"/".join(name): None if n < 0 else n for name, n in zip(names, values, strict=True)}
         self.patients = _read_patients(self.root / PATIENTS, report)
-        self.unseen = dict.fromkeys([*self.incomplete, *self.rows])
+        self.unseen = {name: len(self.rows.get(name, ())) for name in (*self.incomplete, *self.rows)}
         self.without_scan = set(self.patients)
         self.expected_groups = len(self.incomplete)
 
@@ -402,11 +402,7 @@ class AbdomenScans(ChallengeScans):
         return Labels(0, None)
 
     def finish(self) -> None:
-        series = []
-        for name in sorted(self.unseen):
-            detail = f"no such folder; {len(self.rows.get(name, ()))} rows"
-            series.append(missing(name.replace("/", "_"), f"{self.folder}/{name}", detail))
-        report_some(series, self.report)
+        super().finish()
         patients = sorted(self.without_scan - {name.partition("/")[0] for name in self.unseen})
         detail = f"no such folder; in {PATIENTS}"
         report_some((missing("", f"{self.folder}/{patient}", detail) for patient in patients), self.report)

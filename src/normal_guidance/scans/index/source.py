@@ -17,7 +17,7 @@ from pyarrow import csv
 from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.scans.index.containers import Mask, list_files, list_members
 from normal_guidance.scans.index.geometry import DUPLICATE_MM, ORIENTATION_DEGREES, normal_of
-from normal_guidance.scans.index.labels import BINARY, further_labels, read_labels, slice_labels_in
+from normal_guidance.scans.index.labels import BINARY, SLICE_COLUMNS, further_labels, read_labels, slice_labels_in
 from normal_guidance.scans.index.manifest import DatasetLabel, Finding, Labels, label_column
 from normal_guidance.scans.index.problems import Problem, Report
 
@@ -225,8 +225,7 @@ def _near(values: np.ndarray, others: np.ndarray, reach: float) -> np.ndarray:
 # empty, all slices of a negative scan are negative, and those of a positive scan are unknown.  `mask` and the columns
 # of slices without a name are those of the first finding.
 
-SLICES = ("slice_labels", "slice_ranges", "mask")
-"""Columns that say which slices are positive; a scan may use one of them."""
+SLICES = (*SLICE_COLUMNS, "mask")  # columns that say which slices are positive; a scan may use one of them
 
 COLUMNS = ("scan_id", "path", "label", "patient_id", *SLICES, "modality")
 
@@ -245,10 +244,6 @@ class FolderScans(ScanSource):
         self.findings = options.findings
         needed = ["scan_id", "path"] if self.findings else ["scan_id", "path", "label"]  # findings are labels
         columns = read_labels(options.table, "--table", COLUMNS, needed, self.findings, {"label": SLICES})
-        self.sliced = not set(SLICES).isdisjoint(columns)
-        self.sliced_further = {
-            finding.name for finding in self.findings[1:] if any(f"{kind}_{finding.name}" in columns for kind in SLICES)
-        }
         self.rows = _usable_rows(options.table, columns, report)
         self.expected_groups = len(self.rows)
 
@@ -307,8 +302,7 @@ class FolderScans(ScanSource):
         row, further = self.rows[candidate.scan_id], dict[str, Labels]()
         for finding in self.findings[1:]:
             try:
-                sliced = finding.name in self.sliced_further
-                labels = further_labels(row, finding, len(ordered.slices), sliced=sliced)
+                labels = further_labels(row, finding, len(ordered.slices))
             except ValueError as error:
                 self._mismatch(row, f"{finding.name}: {error}", "slice labels left out")
                 labels = Labels(BINARY.get(row[label_column(finding.name)].lower()), None)
@@ -342,7 +336,7 @@ class FolderScans(ScanSource):
             raise ValueError(f"{' and '.join(given)} are given; give one of them")
         if row.get("mask"):
             return slices_of_masks(masks, ordered) if masks else None
-        if not given and self.sliced and label == 0:
+        if not given and label == 0 and not row.keys().isdisjoint(SLICES):
             return np.zeros(len(ordered.slices), np.int8)
         return slice_labels_in(row, len(ordered.slices))
 

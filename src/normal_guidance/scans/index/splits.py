@@ -7,7 +7,7 @@ One sixth of the patients is held out for testing, then one fifth of the rest fo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -70,7 +70,7 @@ class Split:
                 raise UserError(f"scan {scan!r} occurs {times} times; give each scan once")
         for part in sorted(set(self.parts)):
             choose_one_of("part", part, PARTS)
-        _refuse_overlap(self.patient_ids, self.parts, "patient")
+        refuse_overlap(self.patient_ids, self.parts, "patient")
 
     def __len__(self) -> int:
         return len(self.scan_ids)
@@ -227,34 +227,40 @@ def check_origin(split: Split, scans: Manifest | LabelledScans) -> None:
 
 def audit(split: Split, scans: Manifest | LabelledScans, checksums: Mapping[str, str] | None = None) -> dict[str, int]:
     """Refuses parts that share a patient, scan, slice or checksum of features; returns how many were compared."""
-    listed, have = set(split.scan_ids), set(scans.scan_ids)
-    origin = "manifest" if isinstance(scans, Manifest) else "store"
-    for lost, problem in ((listed - have, f"is not in the {origin}"), (have - listed, "is in no part")):
-        if lost:
-            raise UserError(f"scan {min(lost)!r} {problem} ({len(lost)} such scans); make the split again")
+    have = set(scans.scan_ids)
+    refuse_other_scans(split.scan_ids, have, "manifest" if isinstance(scans, Manifest) else "store")
     part_of = dict(zip(split.scan_ids, split.parts, strict=True))
     parts = [part_of[scan] for scan in scans.scan_ids]
     check_origin(split, scans)
-    _refuse_overlap(scans.patient_ids, parts, "patient")
+    refuse_overlap(scans.patient_ids, parts, "patient")
     compared = {"scans": len(have), "patients": len(set(scans.patient_ids))}
     if isinstance(scans, Manifest):
         files, frames = (scans.table[name].combine_chunks().flatten().to_pylist() for name in ("files", "frames"))
         of_slices = [part for part, length in zip(parts, scans.lengths.tolist(), strict=True) for _ in range(length)]
-        _refuse_overlap(list(zip(files, frames, strict=True)), of_slices, "slice")
+        refuse_overlap(list(zip(files, frames, strict=True)), of_slices, "slice")
         compared["slices"] = len(files)
     if checksums is None:
         return compared
     absent = have - set(checksums)
     known = [scan for scan in scans.scan_ids if scan not in absent]
-    _refuse_overlap([checksums[scan] for scan in known], [part_of[scan] for scan in known], "checksum")
+    refuse_overlap([checksums[scan] for scan in known], [part_of[scan] for scan in known], "checksum")
     return {**compared, "checksums": len(known)}
 
 
-def _refuse_overlap(ids: Sequence[object], parts: Sequence[str], what: str) -> None:
-    part_of: dict[object, str] = {}
+def refuse_other_scans(split: Collection[str], scans: Collection[str], origin: str) -> None:
+    """Refuses a split that has not the scans of its origin, a store or a manifest."""
+    listed, have = set(split), set(scans)
+    for lost, where in ((listed - have, origin), (have - listed, "split")):
+        if lost:
+            raise UserError(f"scan {min(lost)!r} is not in the {where} ({len(lost)} such scans); make the split again")
+
+
+def refuse_overlap(
+    ids: Iterable[object], parts: Iterable[str], what: str, part_of: dict[object, str] | None = None
+) -> None:
+    """Refuses two parts that share a patient, or what the ids are of; `part_of` takes note of their parts."""
+    part_of = {} if part_of is None else part_of
     for member, part in zip(ids, parts, strict=True):
         before = part_of.setdefault(member, part)
         if before != part:
-            raise UserError(
-                f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} belongs to one part"
-            )
+            raise UserError(f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} has one part")

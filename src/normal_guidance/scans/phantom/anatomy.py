@@ -135,14 +135,12 @@ class Head:
 
     def ventricle(self, canvas: Canvas, z: float, side: int) -> Cover | None:
         """One lateral ventricle: front horn, body and back horn."""
-        height, wide = bump(z, 0.46, 0.70), self.ventricles
+        high, wide = bump(z, 0.46, 0.70), self.ventricles
         body = ramp(z, 0.58, 0.64)
-        if height <= 0:
+        if high <= 0:
             return None
-        front = canvas.cover(
-            side * (9.0 + 3 * body), -24.0 + 10 * body, 5.5 * wide * height, 18.0 * height, side * -0.3
-        )
-        back = canvas.cover(side * 21.0, 32.0 - 14 * body, 6.0 * wide * height, 20.0 * height, side * 0.35)
+        front = canvas.cover(side * (9.0 + 3 * body), -24.0 + 10 * body, 5.5 * wide * high, 18.0 * high, side * -0.3)
+        back = canvas.cover(side * 21.0, 32.0 - 14 * body, 6.0 * wide * high, 20.0 * high, side * 0.35)
         share = np.zeros_like(canvas.image)
         for horn in (front, back):
             if horn is not None:
@@ -446,11 +444,9 @@ class Abdomen:
     def _vessels(self, canvas: Canvas, z: float) -> None:
         split = 1 - ramp(z, 0.2, 0.34)
         for side in (-1, 1) if split > 0 else (1,):
-            apart = side * (6 + 36 * split)
-            canvas.ellipse(apart + 4, 22.0 + 14 * split, 10.0 - 4 * split, 10.0 - 4 * split, self.vessel)
-            canvas.ellipse(
-                apart - 24 * (side > 0), 24.0 + 14 * split, 12.0 - 5 * split, 10.0 - 4 * split, self.vessel - 20
-            )
+            apart, radius = side * (6 + 36 * split), 10.0 - 4 * split
+            canvas.ellipse(apart + 4, 22.0 + 14 * split, radius, radius, self.vessel)
+            canvas.ellipse(apart - 24 * (side > 0), 24.0 + 14 * split, 12.0 - 5 * split, radius, self.vessel - 20)
         mesenteric = bump(z, 0.25, 0.62)
         canvas.ellipse(6.0, 2.0, 4.5 * mesenteric, 4.5 * mesenteric, self.vessel)
         canvas.ellipse(-8.0, 1.0, 6.0 * mesenteric, 6.0 * mesenteric, self.vessel - 15)

@@ -96,16 +96,14 @@ def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Ima
     return "one slice is left", []
 
 
-def _unreadable(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """The lowest slice, which is never positive, ends within its header; the other slices are the scan."""
-    draft.extras.append(replace(draft.images.pop(0), cut="header"))
-    return "file ends within its header", draft.extras[-1:]
+def _cut(number: int, within: str, detail: str) -> Change:
+    """The lowest or highest slice, which are never positive, ends within a part; the other slices are the scan."""
 
+    def change(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+        draft.extras.append(replace(draft.images.pop(number), cut=within))
+        return detail, draft.extras[-1:]
 
-def _truncated(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
-    """The highest slice, which is never positive, ends within its pixels; the other slices are the scan."""
-    draft.extras.append(replace(draft.images.pop(), cut="pixels"))
-    return "file ends within its pixels; its header is whole", draft.extras[-1:]
+    return change
 
 
 def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
@@ -135,6 +133,8 @@ def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, l
     return "the lower third is missing", []
 
 
+_unreadable = _cut(0, "header", "file ends within its header")
+_truncated = _cut(-1, "pixels", "file ends within its pixels; its header is whole")
 _wrong_intercept = _setting("12-bit two's complement that is said to be unsigned", encoding=WRONG_INTERCEPT)
 _bits = _setting("signed, but the sign is not extended from BitsStored to BitsAllocated", encoding=UNEXTENDED)
 _multi_frame = _setting("all slices in one Legacy Converted Enhanced CT file", multi_frame=True)
@@ -184,9 +184,7 @@ def assign_oddities(
     """The oddity of every scan that has one, by the scan's number."""
     each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
     if len(names) * each > len(labels):
-        raise UserError(
-            f"{len(names)} oddities change {each} scans each, but there are only {len(labels)}; make more scans"
-        )
+        raise UserError(f"{len(names)} oddities change {each} scans each, but there are {len(labels)}; make more scans")
     assigned: dict[int, str] = {}
     # Oddities that only some scans can have choose first.
     for name in sorted(names, key=lambda name: name not in (*NEEDS_ROW, "indeterminate")):
