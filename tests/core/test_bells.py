@@ -83,10 +83,10 @@ def test_attention_equals_the_dense_formula_in_log_space(
     scores = [torch.randn(length, dtype=torch.float64) for length in lengths]
     layout, near = Layout.packed(lengths), 1e-5 if bells else 1e-9  # of steep sides
     got = layout.restore(attention_of(sigma, beta, **form)(layout.fold(torch.cat(scores)), layout))
-    for one, scan in zip(got.split(lengths), scores, strict=True):
+    for log_a, scan in zip(got.split(lengths), scores, strict=True):
         want = torch.from_numpy(dense_log_attention(scan.numpy(), sigma, beta, **form))
         within = want > -500 if bells else want <= 0
-        torch.testing.assert_close(one[within], want[within], rtol=near, atol=near)
+        torch.testing.assert_close(log_a[within], want[within], rtol=near, atol=near)
 
 
 @pytest.mark.usefixtures("any_length")
@@ -198,9 +198,8 @@ def test_windows_by_blocks_equal_the_whole_kernel(bells: bool) -> None:
     ]
     stacked, _ = stack_module_state(models)
     got, want = (log_attention_and_gradients(models[0], stacked, dense) for dense in (0, 1000))
-    for one, other in zip(got, want, strict=True):
-        assert one.any()
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert all(value.any() for value in got)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
 def test_whole_bells_attend_to_one_block_as_bayes_does() -> None:

@@ -311,16 +311,12 @@ class _Work(Generic[Task]):
     open: deque[_Job] = field(default_factory=deque)  # begun, but without a worker
     next_begun: int = 0
     next_out: int = 0
-    exhausted: bool = False
 
     def _draw(self) -> bool:
         """Reads a batch of tasks, if there is room and tasks are left."""
         room = len(self.begun) < self.most and sum(batch.size for batch in self.begun.values()) < self.ahead
-        if self.exhausted or not (room or not self.begun):
-            return False
-        tasks = list(islice(self.tasks, self.batch))
+        tasks = list(islice(self.tasks, self.batch)) if room or not self.begun else []
         if not tasks:
-            self.exhausted = True
             return False
         self.begun[self.next_begun] = _TaskBatch(tasks, sum(map(self.size_of, tasks)))
         self.open.append(_Job(self.next_begun, range(len(tasks)), attempt=1))

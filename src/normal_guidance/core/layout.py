@@ -62,13 +62,13 @@ class Layout:
         device, counts = counts.device, counts.long()
         rows, longest = sum(sizes), max(sizes)
         starts = counts.cumsum(0) - counts
-        place = torch.arange(longest, device=device)
+        offset = torch.arange(longest, device=device)
         bag = bag_of_rows(counts, rows)
         return cls(
             lengths=counts,
             mask=products.inside_bags(counts, longest),
             sizes=sizes,
-            pad_index=(starts[:, None] + place).clamp_max(rows - 1),
+            pad_index=(starts[:, None] + offset).clamp_max(rows - 1),
             unpad_index=bag * longest + torch.arange(rows, device=device) - starts[bag],
         )
 
@@ -170,8 +170,8 @@ class Layout:
 
     def first_rows(self, count: int) -> Int[Tensor, "bags count"]:
         """Row numbers of each bag's first slices; shorter bags repeat their last one."""
-        place = torch.arange(count, device=self.lengths.device)
-        return self.starts[:, None] + torch.minimum(place, self.lengths[:, None] - 1)
+        offset = torch.arange(count, device=self.lengths.device)
+        return self.starts[:, None] + torch.minimum(offset, self.lengths[:, None] - 1)
 
     @property
     def starts(self) -> PerBag:
@@ -385,8 +385,8 @@ class SlottedLayout(Layout):
     @classmethod
     def at(cls, lengths: PerBag, first: PerBag, bag: Int[Tensor, "rows"], longest: int) -> SlottedLayout:
         """The layout from parts that were computed beforehand, for a whole epoch at once."""
-        place = torch.arange(longest, device=lengths.device)
-        pad_index = (first[:, None] + 1 + place).clamp_max(bag.shape[0] - 1)
+        offset = torch.arange(longest, device=lengths.device)
+        pad_index = (first[:, None] + 1 + offset).clamp_max(bag.shape[0] - 1)
         return cls(lengths, products.inside_bags(lengths, longest), None, pad_index, first=first, bag=bag)
 
     @property
@@ -409,12 +409,12 @@ class SlottedLayout(Layout):
     def with_class_token(self) -> SlottedLayout:
         """The same rows, with the class token's row counted as row 0 of its bag."""
         lengths, longest = self.lengths + 1, self.longest + 1
-        place = torch.arange(longest, device=lengths.device)
+        offset = torch.arange(longest, device=lengths.device)
         return replace(
             self,
             lengths=lengths,
             mask=products.inside_bags(lengths, longest),
-            pad_index=(self.first[:, None] + place).clamp_max(len(self.bag) - 1),
+            pad_index=(self.first[:, None] + offset).clamp_max(len(self.bag) - 1),
             counts_token=True,
         )
 

@@ -361,8 +361,8 @@ def assert_kernels_equal_float64(
     got = forward_and_backward(operation, tensors, bags, turned)
     exact = [tensor.to(exact_on, torch.float64) for tensor in tensors]
     want = forward_and_backward(operation, exact, bags.to(exact_on), turned)
-    for one, other in zip(got, want, strict=True):
-        assert (one.cpu()[other.cpu() == 0] == 0).all(), "what must be zero is exactly zero"
+    for value, exactly in zip(got, want, strict=True):
+        assert (value.cpu()[exactly.cpu() == 0] == 0).all(), "what must be zero is exactly zero"
     if operation.by_hand is depthwise_by_hand:
         assert torch.equal(got[0][:, bags.first].double().cpu(), want[0][:, bags.first.to(exact_on)].cpu()), "tokens"
     worst_error(got, want, tolerance)
@@ -521,33 +521,23 @@ def out_of_resources(required: int) -> Exception:
     return OutOfResources(required, 232_448, "shared memory")
 
 
-class Kernel:
-    """Runs with so many stages at most."""
-
-    def __init__(self, most: int) -> None:
-        self.most, self.tried = most, []
-
-    def __getitem__(self, grid: object) -> "Kernel":
-        return self
-
-    def __call__(self, *arguments: object, num_stages: int, **constants: object) -> None:
-        self.tried.append(num_stages)
-        if num_stages > self.most:
-            raise out_of_resources(100_000 * num_stages)
-
-
 @needs_triton
-def test_a_kernel_loads_fewer_tiles_ahead_where_memory_is_small() -> None:
+@pytest.mark.parametrize(("fits", "first", "tried"), [(2, 4, [4, 3, 2]), (0, 2, [2, 1])])
+def test_a_kernel_loads_fewer_tiles_ahead_where_memory_is_small(fits: int, first: int, tried: list[int]) -> None:
     from triton.runtime.errors import OutOfResources
 
     from normal_guidance.core.kernels.products_triton import launch
 
-    fits, never = Kernel(most=2), Kernel(most=0)
-    launch(fits, (1,), "rows", num_stages=4, BLOCK=16)
-    assert fits.tried == [4, 3, 2]
-    with pytest.raises(OutOfResources):
-        launch(never, (1,), num_stages=2)
-    assert never.tried == [2, 1]
+    asked: list[int] = []
+
+    def kernel(*arguments: object, num_stages: int, **constants: object) -> None:
+        asked.append(num_stages)
+        if num_stages > fits:
+            raise out_of_resources(100_000 * num_stages)
+
+    with contextlib.nullcontext() if fits else pytest.raises(OutOfResources):
+        launch({(1,): kernel}, (1,), "rows", num_stages=first, BLOCK=16)
+    assert asked == tried
 
 
 @needs_triton

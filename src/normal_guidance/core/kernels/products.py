@@ -293,9 +293,9 @@ def _fold_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Non
     first, lengths, bag = ctx.saved_tensors
     bags, longest = gradient.shape[1:]
     bag_there = bag.clamp_max(bags - 1)
-    place = torch.arange(len(bag), device=bag.device) - first[bag_there]
-    inside = (bag < bags) & (place >= 0) & (place < lengths[bag_there])
-    of_place = gradient.flatten(1)[:, torch.where(inside, bag_there * longest + place, 0)]
+    offset = torch.arange(len(bag), device=bag.device) - first[bag_there]
+    inside = (bag < bags) & (offset >= 0) & (offset < lengths[bag_there])
+    of_place = gradient.flatten(1)[:, torch.where(inside, bag_there * longest + offset, 0)]
     return torch.where(inside, of_place, 0), None, None, None, None
 
 

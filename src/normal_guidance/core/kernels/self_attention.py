@@ -90,9 +90,9 @@ def stacked_attend_backward(
 
 def _padded_rows(first: PerBag, lengths: PerBag, longest: int, rows: int) -> tuple[Places, Tensor]:
     """The rows of each padded bag, class token first, and which of them exist; the others point to row `rows`."""
-    place = torch.arange(longest + 1, device=first.device)
-    inside = place <= lengths[:, None]
-    return torch.where(inside, first[:, None] + place, rows), inside
+    offset = torch.arange(longest + 1, device=first.device)
+    inside = offset <= lengths[:, None]
+    return torch.where(inside, first[:, None] + offset, rows), inside
 
 
 def _gather(values: Stacked, index: Places) -> Padded:
