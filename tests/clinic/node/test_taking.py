@@ -71,7 +71,7 @@ def test_partners_are_known_by_title_and_address():
     callers = Callers((parse_peer("CT@127.0.0.1"), parse_peer("MR@[::1]:104")), (parse_peer("PACS@127.0.0.1:104"),))
     asked = [(title, address) for title in ("CT", "MR", "PACS") for address in ("127.0.0.1", "::1")]
     senders = [("CT", "127.0.0.1"), ("MR", "::1")]
-    assert [caller for caller in asked if callers.is_sender(*caller)] == senders
+    assert [caller for caller in asked if callers.sender(*caller)] == senders
     assert [caller for caller in asked if callers.may_call(*caller)] == [*senders, ("PACS", "127.0.0.1")]
     assert not callers.knows("10.0.0.1")
     assert str(parse_peer("MR@[::1]:104")) == "MR@[::1]:104"

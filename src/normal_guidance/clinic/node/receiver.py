@@ -217,7 +217,7 @@ class Receiver:
         association = event.assoc
         request: Any = event.request
         peer, address = association.requestor.ae_title.strip(), address_of(association)
-        if not self.callers.is_sender(peer, address):
+        if self.callers.sender(peer, address) is None:
             return NOT_ALLOWED
         try:
             data = event.encoded_dataset(include_meta=False)
