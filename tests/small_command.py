@@ -1,5 +1,8 @@
 """Commands of nguide in this process, as a user types them."""
 
+from typing import Any
+
+import typer
 from click.testing import Result
 from typer.testing import CliRunner
 
@@ -24,3 +27,12 @@ def refusal(*words: object) -> str:
     assert result.stderr.startswith("error: "), result.stderr
     assert (result.stderr.count("\n"), result.stdout) == (1, "")
     return result.stderr
+
+
+def every_command(group: Any = None, name: str = "") -> dict[str, Any]:
+    """Every command by the words that one types."""
+    group = group or typer.main.get_command(app)
+    if not hasattr(group, "commands"):
+        return {name: group}
+    below = [every_command(command, f"{name} {word}".strip()) for word, command in group.commands.items()]
+    return {words: command for commands in below for words, command in commands.items()}

@@ -12,8 +12,6 @@ import torch
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.cli.features import _statistics
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import load_encoder
@@ -126,60 +124,15 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_field_is_encoded_and_a_scan_without_spacing_left_out(index, tmp_path):
-    out = tmp_path / "store"
-    command = (index, *COMMON, "--normalize", "40,80", "--field", "4", "-o", out, "--workers", 0)
-    dry = run(*command, "--dry-run")
-    assert "2 of these scans could not be encoded" in dry
-    assert not out.exists()
-    said = run(*command, code=1)
-    assert "lacks 2 scans of the index: 1 no_image, 1 no_spacing" in said
-    problems = {line.scan_id: line.detail for line in read_problems(out / "problems.csv")}
-    assert problems["s3"] == "a field of 4 mm needs the pixel spacing, which is unknown"
-    assert open_store(out).provenance["preprocessing"]["field"] == 4.0
-    said = run(*command, "--field", "5", code=2)
-    assert "was begun with other data or options: preprocessing.field was 4.0, now it is 5.0" in said
-
-
-def test_scans_that_were_moved_are_found(index, tmp_path):
+def test_scans_that_were_moved_are_found_and_a_scan_without_spacing_has_no_field(index, tmp_path):
     (tmp_path / "scans").rename(tmp_path / "elsewhere")
-    arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
+    field = ("--normalize", "40,80", "--field", "4")
+    arguments = (index, *COMMON, *field, "-o", tmp_path / "store", "--workers", 0)
     assert "does not exist; give the folder where they lie now (--root FOLDER)" in run(*arguments, code=2)
-    assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere", code=1)
-    preprocessing = open_store(tmp_path / "store").provenance["preprocessing"]
-    assert (preprocessing["mean"], preprocessing["sd"], preprocessing["windows"]) == ([40.0], [80.0], [[-100.0, 300.0]])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--dtype int8 --normalize 0,1", "--dtype 'int8' is unknown; choose one of float16, float32"),
-        ("--normalize 40", "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
-        ("--normalize 40,0", "cannot normalise"),
-        ("--window brain --normalize 0,1", "window 'brain' is unknown"),
-        ("--field 0 --normalize 0,1", "--field 0: give the side of the field in millimetres, above 0"),
-        *((f"--field {side} --normalize 0,1", f"--field {side}: give") for side in ("-5", "nan", "inf", "abc")),
-        ("--split nowhere.csv", "--split nowhere.csv is not a file; "),
-        ("--device tpu --normalize 0,1", "--device tpu is unknown"),
-        ("--precision int4 --normalize 0,1", "--precision 'int4' is unknown"),
-        ("", "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),
-    ],
-)
-def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, words, message):
-    before = sorted(tmp_path.iterdir())
-    assert message in run(index, *COMMON, "-o", tmp_path / "store", *words.split(), code=2)
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_an_index_that_is_not_there(tmp_path):
-    said = refusal("encode", tmp_path / "nowhere", *COMMON, "-o", tmp_path / "store")
-    assert "is not there; run nguide index first" in said
-
-
-def test_numbers_to_normalise_with():
-    assert _statistics(None, 1) is None
-    with pytest.raises(UserError, match="give MEAN,SD for each of the 2"):
-        _statistics("a,b,c,d", 2)
+    said = run(*arguments, "--root", tmp_path / "elsewhere", code=1)
+    assert "lacks 2 scans of the index: 1 no_image, 1 no_spacing" in said
+    about = open_store(tmp_path / "store").provenance["preprocessing"]
+    assert (about["mean"], about["sd"], about["windows"], about["field"]) == ([40.0], [80.0], [[-100.0, 300.0]], 4.0)
 
 
 def test_mr_has_its_own_default_window(index, tmp_path):
@@ -232,6 +185,7 @@ def test_verify(store):
     shard.write_bytes(content)
     said = refusal("store", "verify", store.folder)
     assert "1 of 3 scans are damaged: C; copy the store again, or encode it again" in said
+    assert json.loads(nguide("store", "verify", store.folder, "--json", code=2).stdout)["damaged"] == ["C"]
 
 
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
@@ -242,21 +196,6 @@ def test_export_and_import(store, tmp_path, form):
     assert repr(store) in nguide(*words).output
     for file in store.folder.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_what_is_not_a_store_comes_with_the_command_that_makes_one(store, tmp_path):
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "manifest.parquet").touch()
-    np.savez(tmp_path / "all.npz", x=np.ones((2, 3)))
-    encode = f"encode its scans: nguide encode {tmp_path / 'index'} --encoder efficientnet-lite0 --window WINDOW -o"
-    for words, message in (
-        (("show", tmp_path), "is not a feature store"),
-        (("show", tmp_path / "index"), encode),
-        (("show", tmp_path / "all.npz"), f"import it: nguide store import {tmp_path / 'all.npz'} -o STORE"),
-        (("export", store.folder, "-f", "xls", "-o", tmp_path / "x"), "format 'xls' is unknown"),
-        (("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x"), "does not exist"),
-    ):
-        assert message in refusal("store", *words)
 
 
 WEIGHTS = b"weights"

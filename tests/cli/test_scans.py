@@ -12,7 +12,6 @@ from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.scans.index.indexing import SOURCES
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.splits import read_parts, split_scans
 from small_command import nguide, output_of, refusal
@@ -72,30 +71,6 @@ def test_problems_are_counted_by_kind(chest, tmp_path):
     assert f"Problems: no_image 2, gap 1; see {tmp_path}/out/problems.csv\n" in printed
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("rsna-pet ROOT -o OUT", "source 'rsna-pet' is unknown; choose one of rsna-ich, rsna-pe"),
-        ("rsna-pe OUT -o OUT", "is not a folder; give the folder that holds train.csv and train"),
-        ("rsna-ich ROOT -o OUT", "stage_2_train.csv is not there"),
-        ("rsna-pe ROOT -o ROOT", "is a folder that is not empty"),
-        ("rsna-pe ROOT -o OUT --labels patient", "rsna-pe has no option --labels (given: patient)"),
-        ("rsna-pe ROOT -o OUT --table x.csv", "rsna-pe has no option --table (given: x.csv)"),
-        ("folder ROOT -o OUT", "needs --table FILE"),
-        ("folder ROOT -o OUT --table ROOT/train.csv", "has no columns scan_id"),
-        ("rsna-at ROOT -o OUT --labels organ", "choose one of image, patient"),
-        ("rsna-pe ROOT -o OUT --workers -1", "--workers"),
-        ("rsna-pe ROOT", "--out"),
-    ],
-)
-def test_mistakes_of_index_are_said_without_a_traceback(chest, tmp_path, words, message):
-    words = words.replace("ROOT", str(chest)).replace("OUT", str(tmp_path / "out"))
-    said = output_of("index", *words.split(), code=2)
-    assert message in said
-    assert "Traceback" not in said
-    assert not (tmp_path / "out").exists()
-
-
 def index_table(table: Path, root: Path, out: Path, *rows: str, head: str = "scan_id,path,label", code: int = 0):
     table.write_text("\n".join([head, *rows]) + "\n")
     return nguide("index", "folder", root, "--table", table, "-o", out, "--workers", 0, code=code)
@@ -153,10 +128,6 @@ def test_pictures_are_named_as_what_they_are_not(tmp_path):
     assert "for instance a/0.jpg: no_image, not a DICOM file; give DICOM files or NIfTI (.nii" in said
 
 
-def test_help_names_every_source():
-    assert all(source in nguide("index", "--help").output for source in SOURCES)
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Path:
     """60 scans of 30 patients, half of them positive."""
@@ -182,13 +153,6 @@ def test_split_then_audit(index, tmp_path):
     first = next(n for n, line in enumerate(lines) if line.endswith(",test"))
     files[0].write_text("\n".join([*lines[:first], lines[first].replace(",test", ",train"), *lines[first + 1 :]]))
     assert "a patient belongs to one part" in refusal("audit", index, files[0])
-
-
-def test_mistakes_of_split_leave_nothing_behind(index, tmp_path):
-    split = ("split", index, "-o", tmp_path / "s")
-    for words in ((*split, "--proportions", "4-1-1"), (*split, "--seeds", "x"), ("describe", tmp_path)):
-        refusal(*words)
-    assert not (tmp_path / "s").exists()
 
 
 def test_too_few_patients_are_counted_in_our_own_words():
@@ -237,18 +201,3 @@ def test_all_oddities_of_the_layout(tmp_path):
     text = output_of("phantom", "folder", tmp_path / "out", *SMALL, "--scans", 16, "--oddities", "all")
     assert "multi_frame" in text
     assert "indeterminate" not in text
-
-
-@pytest.mark.parametrize(
-    ("layout", "options", "message"),
-    [
-        ("rsna-xy", "", "layout 'rsna-xy' is unknown"),
-        ("folder", "--oddities tilt,tilt", "'tilt' is empty or given twice"),
-        ("folder", "--oddities snow", "oddity 'snow' is unknown"),
-        ("folder", "--compression zip", "compression 'zip' is unknown"),
-        ("folder", "--anatomy knee", "anatomy 'knee' is unknown"),
-    ],
-)
-def test_mistakes_of_phantom_are_named(tmp_path, layout, options, message):
-    assert message in refusal("phantom", layout, tmp_path / "out", *SMALL, *options.split())
-    assert not (tmp_path / "out").exists()

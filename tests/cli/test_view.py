@@ -20,20 +20,6 @@ from small_command import nguide, output_of
 BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["nowhere"], "nowhere is not a folder; give what nguide experiment"),
-        (["."], "holds neither predictions.parquet"),
-        ([".", "--port", "70000"], "65535"),
-        ([], "Missing argument"),
-    ],
-)
-def test_mistakes_are_told(words, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert message in output_of("view", *words, code=2)
-
-
 def test_a_folder_without_a_predicted_scan_is_told(tmp_path):
     write_predictions_table(tmp_path / "predictions.parquet", [])
     said = output_of("view", tmp_path, code=2)

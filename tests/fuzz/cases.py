@@ -10,7 +10,7 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,7 +18,7 @@ from random import Random
 import numpy as np
 from dicom_mutations import mutate_dicom, mutate_pixels
 from feature_cases import KINDS as FEATURE_KINDS
-from guard import SECRET, Finding, Probe, attempt, expect
+from harness import SECRET, Case, Finding, Probe, attempt, expect
 from mutations import BYTES, NAMES, bomb, hostile_zip, mutate, mutate_nifti
 from own_cases import KINDS as OWN_KINDS
 from samples import TABLES, Samples, table_of
@@ -178,7 +178,7 @@ def _read_name(root: Path, file: str) -> str:
     return outcome
 
 
-def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:
+def index_files(source: str) -> Case:
     """A dataset with files that are damaged, missing, or replaced by links and archives."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
@@ -224,7 +224,7 @@ def _change_file(random: Random, path: Path) -> None:
         _damage(random, path)
 
 
-def index_table(source: str) -> Callable[[Random, Samples, Probe], str]:
+def index_table(source: str) -> Case:
     """A dataset with a damaged label table."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
@@ -351,7 +351,7 @@ def _check_untouched(before: Manifest, after: Manifest, touched: set[str], *, co
             )
 
 
-KINDS: dict[str, tuple[int, Callable[[Random, Samples, Probe], str]]] = {
+KINDS: dict[str, tuple[int, Case]] = {
     "header": (18, headers_of_slices),
     "pixels": (26, pixels),
     "volume": (6, volume),

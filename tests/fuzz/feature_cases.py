@@ -25,7 +25,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from guard import SECRET, Probe, attempt, expect
+from harness import SECRET, Case, Probe, attempt, expect
 from mutations import BYTES, HOSTILE, METHODS, bomb, lie, mutate, zip_of
 from samples import Samples
 from table_mutations import mutate_csv, mutate_parquet
@@ -415,7 +415,7 @@ def _check(store: FeatureStore) -> None:
     expect(SECRET[:20] not in raw, "features of another file")
 
 
-def of_file(suffix: str, make: Callable[[Random], bytes]) -> Callable[[Random, Samples, Probe], str]:
+def of_file(suffix: str, make: Callable[[Random], bytes]) -> Case:
     """One file, alone or in a folder, under its own ending or none."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:

@@ -28,10 +28,9 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from guard import Probe, attempt, expect
+from harness import Case, Probe, attempt, expect
 from mutations import BYTES, mutate
-from own_folders import READERS, Read, files_in, make_folders
-from samples import OWN, Samples
+from samples import OWN, READERS, Read, Samples, files_in, make_folders
 from table_mutations import change_table, mutate_csv
 
 MARK = b"nguide-seal:"
@@ -235,7 +234,7 @@ def _undamaged(samples: Samples, name: str) -> Read:
         return _read(name, Path(folder))
 
 
-def hostile(name: str) -> Callable[[Random, Samples, Probe], str]:
+def hostile(name: str) -> Case:
     """A folder of which one file, now and then two, say something else."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
@@ -260,7 +259,7 @@ def flip(random: Random, content: bytes) -> bytes:
     return bytes(changed)
 
 
-def flipped(name: str) -> Callable[[Random, Samples, Probe], str]:
+def flipped(name: str) -> Case:
     """A folder with one flipped bit; the outcome names the file."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from random import Random
 
 import numpy as np
-from guard import MEMORY, Probe, attempt
-from samples import Samples
+from harness import MEMORY, Case, Probe, attempt
 
 from normal_guidance.base.errors import UnreadableError, UserError
 
 
-def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Callable[[Random, Samples, Probe], str]:
-    def case(random: Random, samples: Samples, probe: Probe) -> str:
+def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Case:
+    def case(random: Random, samples: object, probe: Probe) -> str:
         with probe.watched():
             probe.tell(native)
             return attempt(lambda: defect(probe))
