@@ -80,16 +80,16 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
     assert "findings any left rare" in made.imported
     bundle, store = load_bundle(made.model), open_store(made.store)
-    assert [one.finding for one in bundle.each] == [Finding("any", "1386000"), Finding("left")]
-    for one, name in zip(bundle.each, NAMES, strict=False):
+    assert [model.finding for model in bundle.each] == [Finding("any", "1386000"), Finding("left")]
+    for model, name in zip(bundle.each, NAMES, strict=False):
         scans = store.of_finding(name)
         train, test = scans.part("train"), scans.part("test")
         alone = fit_and_measure(train, make_plan(train.labels.tolist(), train.patient_ids), test=test)
-        logit, _ = score(one, test.bags()[0].features)
+        logit, _ = score(model, test.bags()[0].features)
         assert logit == pytest.approx(alone.tested.logit[0].item(), abs=1e-4)
         assert f"{name}: {alone.sentences()[0]}" in made.fitted
         page = (made.model / name / "report.html").read_text()
-        assert escape(f"What the fitted model does: {one.finding}") in page
+        assert escape(f"What the fitted model does: {model.finding}") in page
     assert load_bundle(made.model / "left").training["scans"] == {"train": 29, "test": 10}  # of S00 it is unknown
 
 
@@ -165,12 +165,8 @@ def test_predictions_follow_their_own_finding(made):
 
 def test_json_has_one_object_a_scan(made, tmp_path):
     told = output_of("predict", made.folder / "new.npz", "--model", made.model, "-o", tmp_path / "out", "--json")
-    objects, decoder = [], json.JSONDecoder()
-    while told:
-        scan, end = decoder.raw_decode(told)
-        objects.append([finding["name"] for finding in scan["findings"]])
-        told = told[end:].strip()
-    assert objects == [["any", "left"]] * NEW
+    scans = [json.loads(line) for line in told.splitlines()]
+    assert [[finding["name"] for finding in scan["findings"]] for scan in scans] == [["any", "left"]] * NEW
 
 
 def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
