@@ -123,7 +123,7 @@ def predict(
 
     def show(outcome: Written) -> None:
         if as_json:
-            typer.echo(json_text(outcome_json(outcome, bundle, anonymize=anonymize), indent=None))
+            typer.echo(json_text(outcome_json(outcome, anonymize=anonymize), indent=None))
         else:
             for line in scan_lines(outcome, bundle):
                 typer.echo(line, err=not outcome.complete)

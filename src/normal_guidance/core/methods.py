@@ -179,5 +179,5 @@ def method_title(method: str, dataset: str = "") -> str:
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 
-REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)  # models that are trained with slice labels
+REFERENCES = tuple(REFERENCE_TITLES)  # models that are trained with slice labels
 EVERYTHING = (*COMPARED, CEILING, *REFERENCES)  # all names that a study's folder may hold

@@ -149,7 +149,7 @@ def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch, a
     monkeypatch.setattr("normal_guidance.clinic.node.send_text.read_content", lambda *_: content())
     with mllp(*answers) as (port, _), pytest.raises(NotSentError):
         parse_destination(f"hl7:RIS@127.0.0.1:{port}", US).send(
-            [tmp_path / "prediction.json"], SentSeries("s", "1", "2", tmp_path), lambda file: pytest.fail("accepted")
+            [tmp_path / "prediction.json"], SentSeries("s", tmp_path), lambda file: pytest.fail("accepted")
         )
 
 

@@ -344,7 +344,7 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
     assert read(tmp_path / "anonymous" / "summary.json")["anonymous"] is True
     held = {file: file.read_bytes() for file in (tmp_path / "anonymous").rglob("*") if file.is_file()}
-    printed = json.dumps([outcome_json(scan, bundle, anonymize=True)["problems"] for scan in written])
+    printed = json.dumps([outcome_json(scan, anonymize=True)["problems"] for scan in written])
     for secret in secrets:
         assert [file.name for file, content in held.items() if secret.encode() in content] == []
         assert secret not in printed

@@ -19,11 +19,9 @@ class NotSentError(Exception):
 
 @dataclass(frozen=True)
 class SentSeries:
-    """A series by its hash in this node and its UIDs, and its results (SCAN/prediction.json and so on)."""
+    """A series by its hash in this node, and its results (SCAN/prediction.json and so on)."""
 
     key: str
-    study_uid: str
-    series_uid: str
     folder: Path
     round: int = 1  # later results of a series, from 2 on, replace the first
 

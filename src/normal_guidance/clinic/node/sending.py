@@ -74,7 +74,7 @@ class Sending:
         known = self.queue.accepted(dispatch)
         names = {file: file.relative_to(self.results.path).as_posix() for file in self.destination.files(folder)}
         files = [file for file, name in names.items() if name not in known]
-        sent = SentSeries(series.key, series.study_uid, series.series_uid, folder, series.round)
+        sent = SentSeries(series.key, folder, series.round)
         if files:
             self.destination.send(files, sent, lambda file: self.queue.accept(dispatch, names[file]))
         return len(files)

@@ -418,27 +418,20 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
     """What `outcome_json` says of each scan, from results that are complete."""
     problems = read_problems(out / "problems.csv")
     for scan_id, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
-        first = next(lines)
-        shared = {name: first[name] for name in IN_JSON}
-        if first["state"] == STATES[0]:
-            folder = out / folder_name(scan_id)
-            about = read_json(folder / PREDICTION, "delete the folder and predict again")
-            yield {**shared, "folder": str(folder), **about}
-        else:
-            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan_id]}
+        known = [problem for problem in problems if problem.scan_id == scan_id]
+        yield _scan_json(next(lines), out / folder_name(scan_id), known)
 
 
-IN_JSON = ("scan_id", "state", "lacks", "reason")  # of each scan's line, before prediction.json or its problems
-
-
-def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+def outcome_json(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
     """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
-    line = summary_line(scan, anonymize=anonymize)
-    shared = {name: line[name] for name in IN_JSON}
-    if isinstance(scan.outcome, ScanPrediction):
-        folder = None if scan.folder is None else str(scan.folder)
-        return {**shared, "folder": folder, **prediction_json(scan.outcome, bundle, anonymize=anonymize)}
-    return {**shared, "problems": [problem._asdict() for problem in problems_of(scan)]}
+    return _scan_json(summary_line(scan, anonymize=anonymize), scan.folder, problems_of(scan))
+
+
+def _scan_json(line: Mapping[str, Any], folder: Path | None, problems: Iterable[Problem]) -> dict[str, Any]:
+    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
+    if folder is None or line["state"] != STATES[0]:
+        return {**shared, "problems": [problem._asdict() for problem in problems]}
+    return {**shared, "folder": str(folder), **read_json(folder / PREDICTION, "delete the folder and predict again")}
 
 
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:
