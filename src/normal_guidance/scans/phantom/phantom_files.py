@@ -19,12 +19,12 @@ import numpy as np
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.scans.phantom.drafts import Draft, Image, checksum, make_draft, render
 from normal_guidance.scans.phantom.oddities import ODDITIES, assign_oddities, check_oddities
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
 
-try:
+with importing("dicom", "phantoms are written with pydicom"):
     from pydicom.dataset import Dataset, FileMetaDataset
     from pydicom.sequence import Sequence as DicomSequence
     from pydicom.uid import (
@@ -38,8 +38,6 @@ try:
         RLELossless,
         SecondaryCaptureImageStorage,
     )
-except ImportError as error:
-    raise UserError(f"phantoms are written with pydicom; {install_command('dicom')}") from error
 
 COMPRESSIONS = {
     "none": ExplicitVRLittleEndian,
@@ -49,6 +47,8 @@ COMPRESSIONS = {
     "jpeg-ls": JPEGLSLossless,
 }
 """Transfer syntaxes by name; all are lossless."""
+
+JPEG = {"jpeg-lossless": "JPEGLosslessProcess14_1", "jpeg-ls": "JPEGLSLossless"}  # as GDCM calls them
 
 MAKER = "PHANTOM"  # manufacturer; the patient's name begins with it, too
 
@@ -75,23 +75,22 @@ def _write(path: Path, dataset: Dataset, compression: str) -> None:
         plugin = "pydicom" if compression == "rle" else ""
         dataset.compress(COMPRESSIONS[compression], encoding_plugin=plugin, generate_instance_uid=False)
     dataset.save_as(path, enforce_file_format=True)
-    if compression not in ("jpeg-lossless", "jpeg-ls"):
-        return
-    try:
-        import gdcm  # pydicom cannot write these two
-    except ImportError as error:
-        raise UserError(f"{compression} is written with gdcm; {install_command('dicom')}") from error
-    reader = gdcm.ImageReader()
+    if compression in JPEG:
+        transcode(path, JPEG[compression])
+
+
+def transcode(path: Path, syntax: str) -> None:
+    """Compresses a file by GDCM, in the transfer syntax that it calls so: pydicom cannot write these."""
+    with importing("dicom", f"{syntax} is written with gdcm"):
+        import gdcm
+    reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
     reader.SetFileName(str(path))
-    change = gdcm.ImageChangeTransferSyntax()
-    syntax = "JPEGLosslessProcess14_1" if compression == "jpeg-lossless" else "JPEGLSLossless"
     change.SetTransferSyntax(gdcm.TransferSyntax(getattr(gdcm.TransferSyntax, syntax)))
     if not reader.Read():
         raise RuntimeError(f"gdcm cannot read {path}")
     change.SetInput(reader.GetImage())
     if not change.Change():
-        raise RuntimeError(f"gdcm cannot compress {path} as {compression}")
-    writer = gdcm.ImageWriter()
+        raise RuntimeError(f"gdcm cannot compress {path} as {syntax}")
     writer.SetFileName(str(path))
     writer.SetFile(reader.GetFile())
     writer.SetImage(change.GetOutput())
