@@ -60,6 +60,9 @@ class KnownModel(NamedTuple):
     dataset: str | None = None
 
 
+UNKNOWN_MODEL = KnownModel()
+
+
 class Gallery:
     """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
@@ -68,7 +71,7 @@ class Gallery:
         folder: Path,
         splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
-        model: KnownModel = KnownModel(),
+        model: KnownModel = UNKNOWN_MODEL,
     ) -> None:
         self.folder, self.splits, self.manifest, self.model = folder, tuple(splits), manifest, model
         self.summary = runs.read_summary(folder)  # None for studies and runs
@@ -288,12 +291,12 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     summary = runs.read_summary(folder)
     about: Any = open_store(store).provenance if store is not None else summary and summary.model
     if about is None:
-        return KnownModel()
+        return UNKNOWN_MODEL
     try:
         windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
         if store is None:
-            return KnownModel()
+            return UNKNOWN_MODEL
         raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None
