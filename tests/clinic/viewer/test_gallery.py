@@ -229,18 +229,14 @@ def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(view):
     assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
 
 
-def test_a_scan_whose_result_is_gone_is_flagged(manifest, tmp_path):
+def test_scans_whose_result_is_gone_or_that_were_not_predicted_are_told(manifest, tmp_path):
     rows = rows_of(manifest)[:2]
     write_result(tmp_path, rows[0]["scan_id"])
-    gallery = opened(tmp_path, rows)
+    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
+    gallery = opened(tmp_path, rows, summary={"model": {}, "scans": scans})
     assert [scan["flags"] for scan in gallery.scans(0)] == [[], ["doubtful"]]
     texts = [[warning["text"] for warning in gallery.scan(0, number)["warnings"]] for number in (0, 1)]
     assert texts == [[], ["The scan has no prediction.json: what was odd about it is not known."]]
-
-
-def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
-    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
-    gallery = opened(tmp_path, rows_of(manifest)[:1], summary={"model": {}, "scans": scans})
     assert gallery.about()["not_predicted"] == [{"id": "B", "reason": "it is MR"}]
 
 
@@ -283,23 +279,19 @@ def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest
     assert (shown["truth"], shown["positions"], shown["image"]["letters"]) == (None, None, None)
 
 
-def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
+def test_folders_without_predictions_and_runs_that_saw_other_slices_are_refused(tmp_path, study, manifest, phantom):
     with pytest.raises(UserError, match=r"holds neither predictions\.parquet"):
         open_gallery(tmp_path)
     with pytest.raises(UserError, match="run nguide index first"):
         open_gallery(study, tmp_path)
     with pytest.raises(UserError, match="is not a feature store"):
         open_gallery(study, phantom / "index", tmp_path)
+    write_predictions(tmp_path / "ng" / "1", rows_of(manifest))
+    write_predictions(tmp_path / "abmil" / "1", [rows_of(manifest)[0] | {"slices": 3}])
+    with pytest.raises(UserError, match="another run"):
+        open_gallery(tmp_path)
     (tmp_path / "predictions.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(UserError, match="cannot be read"):
-        open_gallery(tmp_path)
-
-
-def test_runs_that_saw_other_slices_are_refused(manifest, tmp_path):
-    rows = rows_of(manifest)
-    write_predictions(tmp_path / "ng" / "1", rows)
-    write_predictions(tmp_path / "abmil" / "1", [rows[0] | {"slices": 3}])
-    with pytest.raises(UserError, match="another run"):
         open_gallery(tmp_path)
 
 
@@ -310,7 +302,7 @@ def test_damaged_attention_is_told_and_not_drawn(manifest, tmp_path, attention):
         gallery.scan(0, 0)
 
 
-def test_the_fitted_normal_has_the_curves_mean_and_variance():
+def test_the_fitted_normal_has_the_curves_mean_and_variance_and_its_scale():
     attention = torch.from_numpy(0.3 * bell(200, 70, 9) + 0.7 * bell(200, 110, 14))
     fitted = fitted_normal(attention).double().numpy()
     places, weights = np.arange(200), attention.double().numpy()
@@ -319,9 +311,7 @@ def test_the_fitted_normal_has_the_curves_mean_and_variance():
     density = np.exp(-((places - mean) ** 2) / (2 * variance))
     np.testing.assert_allclose(fitted, density / density.sum() * weights.sum(), rtol=1e-3, atol=1e-7)
 
-
-def test_probabilities_of_slices_keep_their_scale():
-    """The slice reference's need not sum to one; its normal is drawn over the same area."""
+    # The slice reference's probabilities need not sum to one; its normal is drawn over the same area.
     probabilities = torch.tensor([0.1, 0.9, 0.8, 0.05])
     drawn = curve(probabilities, probabilities.logit()[None], None)
     assert sum(drawn["normal"]) == pytest.approx(1.85, rel=1e-5)

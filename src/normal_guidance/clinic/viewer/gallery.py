@@ -60,6 +60,9 @@ class KnownModel(NamedTuple):
     dataset: str | None = None
 
 
+UNKNOWN_MODEL = KnownModel()
+
+
 class Gallery:
     """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
@@ -68,10 +71,9 @@ class Gallery:
         folder: Path,
         splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
-        model: KnownModel | None = None,
+        model: KnownModel = UNKNOWN_MODEL,
     ) -> None:
-        self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
-        self.model = model or KnownModel()
+        self.folder, self.splits, self.manifest, self.model = folder, tuple(splits), manifest, model
         self.summary = runs.read_summary(folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
         self._row_of = {} if manifest is None else {scan: index for index, scan in enumerate(manifest.scan_ids)}
@@ -275,10 +277,9 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     splits = runs.find_splits(folder)
     scans = index or (folder if (folder / MANIFEST).is_file() else None)
     manifest = None if scans is None else read_manifest(scans)
-    if (
-        manifest is not None and (folder / runs.BUNDLE).is_file()
-    ):  # the slice labels of the finding that the model is of
-        finding = read_json(folder / runs.BUNDLE).get("finding")
+    bundle = folder / runs.BUNDLE
+    if manifest is not None and bundle.is_file():  # the slice labels of the finding that the model is of
+        finding = read_json(bundle).get("finding")
         name = finding.get("name") if isinstance(finding, dict) else None
         if name in [known.name for known in manifest.findings]:
             manifest = manifest.of_finding(name)
@@ -290,12 +291,12 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     summary = runs.read_summary(folder)
     about: Any = open_store(store).provenance if store is not None else summary and summary.model
     if about is None:
-        return KnownModel()
+        return UNKNOWN_MODEL
     try:
         windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
         if store is None:
-            return KnownModel()
+            return UNKNOWN_MODEL
         raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None
