@@ -316,7 +316,7 @@ def describe(
     values = valid_json({part: description.to_dict() for part, description in described.items()})
     print_result(as_json, values, [page])
     if out is not None:
-        from normal_guidance.study.figures.datasets import draw_density
+        from normal_guidance.study.figures.attention import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())

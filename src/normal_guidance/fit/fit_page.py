@@ -131,8 +131,7 @@ def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]])
     entries: dict[str, Artist] = {}
     for panel, (title, attention, prior, slice_labels) in zip(panels, examples, strict=False):
         slices = np.arange(1, len(attention) + 1)
-        if slice_labels is not None:
-            fill_truth(panel, slice_labels)
+        fill_truth(panel, slice_labels)
         panel.plot(slices, attention, color=GREEN, lw=1.6, label="attention, out of fold")
         panel.plot(slices, prior, color=GUESS, lw=1.1, ls="--", label="prior")
         panel.set(xlim=(0.5, len(slices) + 0.5), title=title)
