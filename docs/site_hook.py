@@ -248,7 +248,7 @@ def command_reference() -> str:
     """Every command of nguide with its arguments and options, from the definitions that ``--help`` prints."""
     from typer.main import get_command
 
-    from normal_guidance.cli import app
+    from normal_guidance.cli.commands import app
 
     return "\n".join(_command_section(get_command(app), "nguide"))
 

@@ -4,7 +4,9 @@ import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -25,6 +27,20 @@ def pytest_runtest_call() -> Iterator[None]:
     """No test replaces the clock of all threads, which a server in one of them would wait for; see `own_clock`."""
     yield
     assert time.monotonic is REAL_CLOCK, "this test replaced time.monotonic; use own_clock.OwnClock"
+
+
+class Studies:
+    """The scripts of docs/studies, a folder and not a package; each is imported when it is named."""
+
+    def __getattr__(self, name: str) -> ModuleType:
+        return import_module(name)
+
+
+@pytest.fixture(scope="session")
+def studies() -> Iterator[Studies]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(Path(__file__).resolve().parents[1] / "docs" / "studies"))
+        yield Studies()
 
 
 @pytest.fixture(scope="session")

@@ -8,8 +8,6 @@ A comment just above a block says how it is run, where that is not simply after 
 `given` runs the block in a folder of its own that holds copies of these names (TUTORIAL:NAME: of another tutorial);
 `small` adds options to each such command of `nguide`; `instead` replaces a word.  A block `text` shows what the block
 before it printed: see `difference`.
-
-`python tests/documents.py docs/tutorials/own-loop.md` prints what each block of a page prints.
 """
 
 from __future__ import annotations
@@ -28,6 +26,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).resolve().parents[1]
 TUTORIALS = ROOT / "docs" / "tutorials"
@@ -69,21 +69,12 @@ class Block:
 
 def fenced_blocks(text: str) -> list[Block]:
     """Every fenced block of a page, with what the comment above it says."""
-    blocks, previous, lines = [], "", iter(enumerate(text.splitlines(), start=1))
-    for number, line in lines:
-        opening = re.match(r"(\s*)(```+|~~~+)\s*([\w+-]*)", line)
-        if opening:
-            indent, fence, language = opening.groups()
-            body = []
-            for _, inner in lines:
-                if inner.strip().startswith(fence) and not inner.strip().strip(fence[0]):
-                    break
-                body.append(inner.removeprefix(indent))
-            said = _comment(previous.strip(), number)
-            blocks.append(Block(language, number, "\n".join(body) + "\n", **said))
-            previous = ""
-        elif line.strip():
-            previous = line
+    blocks, above = [], ""
+    for token in MarkdownIt("commonmark").parse(text):
+        if token.type == "fence":
+            language, line = token.info.partition(" ")[0], token.map[0] + 1
+            blocks.append(Block(language, line, token.content, **_comment(above, line)))
+        above = token.content.strip() if token.type == "html_block" else ""
     return blocks
 
 
@@ -274,14 +265,12 @@ def run_page(
     path: Path,
     folder: Path,
     prepared: Callable[[str], Path] | None = None,
-    tell: Callable[[Block, str], None] = lambda block, printed: None,
     choose: Callable[[Block], bool] = lambda block: True,
 ) -> None:
     """Run a page's blocks in order in a folder; raise `PageError` where one fails or prints something else than shown.
 
     Args:
         prepared: returns the file or folder of a name that a block is given.
-        tell: receives each block that was run and what it printed.
         choose: says which blocks to run; outputs of others are not compared.
     """
     namespace: dict[str, Any] = {"__name__": "__main__"}
@@ -319,7 +308,6 @@ def run_page(
             else:
                 shell = shell or Shell(folder)
                 printed = shell.run(block)
-            tell(block, printed)
     except PageError as error:
         text = str(error)
         raise PageError(text.replace("line ", f"{path.name}:", 1) if text.startswith("line ") else text) from error
@@ -341,23 +329,8 @@ def _copy(names: Sequence[str], place: Path, prepared: Callable[[str], Path] | N
             shutil.copy(source, place / name)
 
 
-def run_tutorial(path: Path, folder: Path, tell: Callable[[Block, str], None] = lambda block, printed: None) -> None:
+def run_tutorial(path: Path, folder: Path) -> None:
     """Run a tutorial in an empty folder, after the one that it goes on from."""
     if before := begins_with(path):
         run_tutorial(path.with_name(f"{before}.md"), folder)
-    run_page(path, folder, tell=tell)
-
-
-def main() -> None:
-    """Print what each block of a page prints."""
-    for name in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as folder:
-            run_tutorial(
-                Path(name).resolve(),
-                Path(folder),
-                tell=lambda block, printed: print(f"----- line {block.line}\n{printed}"),
-            )
-
-
-if __name__ == "__main__":
-    main()
+    run_page(path, folder)

@@ -56,9 +56,8 @@ LOCKS = ("lock",)
 class Case:
     """A command, and what was seen of it."""
 
-    words: Callable[[Path], Sequence[object]]
-    """Its words, for an output folder."""
-    code: int = 0
+    line: str
+    """Its words, with the folders {at} of the inputs and {out} of the output."""
     resumes: bool = True
     """Whether a complete output is taken as such; other commands refuse it."""
     kills: int = 0
@@ -73,76 +72,64 @@ class Case:
         return not (self.refused or self.different or self.left)
 
 
-def cases(at: Path) -> dict[str, Case]:
-    """All commands that write, on the inputs that `prepare` makes below `at`."""
-    scans, index, split, store = at / "scans", at / "index", at / "splits" / "split-1.csv", at / "store"
-    training = ("--epochs", 4, "--lr", "0.1,0.01", "--l1", 0, "--device", "cpu", "--save-epochs", 1)
-    study = ("--methods", "mean,ng", *training[:-2])
-    made: dict[str, Case] = {
-        "phantom": Case(lambda out: ("phantom", "folder", out, "--scans", 6, "--size", 32, "--slices", 12)),
-        "index": Case(
-            lambda out: ("index", "folder", scans, "--table", scans / "labels.csv", "-o", out), resumes=False
-        ),
-        "split": Case(lambda out: ("split", index, "--proportions", "2:1:1", "-o", out)),
-        "describe": Case(lambda out: ("describe", index, "--split", split, "-o", out)),
-        "encode": Case(lambda out: ENCODE(index, split, out)),
-        "sweep": Case(lambda out: ("sweep", store, "--split", split, "--methods", "ng,abmil", *training, "-o", out)),
-        "reproduce": Case(lambda out: ("reproduce", "semi-synthetic", "--seeds", 1001, *study, "-o", out)),
-        "trust": Case(lambda out: ("trust", at / "run" / "ng" / "1001", "--store", store, "--split", split, "-o", out)),
-        "bundle": Case(lambda out: ("bundle", at / "run" / "ng" / "1001", "-o", out), resumes=False),
-        "predict": Case(lambda out: ("predict", at / "new", "-m", at / "run" / "ng" / "1001", "--dicom", "-o", out)),
-        "predict features": Case(lambda out: ("predict", at / "own", "-m", at / "own run" / "ng" / "1001", "-o", out)),
-        "store import": Case(lambda out: ("store", "import", at / "npz", "-o", out), resumes=False),
-    }
-    for form in ("npz", "hdf5", "torchmil"):
-        made[f"store export {form}"] = Case(
-            lambda out, form=form: ("store", "export", store, "-f", form, "-o", out), resumes=form == "hdf5"
-        )
-    made |= {
-        "experiment": Case(lambda out: ("experiment", store, "--split", split, *study, "-o", out)),
-        "fit": Case(lambda out: ("fit", at / "own store", "--device", "cpu", "-o", out), resumes=False),
-    }
-    for name, case in made.items():
-        if name.split()[0] in ("index", "encode", "predict"):
-            made[name] = replace(case, words=lambda out, words=case.words: (*words(out), "--workers", 0))
-    return made
+ENCODE = (
+    "encode {at}/index --encoder tiny --split {at}/splits/split-1.csv --window head --device cpu --workers 0 -o {out}"
+)
+SPLIT = "--split {at}/splits/split-1.csv"
+TRAINING = "--epochs 4 --lr 0.1,0.01 --l1 0 --device cpu"
+ONE_RUN = "--epochs 4 --lr 0.1 --l1 0 --device cpu --seeds 1001"
+DRAWN = "--size 32 --slices 12"
 
+RESUMED = {
+    "phantom": f"phantom folder {{out}} --scans 6 {DRAWN}",
+    "split": "split {at}/index --proportions 2:1:1 -o {out}",
+    "describe": f"describe {{at}}/index {SPLIT} -o {{out}}",
+    "encode": ENCODE,
+    "sweep": f"sweep {{at}}/store {SPLIT} --methods ng,abmil {TRAINING} --save-epochs 1 -o {{out}}",
+    "reproduce": f"reproduce semi-synthetic --seeds 1001 --methods mean,ng {TRAINING} -o {{out}}",
+    "trust": f"trust {{at}}/run/ng/1001 --store {{at}}/store {SPLIT} -o {{out}}",
+    "predict": "predict {at}/drawn/scans -m {at}/run/ng/1001 --dicom --workers 0 -o {out}",
+    "predict features": "predict {at}/own -m {at}/own-run/ng/1001 --workers 0 -o {out}",
+    "store export hdf5": "store export {at}/store -f hdf5 -o {out}",
+    "experiment": f"experiment {{at}}/store {SPLIT} --methods mean,ng {TRAINING} -o {{out}}",
+}
+REFUSED = {
+    "index": "index folder {at}/scans --table {at}/scans/labels.csv --workers 0 -o {out}",
+    "bundle": "bundle {at}/run/ng/1001 -o {out}",
+    "store import": "store import {at}/npz -o {out}",
+    "store export npz": "store export {at}/store -f npz -o {out}",
+    "store export torchmil": "store export {at}/store -f torchmil -o {out}",
+    "fit": "fit {at}/own-store --device cpu -o {out}",
+}
+"""Commands that take a complete output as such, and those that refuse it."""
 
-def ENCODE(index: Path, split: Path, out: Path) -> Sequence[object]:  # noqa: N802 (a command)
-    return ("encode", index, "--encoder", "tiny", "--split", split, "--window", "head", "--device", "cpu", "-o", out)
+INPUTS = (
+    f"phantom folder {{at}}/scans --scans 64 {DRAWN} --positive 0.5",
+    f"phantom folder {{at}}/drawn --scans 4 {DRAWN} --positive 0.5 --seed 7",
+    REFUSED["index"].replace("{out}", "{at}/index"),
+    "split {at}/index --seeds 1 --proportions 2:1:1 -o {at}/splits",
+    ENCODE.replace("{out}", "{at}/store"),
+    f"sweep {{at}}/store {SPLIT} --methods ng {ONE_RUN} -o {{at}}/run",
+    "store export {at}/store -f npz -o {at}/npz",
+    "store import {at}/own-training -o {at}/own-store",
+    "split {at}/own-store --seeds 1 --proportions 2:1:1 -o {at}/own-split",
+    f"sweep {{at}}/own-store --split {{at}}/own-split/split-1.csv {ONE_RUN} -o {{at}}/own-run",
+)
 
 
 def prepare(at: Path) -> None:
     """The inputs: scans, index, splits, store, a run, new scans, features of one's own and their model."""
     import numpy as np
 
-    train = ("--epochs", 4, "--lr", 0.1, "--l1", 0, "--device", "cpu", "--seeds", 1001)
-    split = at / "splits" / "split-1.csv"
-    for words in (
-        ("phantom", "folder", at / "scans", "--scans", 64, "--size", 32, "--slices", 12, "--positive", 0.5),
-        ("phantom", "folder", at / "drawn", "--scans", 4, "--size", 32, "--slices", 12, "--positive", 0.5, "--seed", 7),
-        ("index", "folder", at / "scans", "--table", at / "scans" / "labels.csv", "-o", at / "index", "--workers", 0),
-        ("split", at / "index", "--seeds", 1, "--proportions", "2:1:1", "-o", at / "splits"),
-        (*ENCODE(at / "index", split, at / "store"), "--workers", 0),
-        ("sweep", at / "store", "--split", split, "--methods", "ng", *train, "-o", at / "run"),
-        ("store", "export", at / "store", "-f", "npz", "-o", at / "npz"),
-    ):
-        said = at.parent / "said.txt"
-        assert attempt(words, said=said) == 0, (words, said.read_text())
-    shutil.copytree(at / "drawn" / "scans", at / "new")
     random = np.random.default_rng(0)
-    for folder, count in (("own", 6), ("own training", 24)):
-        (at / folder).mkdir()
+    for folder, count in (("own", 6), ("own-training", 24)):
+        (at / folder).mkdir(parents=True)
         for number in range(count):
             features = random.normal(number % 2, 1, (8, 5)).astype(np.float32)
             np.savez(at / folder / f"s{number:02d}.npz", features=features, label=number % 2, patient_id=f"p{number}")
-    for words in (
-        ("store", "import", at / "own training", "-o", at / "own store"),
-        ("split", at / "own store", "--seeds", 1, "--proportions", "2:1:1", "-o", at / "own split"),
-        ("sweep", at / "own store", "--split", at / "own split" / "split-1.csv", *train, "-o", at / "own run"),
-    ):
-        said = at.parent / "said.txt"
-        assert attempt(words, said=said) == 0, (words, said.read_text())
+    said = at.parent / "said.txt"
+    for line in INPUTS:
+        assert attempt(line.format(at=at).split(), said=said) == 0, (line, said.read_text())
 
 
 def load_everything() -> None:
@@ -156,14 +143,8 @@ def load_everything() -> None:
     for module in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance."):
         if not re.search(r"triton|ray|__main__|viewer", module.name):
             importlib.import_module(module.name)
-    for name in (
-        "matplotlib.pyplot",
-        "sklearn.linear_model",
-        "sklearn.model_selection",
-        "h5py",
-        "pydicom",
-        "highdicom",
-    ):
+    late = ("matplotlib.pyplot", "sklearn.linear_model", "sklearn.model_selection", "h5py", "pydicom", "highdicom")
+    for name in late:
         importlib.import_module(name)
     import small_bundle
     from normal_guidance.fit import bundle
@@ -262,10 +243,11 @@ def kind(name: str) -> str:
     return re.sub(r"[0-9a-f]{32}", "*", name)
 
 
-def attack(case: Case, folder: Path, kills: int, random: Random) -> None:
+def attack(case: Case, at: Path, folder: Path, kills: int, random: Random) -> None:
     """Kill a command so many times, in rounds that each end with a comparison."""
     said = folder.parent / "said.txt"
     out = folder / "out"
+    words = case.line.format(at=at, out=out).split()
 
     def fresh() -> None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -273,24 +255,24 @@ def attack(case: Case, folder: Path, kills: int, random: Random) -> None:
 
     fresh()
     begin = time.monotonic()
-    code = attempt(case.words(out), said=said)
+    code = attempt(words, said=said)
     case.seconds = time.monotonic() - begin
-    if code != case.code:
+    if code != 0:
         case.refused.append(f"uninterrupted: exit code {code}: {said.read_text()[-300:]}")
         return
     whole = contents(folder)
     fresh()
-    attempt(case.words(out), said=said)
+    attempt(words, said=said)
     case.different.update(f"without a kill: {name}" for name in _differing(whole, contents(folder)))
     while case.kills < kills:
         fresh()
         case.rounds += 1
         for _ in range(5 if case.seconds > SLOW else 3 if case.rounds % THREE_IN_A_ROW == 0 else 1):
-            killed = attempt(case.words(out), random.uniform(0, case.seconds), said) is None
+            killed = attempt(words, random.uniform(0, case.seconds), said) is None
             case.kills += killed
         if case.resumes or not out.exists():
-            code = attempt(case.words(out), said=said)
-            if code != case.code:
+            code = attempt(words, said=said)
+            if code != 0:
                 case.refused.append(f"exit code {code}: {said.read_text()[-300:].strip()}")
                 continue
         found = contents(folder)
@@ -306,16 +288,23 @@ def run(folder: Path, kills: int, seed: int, names: Sequence[str], tell: Callabl
     """Attack the named commands, or all."""
     load_everything()
     prepare(folder / "in")
-    known = cases(folder / "in")
+    known = {name: Case(line) for name, line in RESUMED.items()}
+    known |= {name: Case(line, resumes=False) for name, line in REFUSED.items()}
     chosen = {name: known[name] for name in names or known}
     tell(f"{'command':<22}{'seconds':>8}{'rounds':>8}{'kills':>7}{'refused':>9}{'differ':>8}{'left':>6}")
     for name, case in chosen.items():
-        attack(case, folder / "work" / name.replace(" ", "-"), kills, Random(f"{seed} {name}"))
+        attack(case, folder / "in", folder / "work" / name.replace(" ", "-"), kills, Random(f"{seed} {name}"))
         counts = f"{len(case.refused):>9}{case.different.total():>8}{case.left.total():>6}"
         tell(f"{name:<22}{case.seconds:>8.2f}{case.rounds:>8}{case.kills:>7}{counts}")
         for line in (*case.refused[:3], *list(case.different.items())[:5], *list(case.left.items())[:5]):
             tell(f"    {line}")
     return chosen
+
+
+def report(seen: dict[str, Case]) -> dict[str, Any]:
+    """What was seen of each command, as JSON."""
+    kept = ("kills", "refused", "different", "left")
+    return {name: {fact: getattr(case, fact) for fact in kept} for name, case in seen.items()}
 
 
 def main() -> None:
@@ -327,15 +316,9 @@ def main() -> None:
     names = [name for name in given.commands.split(",") if name]
     with tempfile.TemporaryDirectory() as folder:
         seen = run(Path(folder), given.kills, given.seed, names, lambda line: print(line, flush=True))
-    found = {
-        name: {"kills": case.kills, "refused": len(case.refused), **{k: dict(getattr(case, k)) for k in WHAT}}
-        for name, case in seen.items()
-    }
-    print(json.dumps({"kills": sum(case.kills for case in seen.values()), "commands": found}))
+    print(json.dumps({"kills": sum(case.kills for case in seen.values()), "commands": report(seen)}))
     sys.exit(0 if all(case.good for case in seen.values()) else 1)
 
-
-WHAT = ("different", "left")
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))

@@ -1,14 +1,31 @@
-"""`nguide` with the tiny encoder of the tests, for tests and benchmarks that kill it.
+"""`nguide` with the tiny encoder of the tests, for tests and benchmarks that kill it or let it wait.
 
 NODE_DIE=module:Class.method:number:before kills the process right before that call, and with `after` right after it.
+NODE_GATE=folder makes `began` there before a predicted scan is written, and waits until there is `go`.
 """
 
 import importlib
 import os
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
+
+
+def wait_at(gate: Path) -> None:
+    """Let the command wait before it writes a scan."""
+    from normal_guidance.clinic.results import result_folder
+
+    write = result_folder.write_scan
+
+    def write_when_told(*arguments: object) -> object:
+        (gate / "began").touch()
+        while not (gate / "go").exists():
+            time.sleep(0.05)
+        return write(*arguments)
+
+    result_folder.write_scan = write_when_told
 
 
 def main() -> None:
@@ -22,9 +39,11 @@ def main() -> None:
         module, method, number, when = place.split(":")
         owner = importlib.import_module(module)
         *classes, name = method.split(".")
-        for one in classes:
-            owner = getattr(owner, one)
+        for inner in classes:
+            owner = getattr(owner, inner)
         die_at(owner, name, int(number), after=when == "after")
+    if gate := os.environ.get("NODE_GATE"):
+        wait_at(Path(gate))
     nguide()
 
 

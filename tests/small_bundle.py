@@ -13,7 +13,8 @@ from pydicom.dataset import Dataset
 
 from normal_guidance.fit import bundle as bundles
 from normal_guidance.fit import fit_committee
-from normal_guidance.fit.bundle import load_bundle
+from normal_guidance.fit.bundle import Bundle, Expectations, load_bundle
+from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding import encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
@@ -22,6 +23,7 @@ from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.scans.phantom.phantom_files import write_phantom
+from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.run import run_sweep
 
@@ -49,6 +51,23 @@ def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
     """A committee of few settings, for tests of what does not depend on their number."""
     for name, value in ({"REACHES": (0.0, 0.15), "RIDGES": (1.0,), "LASSOS": ()} | constants).items():
         patch.setattr(fit_committee, name, value)
+
+
+def fitted_bundle(features: int, **known: object) -> Bundle:
+    """A committee of few settings in float16, of features that no encoder made."""
+    with pytest.MonkeyPatch.context() as patch:
+        few_settings(patch)
+        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=features, shift=2.0))
+    about = {
+        "expects": Expectations(),
+        "training": {},
+        "encoder": None,
+        "preprocessing": None,
+        "repair": False,
+        **known,
+    }
+    operation, dtype = finder.operation_, "float16"
+    return Bundle(config=None, model=finder.committee_, features=features, dtype=dtype, operation=operation, **about)
 
 
 def train(folder: Path, store: FeatureStore, config: Config) -> Path:

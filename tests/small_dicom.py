@@ -18,7 +18,7 @@ from highdicom.sr import MeasurementsAndQualitativeEvaluations
 from PIL import Image
 
 from normal_guidance.clinic.dicom.objects import KINDS as RESULTS
-from normal_guidance.clinic.dicom.writer import write_dicom
+from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest

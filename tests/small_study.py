@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from typer.testing import CliRunner
 
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import PARTS, Manifest, read_manifest

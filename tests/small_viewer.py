@@ -1,5 +1,6 @@
 """Made-up predictions, and a server in front of them, for the tests of `nguide view`."""
 
+import json
 import threading
 from pathlib import Path
 
@@ -50,6 +51,21 @@ def write_predictions(folder: Path, rows: list[dict]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     write_predictions_table(folder / "predictions.parquet", [pa.Table.from_pylist(rows, schema=PREDICTIONS)])
     return folder
+
+
+def write_result(folder: Path, scan_id: str, **changes: object) -> None:
+    """A prediction.json as `nguide predict` writes it, and a summary."""
+    about = {
+        "threshold": 0.25,
+        "positive": True,
+        "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
+        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
+        "source": {"series_description": "HEAD 5 mm"},
+        "problems": [],
+    }
+    (folder / scan_id).mkdir(parents=True)
+    (folder / scan_id / "prediction.json").write_text(json.dumps(about | changes))
+    (folder / "summary.json").write_text(json.dumps({"model": {}}))
 
 
 class Served:

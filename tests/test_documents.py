@@ -249,7 +249,7 @@ def why_unknown(words: list[str]) -> str | None:
     """What is wrong with a ``make`` or ``nguide`` command; other programs are not judged."""
     from typer.main import get_command
 
-    from normal_guidance.cli import app
+    from normal_guidance.cli.commands import app
 
     program, arguments = Path(words[0]).name, words[1:]
     if program == "make":

@@ -1,8 +1,8 @@
 """docs/studies/keep.py: what is kept of a run says the same as the run."""
 
-import importlib
 import json
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -23,9 +23,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 @pytest.fixture
-def keep(monkeypatch):
-    monkeypatch.syspath_prepend(str(DOCS / "studies"))
-    return importlib.import_module("keep")
+def keep(studies):
+    return studies.keep
 
 
 @pytest.mark.parametrize("method", ["abmil", "transmil"])
@@ -40,7 +39,7 @@ def test_a_kept_run_has_its_report_and_its_scores(keep, tmp_path, monkeypatch, m
     assert (row["set"], row["method"], row["seed"]) == ("few", method, 0)
     kept = json.loads(row["report"])
     assert {name: value for name, value in kept.items() if name != "seal"} == run.report
-    kept_runs = importlib.import_module("kept_runs")
+    kept_runs = import_module("kept_runs")
     monkeypatch.setattr(kept_runs, "TABLES", tmp_path)
     table = kept_runs.KeptRuns("kept", (0,))
     kept_runs._rows.cache_clear()
@@ -105,7 +104,7 @@ def test_ranks_keep_ties_and_methods_without_scan_scores_have_none(keep):
 
 def test_runs_in_the_repository_have_the_scores_of_their_reports(keep):
     """Scan AUROC by the ranks, and mean localization."""
-    scores = importlib.import_module("page_semi_synthetic").scores
+    scores = import_module("page_semi_synthetic").scores
     checked, rows = 0, keep.read(DOCS / "results/tables/semi-synthetic.parquet")
     assert len({(row["set"], row["method"], row["seed"]) for row in rows}) == len(rows) == 113
     for name in ("semi-synthetic", "beyond", "unfiltered", "raw-rows", "field"):
@@ -138,7 +137,7 @@ def test_the_tables_are_small(keep):
 
 def test_folds_are_added_to_the_table_of_fit_and_replace_their_own_rows(keep, tmp_path):
     """A set is a store; scores that are nearly alike are no ties; guesses by position come along; other rows stay."""
-    keep_fit = importlib.import_module("keep_fit")
+    keep_fit = import_module("keep_fit")
     scans = shifted_mean(30, 1, features=4, shift=2.0)
     write_store(tmp_path / "few", scans, provenance={})
     own = [number for number, label in enumerate(scans.labels.tolist()) if label]

@@ -36,8 +36,4 @@ def test_the_comparison_can_fail(tmp_path):
 
 if __name__ == "__main__":
     attacked = kill_commands.run(Path(sys.argv[1]), int(sys.argv[2]), 1, SAMPLE, lambda line: None)
-    found = {
-        name: {"kills": case.kills, "refused": case.refused, "different": case.different, "left": case.left}
-        for name, case in attacked.items()
-    }
-    print(json.dumps(found))
+    print(json.dumps(kill_commands.report(attacked)))

@@ -2,10 +2,7 @@
 
 import json
 import re
-import sys
-from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -40,16 +37,6 @@ NUMBER = re.compile(r"[+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[+-]?\d+)?")
 
 
 @pytest.fixture(scope="module")
-def studies():
-    """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
-    sys.path.insert(0, str(DOCS / "studies"))
-    try:
-        yield SimpleNamespace(make=import_module("make_page"), measured=import_module("page_replication"))
-    finally:
-        sys.path.remove(str(DOCS / "studies"))
-
-
-@pytest.fixture(scope="module")
 def pages():
     """Name -> text of every page of the folder."""
     return {path.stem: path.read_text(encoding="utf-8") for path in sorted((DOCS / "replication").glob("*.md"))}
@@ -78,7 +65,7 @@ def why_different(ours: str, theirs: str) -> str | None:
 
 @pytest.mark.parametrize("name", QUICK)
 def test_the_pages_show_what_is_measured(name, studies, whole):
-    assert why_different(studies.measured.SECTIONS[name](), studies.make.written(whole)[name]) is None
+    assert why_different(studies.page_replication.SECTIONS[name](), studies.make_page.written(whole)[name]) is None
 
 
 def test_the_comparison_can_fail():
@@ -90,8 +77,8 @@ def test_the_comparison_can_fail():
 
 
 def test_every_measurement_has_its_place_once(studies, whole):
-    names = [name for name, _ in studies.make.BLOCK.findall(whole)]
-    assert sorted(names) == sorted([*studies.measured.SECTIONS, *FROM_HISTORIES])
+    names = [name for name, _ in studies.make_page.BLOCK.findall(whole)]
+    assert sorted(names) == sorted([*studies.page_replication.SECTIONS, *FROM_HISTORIES])
     assert whole.count("<!-- measured:") == len(names)
 
 
@@ -129,8 +116,8 @@ def test_links_between_the_pages_name_their_items(pages):
 
 def test_the_page_shows_the_winners_of_the_runs(studies, whole):
     """The rule's column, beside the runs that the results page is made of."""
-    runs, seen = import_module("page_semi_synthetic").runs("semi-synthetic"), 0
-    for line in studies.make.written(whole)["selection"].splitlines()[2:]:
+    runs, seen = studies.page_semi_synthetic.runs("semi-synthetic"), 0
+    for line in studies.make_page.written(whole)["selection"].splitlines()[2:]:
         method, seed, kept = (cell.strip() for cell in line.split("|")[1:4])
         if (method, int(seed)) not in runs:
             continue
@@ -144,7 +131,7 @@ def test_the_page_shows_the_winners_of_the_runs(studies, whole):
 
 
 def test_ties_are_broken_by_index(studies):
-    broken = studies.measured.broken_ties
+    broken = studies.page_replication.broken_ties
     scores, lengths = torch.tensor([1.0, 0.0, 1.0, 2.0, 2.0]), torch.tensor([3, 2])
     later, earlier = (broken(scores, lengths, descending=down).split([3, 2]) for down in (False, True))
     assert [part.argsort().tolist() for part in later] == [[1, 0, 2], [0, 1]]

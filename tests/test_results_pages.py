@@ -1,10 +1,7 @@
 """The pages of docs/results say what the tables in docs/results/tables say."""
 
-import importlib
 import json
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,17 +10,6 @@ from normal_guidance.show.text_tables import digits
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 SEEDS = (1001, 2001, 3001)
-
-
-@pytest.fixture(scope="module")
-def studies():
-    """docs/studies is a folder of scripts and not a package, so it is on the path only here."""
-    sys.path.insert(0, str(DOCS / "studies"))
-    try:
-        names = ["make_page", "removed_heads", *(file.stem for file in (DOCS / "studies").glob("page_*.py"))]
-        yield SimpleNamespace(**{name: importlib.import_module(name) for name in names})
-    finally:
-        sys.path.remove(str(DOCS / "studies"))
 
 
 def written(studies, page):
@@ -81,11 +67,6 @@ def test_an_unknown_table_is_refused(studies, capsys):
     assert "'triplets' is unknown; choose from localization_auroc" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("name", ["summary", "tables", "differences", "measures", "initialisations", "field"])
-def test_the_semi_synthetic_page_is_made_of_its_table(studies, name):
-    assert written(studies, "semi-synthetic")[name] == studies.page_semi_synthetic.SECTIONS[name]()
-
-
 def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
     page = text_of(studies, "semi-synthetic").replace("**", "")
     rows = [cells_of(line) for line in page[page.index("| Divergence") :].split("\n\n")[0].splitlines()[2:]]
@@ -97,16 +78,6 @@ def test_the_sensitivity_of_the_page_is_that_of_its_run(studies):
         assert cells[:2] == [names[config["divergence"]], f"{config['guidance_weight']:g}"]
         metrics = ("localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc")
         assert [cell.split()[0] for cell in cells[2:]] == [digits(test[metric]) for metric in metrics]
-
-
-def test_the_phantoms_page_is_made_of_its_table(studies):
-    made = {name: section() for name, section in studies.page_phantoms.SECTIONS.items()}
-    assert written(studies, "phantoms") == made
-
-
-@pytest.mark.parametrize("name", ["summary", "prostatex", "stability"])
-def test_the_page_of_fit_is_made_of_its_table(studies, name):
-    assert written(studies, "fit")[name] == studies.page_fit.SECTIONS[name]()
 
 
 def test_a_method_that_was_not_tested_in_a_layout_has_a_dash(studies):
@@ -131,11 +102,6 @@ def test_the_page_beyond_shows_what_each_run_reached(studies, folder, runs):
         reached = f"{digits(scores.localization_auroc)} / {digits(scores.scan_auroc)}"
         assert cells[SEEDS.index(seed)] == reached, (title, seed)
     assert checked == runs
-
-
-@pytest.mark.parametrize("name", ["ahead", "unfiltered", "about", "choice"])
-def test_the_page_beyond_is_made_of_its_tables(studies, name):
-    assert written(studies, "beyond")[name] == studies.page_beyond.SECTIONS[name]()
 
 
 def test_every_point_has_its_row_its_reference_and_its_results(studies):
@@ -164,10 +130,6 @@ def test_the_published_means_and_choices_are_those_of_the_table(studies):
             assert cells[5] == ("; ".join(chosen) or "-"), point.label
             checked += 1
     assert checked == 95
-
-
-def test_one_axis_is_remade_with_its_intervals(studies):
-    assert written(studies, "beyond")["kernel"] == studies.page_beyond.SECTIONS["kernel"]()
 
 
 def test_figures_are_drawn_of_rows(studies, monkeypatch, tmp_path):
@@ -206,21 +168,26 @@ def test_regret_is_what_a_choice_loses(studies):
     assert "| kept | 10 | .700 | .100 | .100 |" in studies.page_beyond.regret_table({"NG": made})
 
 
-@pytest.mark.parametrize(
-    ("page", "name"),
-    [
-        ("prostatex", "methods"),
-        ("mitbih", "methods"),
-        ("lidc-positions", "methods"),
-        ("lidc-positions", "seeds"),
-        ("field", "localization"),
-        ("field", "scans"),
-        pytest.param("index", "winners", marks=pytest.mark.slow),
-        ("index", "expect"),
-        ("robustness", "bits"),
-    ],
-)
-def test_the_other_pages_are_made_of_their_table(studies, page, name):
+TABLES = {
+    "semi-synthetic": ("summary", "tables", "differences", "measures", "initialisations", "field"),
+    "phantoms": (
+        *("localization_auroc", "localization_auprc", "scan_auroc", "gaussian", "twins", "scan_twins", "supervised"),
+    ),
+    "fit": ("summary", "prostatex", "stability"),
+    "beyond": ("ahead", "unfiltered", "about", "choice", "kernel"),
+    "prostatex": ("methods",),
+    "mitbih": ("methods",),
+    "lidc-positions": ("methods", "seeds"),
+    "field": ("localization", "scans"),
+    "index": ("expect", "winners"),
+    "robustness": ("bits",),
+}
+"""Tables by page, but those of `beyond` whose intervals take a minute."""
+
+
+@pytest.mark.slow(but=[f"{page}-{name}" for page in TABLES for name in TABLES[page] if name != "winners"])
+@pytest.mark.parametrize(("page", "name"), [(page, name) for page in TABLES for name in TABLES[page]])
+def test_every_page_is_made_of_its_tables(studies, page, name):
     assert getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS[name]() == written(studies, page)[name]
 
 
@@ -243,7 +210,7 @@ def test_the_overview_says_what_the_field_says(studies):
 
 
 def test_a_lambda_that_validation_chose_is_a_row_of_its_own(studies):
-    keep = importlib.import_module("keep_fit")
+    keep = studies.keep_fit
     assert keep.kept_name({"method": "ng", "weights": "0.1/1/10"}) == "ng chosen"
     assert keep.kept_name({"method": "ng"}) == keep.kept_name({"method": "ng", "weights": "1"}) == "ng"
     assert keep.kept_name({"method": "abmil_entropy", "weights": "0.1/1/10"}) == "abmil_entropy"

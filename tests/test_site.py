@@ -229,7 +229,7 @@ def test_examples_become_code():
 def test_the_command_reference_has_every_command():
     from typer.main import get_command
 
-    from normal_guidance.cli import app
+    from normal_guidance.cli.commands import app
 
     text = hook.command_reference()
     assert [name for name in get_command(app).commands if f"\n## nguide {name}\n" not in text] == []

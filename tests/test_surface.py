@@ -92,7 +92,8 @@ def surface() -> dict[str, Any]:
     import normal_guidance
     from normal_guidance import clinic as clinical
     from normal_guidance import figures
-    from normal_guidance.cli import app, endings
+    from normal_guidance.cli import endings
+    from normal_guidance.cli.commands import app
 
     text = source()
     return {

@@ -15,9 +15,10 @@ from keep import read, results_of
 from make_page import TABLES
 from removed_heads import SHOWN
 
+from normal_guidance.base.records import read_as
 from normal_guidance.statistics.split_results import Scores, SplitResults
 from normal_guidance.study.experiment import FORMS, SCORES
-from normal_guidance.sweep.run import REPORT, scores_from_json
+from normal_guidance.sweep.run import REPORT
 
 
 @cache
@@ -58,7 +59,7 @@ class KeptRuns:
             if "scores" in report:
                 found[method, seed] = Scores(**next(iter(report["scores"].values())))
             elif report["winners"]:
-                found[method, seed] = scores_from_json(report["winners"][0]["test"])
+                found[method, seed] = read_as(Scores, report["winners"][0]["test"])
         return found
 
     def splits(self, *sets: str) -> list[SplitResults]:

@@ -1,6 +1,6 @@
 """The first table and the figure of docs/results/robustness.md, from docs/results/tables/robustness-bits.csv.
 
-The table has a row for each run of tests/fuzz/flips.py: how many flipped bits ended in which way.
+The table has a row for each run that flipped bits (today by tests/fuzz/own_cases.py): how many ended in which way.
 """
 
 from __future__ import annotations

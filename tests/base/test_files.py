@@ -19,17 +19,10 @@ def fail(*_):
     raise KeyboardInterrupt  # not even an Exception
 
 
-def test_bytes_and_functions_are_written(tmp_path):
-    write_atomically(tmp_path / "a", b"one")
-    write_atomically(str(tmp_path / "b"), lambda file: file.write(b"two"))
-    assert (tmp_path / "a").read_bytes() == b"one"
-    assert (tmp_path / "b").read_bytes() == b"two"
-    assert names(tmp_path) == ["a", "b"]
-
-
 def test_an_old_file_is_replaced_and_survives_a_failure(tmp_path):
     path = tmp_path / "a"
-    write_atomically(path, b"old")
+    write_atomically(str(path), lambda file: file.write(b"old"))
+    assert path.read_bytes() == b"old"
     write_atomically(path, b"new")
 
     def half(file):
@@ -75,24 +68,21 @@ def test_others_may_read_what_the_umask_lets_them(tmp_path):
     assert stat.S_IMODE((tmp_path / "run" / "a").stat().st_mode) == 0o644
 
 
-def test_a_folder_appears_when_it_is_complete(tmp_path):
+def test_a_folder_appears_when_it_is_complete_and_is_gone_when_it_fails(tmp_path):
     path = tmp_path / "deep" / "run"
-    with folder_atomically(path) as draft:
-        write_atomically(draft / "a", b"one")
-        assert not path.exists()
-    assert (path / "a").read_bytes() == b"one"
-    assert names(path.parent) == ["run"]
 
-
-def test_a_folder_that_fails_is_gone(tmp_path):
-    def half():
-        with folder_atomically(tmp_path / "run") as draft:
+    def write(then):
+        with folder_atomically(path) as draft:
             write_atomically(draft / "a", b"one")
-            fail()
+            assert not path.exists()
+            then()
 
     with pytest.raises(KeyboardInterrupt):
-        half()
-    assert names(tmp_path) == []
+        write(fail)
+    assert names(path.parent) == []
+    write(lambda: None)
+    assert (path / "a").read_bytes() == b"one"
+    assert names(path.parent) == ["run"]
 
 
 def test_an_empty_folder_may_be_there(tmp_path, monkeypatch):

@@ -9,8 +9,8 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from normal_guidance.cli import app
 from normal_guidance.cli import command as completion
+from normal_guidance.cli.commands import app
 from normal_guidance.cli.study import SCAN_RECIPES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
@@ -28,7 +28,7 @@ from normal_guidance.sweep.config import OptimizerName, ScheduleName
 
 PROGRAM = """
 import sys
-from normal_guidance.cli import app
+from normal_guidance.cli.commands import app
 try:
     app(prog_name="nguide")
 finally:

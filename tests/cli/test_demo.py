@@ -12,13 +12,11 @@ import pandas as pd
 import pydicom
 import pytest
 from sklearn.metrics import roc_auc_score
-from typer.testing import CliRunner
 
-from normal_guidance.cli import app
 from normal_guidance.cli.demo import command_lines, stages
 from normal_guidance.clinic.viewer import server
 from normal_guidance.clinic.viewer.gallery import open_gallery
-from normal_guidance.core.methods import METHODS
+from small_command import nguide, output_of
 
 SEED, SCANS = 7, 40
 module = import_module("normal_guidance.cli.demo")  # the package gives the command that name
@@ -30,9 +28,7 @@ class Done(NamedTuple):
 
 
 def run(out: Path, *words: object) -> Done:
-    result = CliRunner().invoke(app, ["demo", "-o", str(out), *map(str, words)])
-    assert result.exit_code == 0, result.output
-    return Done(out, result.output)
+    return Done(out, nguide("demo", "-o", out, *words).output)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -147,9 +143,7 @@ def test_a_page_that_is_not_built_is_told(done: Done, monkeypatch: pytest.Monkey
 
 
 def refused(out: Path, *words: object) -> str:
-    result = CliRunner().invoke(app, ["demo", "-o", str(out), *map(str, words)])
-    assert result.exit_code == 2
-    return " ".join(result.output.split())
+    return output_of("demo", "-o", out, *words, code=2)
 
 
 @pytest.mark.slow
@@ -175,10 +169,3 @@ def test_long_commands_can_be_pasted() -> None:
     assert len(lines) > 1
     assert all(line.endswith(" \\") for line in lines[:-1])
     assert shlex.split("\n".join(lines).replace("\\\n", ""))[1:] == words
-
-
-def test_methods_lists_the_table() -> None:
-    result = CliRunner().invoke(app, ["methods"])
-    assert result.exit_code == 0
-    assert all(name in result.output for name in METHODS)
-    assert "4,743,169" in result.output

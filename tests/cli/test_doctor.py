@@ -8,14 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+import torch
 
 from normal_guidance import __version__
 from normal_guidance.base import system
 from normal_guidance.base.system import source_version
-from normal_guidance.cli import app, probes
 from normal_guidance.cli import doctor as checks
+from normal_guidance.cli import probes
 from normal_guidance.cli.doctor import Check, Diagnosis, check_packages, report_lines, requirements, wrong_packages
+from small_command import nguide
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
 
@@ -49,14 +50,9 @@ def test_here_everything_that_the_core_needs_is_there(tmp_path):
     assert {states[name] for name in ("python", "core", "extra dicom", "extra encoders", "codecs")} == {"ok"}
     assert (states["encoder efficientnet-lite0"], states["encoder vit-b16-imagenet"]) == ("ok", "missing")
     details = {check["name"]: check["details"] for check in found["checks"]}
-    assert details["core"]["versions"]["torch"] == subprocess_version("torch")
+    assert details["core"]["versions"]["torch"] == torch.__version__
     assert all(syntax["error"] is None for syntax in details["codecs"]["syntaxes"].values())
     assert "1.2.840.10008.1.2.4.70" in details["codecs"]["syntaxes"]
-
-
-def subprocess_version(package: str) -> str:
-    code = f"import {package}; print({package}.__version__)"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def test_without_extras_it_works_and_says_what_to_install(tmp_path):
@@ -131,9 +127,7 @@ def test_packages_that_are_gone_old_or_broken():
     gone = check_packages("", {"no-such-package": "2.0"}, {})
     assert gone.state == "missing"
     assert gone.fix == f"{sys.executable} -m pip install 'no-such-package>=2.0'"
-
-
-def test_an_imports_process_that_dies_breaks_all_that_it_was_to_import():
+    # A process that dies breaks all that it was to import.
     assert set(wrong_packages({"numpy": "", "pandas": ""}, {"error": "SIGILL"})) == {"numpy", "pandas"}
 
 
@@ -251,11 +245,8 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
         ([replace(GOOD, state="broken"), extra], 1, "No command works without: core"),
     ):
         monkeypatch.setattr(checks, "examine", lambda found=found: Diagnosis(None, found))
-        result = CliRunner().invoke(app, ["doctor"])
-        assert (result.exit_code, result.stdout.splitlines()[-1]) == (code, last)
-        as_json = CliRunner().invoke(app, ["doctor", "--json"])
-        assert as_json.exit_code == code
-        assert json.loads(as_json.stdout)["ok"] is (code == 0)
+        assert nguide("doctor", code=code).stdout.splitlines()[-1] == last
+        assert json.loads(nguide("doctor", "--json", code=code).stdout)["ok"] is (code == 0)
 
 
 def test_what_is_missing_comes_with_its_purpose_and_its_command():

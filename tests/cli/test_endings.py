@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from killing import signals_of_a_terminal
 from normal_guidance.base import files
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app, endings
+from normal_guidance.cli import endings
 from normal_guidance.cli.command import Command
 from normal_guidance.cli.commands import Commands
-from small_command import nguide
+from small_command import every_command, nguide
 from small_disk import small_disk
 from small_study import make_store
 
@@ -32,20 +32,6 @@ HANGS = 600
 """Seconds after which a process hangs, on however slow a machine."""
 
 runner = CliRunner()
-
-
-def leaves(command: Any, name: str = "") -> dict[str, Any]:
-    """Every command by the name that one types."""
-    if not hasattr(command, "commands"):
-        return {name: command}
-    return {
-        key: leaf
-        for word, inner in command.commands.items()
-        for key, leaf in leaves(inner, f"{name} {word}".strip()).items()
-    }
-
-
-COMMANDS = leaves(typer.main.get_command(app))
 
 
 def test_every_ending_has_its_own_code_in_order():
@@ -70,12 +56,13 @@ def test_the_page_prints_the_table():
 
 
 def test_every_command_tells_its_name_and_options():
-    assert len(COMMANDS) > 20
-    assert [name for name, command in COMMANDS.items() if not isinstance(command, Command)] == []
+    assert len(every_command()) > 20
+    assert [name for name, command in every_command().items() if not isinstance(command, Command)] == []
 
 
 def test_the_commands_whose_help_promises_to_resume_say_so_when_they_end():
-    assert sorted(name for name, command in COMMANDS.items() if "resume" in command.help) == list(endings.RESUMING)
+    resuming = sorted(name for name, command in every_command().items() if "resume" in command.help)
+    assert resuming == list(endings.RESUMING)
 
 
 def end(error: BaseException, *words: object, name: str = "split", before: Any = lambda out: None) -> Any:
@@ -98,63 +85,58 @@ def os_error(number: int, path: str | None = None) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
+def mistake(cause: BaseException | None) -> UserError:
+    error = UserError("table x.csv cannot be read; choose another")
+    error.__cause__ = cause
+    return error
+
+
+GONE = "is gone: it was deleted or renamed during the work; nothing was written"
+
+
 @pytest.mark.parametrize(
-    ("error", "code", "words"),
+    ("error", "code", "line"),
     [
-        (os_error(errno.ENOSPC), 74, r"no space left on device \([\d.]+ \w+ free now\) at /\S+/out; free some space"),
-        (os_error(errno.EDQUOT), 74, r"quota exceeded \("),
-        (RuntimeError(f"inductor: {os.strerror(errno.ENOSPC)}"), 74, "no space left on device"),
-        (os_error(errno.EACCES, "/data/x.csv"), 77, "error: /data/x.csv: permission denied; change its permissions"),
-        (os_error(errno.EROFS, "/cd/out"), 77, "error: /cd/out: read-only file system"),
+        (os_error(errno.ENOSPC), 74, r"no space left on device \([\d.]+ \w+ free now\) at /\S+/out; free some space.*"),
+        (os_error(errno.EDQUOT), 74, r".*quota exceeded \(.*"),
+        (RuntimeError(f"inductor: {os.strerror(errno.ENOSPC)}"), 74, "no space left on device.*"),
+        (os_error(errno.EACCES, "/data/x.csv"), 77, "/data/x.csv: permission denied; change its permissions.*"),
+        (os_error(errno.EROFS, "/cd/out"), 77, "/cd/out: read-only file system.*"),
         (os_error(errno.EPIPE), 141, "the reader of standard output is gone; nothing was written"),
-        (MemoryError("Unable to allocate 3 TiB"), 71, r"out of memory \(Unable to allocate 3 TiB\); use fewer"),
-        (MemoryError(), 71, r"out of memory \(MemoryError\)"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"), 71, r"Tried to allocate\); use"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "out of memory"),
-        (KeyboardInterrupt(), 130, "^interrupted; nothing was written$"),
+        (MemoryError("Unable to allocate 3 TiB"), 71, r"out of memory \(Unable to allocate 3 TiB\); use fewer.*"),
+        (MemoryError(), 71, r"out of memory \(MemoryError\).*"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate\nmore"), 71, r".*Tried to allocate\); use.*"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 71, "out of memory.*"),
+        (os_error(errno.ENOENT, "out/a.csv"), 73, f"out/a.csv {GONE}"),
+        (os_error(errno.ENOENT, "out"), 73, f"out {GONE}"),
+        (os_error(errno.ENOENT, ".out.0123.partial/a.csv"), 73, rf"\S+/out {GONE}"),  # people know no names of drafts
+        (os_error(errno.ENOENT, "out.job/unit"), 73, f"out.job/unit {GONE}"),
+        (mistake(None), 2, "table x.csv cannot be read; choose another"),
+        (mistake(os_error(errno.ENOENT)), 2, "table x.csv cannot be read; choose another"),
+        (mistake(os_error(errno.EACCES)), 77, "table x.csv cannot be read; choose another"),
     ],
     ids=lambda value: str(value) if isinstance(value, int) else None,
 )
-def test_an_error_of_the_machine_is_one_line_with_its_code(tmp_path, error, code, words):
-    result = end(error, "-o", tmp_path / "out")
+def test_an_error_is_one_line_with_its_code(tmp_path, monkeypatch, error, code, line):
+    """A mistake keeps its words, and takes the code of its cause."""
+    monkeypatch.chdir(tmp_path)
+    result = end(error, "-o", "out")
     assert result.exit_code == code
     assert result.stdout == ""
-    assert len(result.stderr.splitlines()) == 1
-    assert re.search(words, result.stderr), result.stderr
-
-
-@pytest.mark.parametrize("missing", ["out/a.csv", "out", ".out.0123.partial/a.csv", "out.job/unit"])
-def test_an_output_folder_that_vanishes_is_named(tmp_path, missing):
-    result = end(os_error(errno.ENOENT, str(tmp_path / missing)), "-o", tmp_path / "out")
-    assert result.exit_code == 73
-    named = tmp_path / ("out" if missing.endswith("partial/a.csv") else missing)  # a draft has no name for people
-    assert result.stderr == (
-        f"error: {named} is gone: it was deleted or renamed during the work; nothing was written\n"
-    )
+    assert re.fullmatch(f"error: {line}\n", result.stderr), result.stderr
 
 
 @pytest.mark.parametrize(
     "error",
     [
-        os_error(errno.ENOENT, "/no/program"),
-        os_error(errno.ENOENT),
-        os_error(errno.EIO),
-        RuntimeError("shapes differ"),
-        KeyError("out"),
+        *(os_error(errno.ENOENT, "/no/program"), os_error(errno.ENOENT), os_error(errno.EIO)),
+        *(RuntimeError("shapes differ"), KeyError("out")),
     ],
     ids=repr,
 )
 def test_a_bug_is_no_known_ending(tmp_path, error):
     result = end(error, "-o", tmp_path / "out")
     assert result.exception is error
-
-
-def test_a_user_error_keeps_its_words_and_takes_the_code_of_its_cause(tmp_path):
-    for cause, code in ((None, 2), (os_error(errno.ENOENT), 2), (os_error(errno.EACCES), 77)):
-        error = UserError("table x.csv cannot be read; choose another")
-        error.__cause__ = cause
-        result = end(error)
-        assert (result.exit_code, result.stderr) == (code, "error: table x.csv cannot be read; choose another\n")
 
 
 def test_a_command_that_only_prints_is_silent_about_a_closed_pipe():
@@ -306,83 +288,22 @@ def ended_by(code: str, number: int, **options: Any) -> tuple[int, str, str]:
 
 
 WAIT = 'print("ready", flush=True)\ntime.sleep(600)'
+TRY = 'try:\n    print("ready", flush=True)\n    time.sleep(600)\n'
+ENDS = {
+    signal.SIGINT: (-signal.SIGINT, "", "interrupted; nothing was written\n"),  # a shell sees 130 and ends its loop
+    signal.SIGTERM: (143, "", "terminated; nothing was written\n"),
+    signal.SIGHUP: (129, "", "terminal closed; nothing was written\n"),
+}
 
-
-@pytest.mark.parametrize(
-    ("number", "code", "line"),
-    [
-        (signal.SIGINT, -signal.SIGINT, "interrupted; nothing was written\n"),  # a shell sees 130 and ends its loop
-        (signal.SIGTERM, 143, "terminated; nothing was written\n"),
-        (signal.SIGHUP, 129, "terminal closed; nothing was written\n"),
-    ],
-)
-def test_a_signal_ends_the_process_without_a_traceback(number, code, line):
-    assert ended_by(WAIT, number) == (code, "", line)
-
-
-def test_an_ignored_signal_stays_ignored():
-    """As under nohup."""
-    code = 'print("ready", flush=True)\nsys.stdin.read()'
-    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), "stdin": subprocess.PIPE}
-    with start(code, **ignore) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGHUP)
-        assert process.communicate("", timeout=HANGS) == ("", "")
-    assert process.returncode == 0
-
-
-@pytest.mark.parametrize(
-    "loses",
-    [
-        'try:\n    print("ready", flush=True)\n    time.sleep(600)\nexcept BaseException:\n    pass\ntime.sleep(600)',
-        'class Lost:\n    def __del__(self):\n        print("ready", flush=True)\n        time.sleep(600)\n'
-        "one = Lost()\ndel one\ntime.sleep(600)",
-        'try:\n    print("ready", flush=True)\n    time.sleep(600)\nexcept BaseException as error:\n'
-        '    raise ImportError("numpy failed") from None',
-    ],
-    ids=["swallowed", "in a finalizer", "turned into another error"],
-)
-def test_an_interrupt_that_a_library_loses_is_not_lost(loses):
-    assert ended_by(loses, signal.SIGTERM) == (143, "", "terminated; nothing was written\n")
-
-
-def test_a_second_signal_does_not_disturb_the_cleaning():
-    code = (
-        'try:\n    print("ready", flush=True)\n    time.sleep(600)\n'
-        'finally:\n    print("cleaning", flush=True)\n    time.sleep(1.5)\n    print("clean", flush=True)'
-    )
-    with start(code) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.stdout.readline() == "cleaning\n"
-        process.send_signal(signal.SIGINT)
-        assert process.communicate(timeout=HANGS) == ("clean\n", "interrupted; nothing was written\n")
-
-
-def test_a_third_signal_ends_a_cleaning_that_hangs():
-    code = (
-        'try:\n    print("ready", flush=True)\n    time.sleep(600)\n'
-        'finally:\n    for _ in range(9):\n        print("cleaning", flush=True)\n        time.sleep(100)'
-    )
-    with start(code) as process:
-        process.stdout.readline()
-        process.send_signal(signal.SIGTERM)
-        process.stdout.readline()
-        while process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-            time.sleep(0.2)
-        assert process.returncode == -signal.SIGTERM
-
-
-def test_a_repeated_signal_is_neither_the_users_nor_repeated_again():
-    """Else the user's third signal would not end a long cleaning, and threads would multiply."""
-    code = (
-        'import threading\ntry:\n    print("ready", flush=True)\n    time.sleep(600)\n'
-        "finally:\n    time.sleep(6 * endings.SECONDS_TO_NOTICE)\n"
-        "    print(endings._signals.count, threading.active_count(), flush=True)"
-    )
-    assert ended_by(code, signal.SIGINT)[1:] == ("1 2\n", "interrupted; nothing was written\n")
-
+LOST = """
+class Lost:
+    def __del__(self):
+        print("ready", flush=True)
+        time.sleep(600)
+one = Lost()
+del one
+time.sleep(600)
+"""
 
 LATE = """
 import atexit, threading
@@ -399,10 +320,11 @@ time.sleep(600)
 """
 """The signal is sent again at the moment when the command has ended."""
 
-
-def test_a_signal_that_is_repeated_too_late_does_not_kill():
-    assert ended_by(LATE, signal.SIGTERM) == (143, "", "terminated; nothing was written\n")
-
+COUNT = (
+    f"import threading\n{TRY}finally:\n    time.sleep(6 * endings.SECONDS_TO_NOTICE)\n"
+    "    print(endings._signals.count, threading.active_count(), flush=True)"
+)
+"""A repeated signal is not the user's, whose third would end a long cleaning, and is not repeated: no more threads."""
 
 SERVE = """
 with endings.until("SIGINT"):
@@ -415,15 +337,59 @@ sys.exit(0)  # as typer does
 
 
 @pytest.mark.parametrize(
-    ("number", "code", "said"),
+    ("code", "number", "end"),
     [
-        (signal.SIGINT, 0, ("done\n", "")),
-        (signal.SIGTERM, 143, ("", "terminated; nothing was written\n")),
-        (signal.SIGHUP, 129, ("", "terminal closed; nothing was written\n")),
+        *(pytest.param(WAIT, number, end, id=f"{number.name} while it waits") for number, end in ENDS.items()),
+        pytest.param(SERVE, signal.SIGINT, (0, "done\n", ""), id="Ctrl-C is the normal end of a block"),
+        pytest.param(SERVE, signal.SIGTERM, ENDS[signal.SIGTERM], id="SIGTERM is not"),
+        pytest.param(SERVE, signal.SIGHUP, ENDS[signal.SIGHUP], id="SIGHUP is not"),
+        *(
+            pytest.param(code, signal.SIGTERM, ENDS[signal.SIGTERM], id=f"an interrupt that a library {loses}")
+            for loses, code in {
+                "swallows": f"{TRY}except BaseException:\n    pass\ntime.sleep(600)",
+                "loses in a finalizer": LOST,
+                "turns into another error": f'{TRY}except BaseException:\n    raise ImportError("numpy") from None',
+            }.items()
+        ),
+        pytest.param(LATE, signal.SIGTERM, ENDS[signal.SIGTERM], id="repeated too late"),
+        pytest.param(COUNT, signal.SIGINT, (-signal.SIGINT, "1 2\n", ENDS[signal.SIGINT][2]), id="repeated once"),
     ],
 )
-def test_ctrl_c_may_be_the_normal_end_of_a_block(number, code, said):
-    assert ended_by(SERVE, number) == (code, *said)
+def test_a_signal_ends_the_process_without_a_traceback(code, number, end):
+    assert ended_by(code, number) == end
+
+
+def test_an_ignored_signal_stays_ignored():
+    """As under nohup."""
+    code = 'print("ready", flush=True)\nsys.stdin.read()'
+    ignore = {"preexec_fn": lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), "stdin": subprocess.PIPE}
+    with start(code, **ignore) as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGHUP)
+        assert process.communicate("", timeout=HANGS) == ("", "")
+    assert process.returncode == 0
+
+
+def test_a_second_signal_does_not_disturb_the_cleaning():
+    cleaning = 'print("cleaning", flush=True)\n    time.sleep(1.5)\n    print("clean", flush=True)'
+    with start(f"{TRY}finally:\n    {cleaning}") as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "cleaning\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=HANGS) == ("clean\n", "interrupted; nothing was written\n")
+
+
+def test_a_third_signal_ends_a_cleaning_that_hangs():
+    cleaning = 'for _ in range(9):\n        print("cleaning", flush=True)\n        time.sleep(100)'
+    with start(f"{TRY}finally:\n    {cleaning}") as process:
+        process.stdout.readline()
+        process.send_signal(signal.SIGTERM)
+        process.stdout.readline()
+        while process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.2)
+        assert process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -431,7 +397,7 @@ def test_ctrl_c_may_be_the_normal_end_of_a_block(number, code, said):
     [
         'patient = "Jones " * 2\nraise KeyError("label")',
         # Through typer, whose traceback could print them.
-        "from normal_guidance.cli import app\n"
+        "from normal_guidance.cli.commands import app\n"
         "def broken():\n    patient = 'Jones ' * 2\n    raise KeyError('label')\n"
         "app.command('broken')(broken)\nsys.argv = ['nguide', 'broken']\napp()",
     ],

@@ -1,8 +1,6 @@
 """`nguide experiment` on tiny stores: from features to the page, and mistakes in one line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,8 +8,8 @@ from click.testing import Result
 
 from normal_guidance.sweep.run import load_run
 from pages import check_page
-from small_command import nguide, output_of, refusal
-from small_study import make_store, some_scans, without_slice_labels, write_splits
+from small_command import nguide, refusal
+from small_study import make_store, write_splits
 
 QUICK = ("--epochs", "1", "--no-train-above-val", "--device", "cpu", "--batch-size", "8")
 
@@ -109,79 +107,6 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
     line = refused(store, "--split", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
     assert "is not in the manifest; give the folder that it was encoded from (--index)" in line
     assert not (tmp_path / "out").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("nowhere", "nowhere is not a feature store: store.json is missing; give a folder made by nguide encode"),
-        ("STORE", "STORE has no scan in part 'train'; give --split FILE, a table with the columns scan_id and part"),
-        ("STORE --split nowhere.csv", "--split nowhere.csv is not a file; "),
-        ("STORE --split nowhere", "nowhere is not a .csv or .parquet file; give one with the columns scan_id and"),
-        ("STORE --split BOTH", "BOTH holds no split (.csv, .parquet); make some with nguide split"),
-        ("STORE STORE STORE --split SPLITS", "3 stores and 2 splits; give one store for all splits, or one for each"),
-        ("STORE --split SPLITS --split SPLITS", "SPLITS/split-1001.csv is given twice; give each split once"),
-        ("STORE --split SPLITS --methods ng,nng", "method 'nng' is unknown; choose among centered_gaussian, "),
-        ("STORE --split SPLITS --methods ng,ng", "--methods ng,ng: 'ng' is empty or given twice"),
-        ("STORE --split SPLITS --methods mean --sensitivity", "--sensitivity: none of mean is guided; add one of ng"),
-        ("STORE --split SPLITS --methods mean --no-renormalize", "--no-renormalize: none of mean is guided; add one"),
-        ("STORE --split SPLITS --methods mean --modes 2", "--modes 2: none of mean is guided; add one of ng, mhng to"),
-        ("STORE --split SPLITS --methods mean --negatives none", "--negatives none: none of mean is guided; add one"),
-        ("STORE --split SPLITS --methods mean --warmup 3", "--warmup 3: none of mean is guided; add one of ng, mhng"),
-        ("STORE --split SPLITS --negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
-        ("STORE --split SPLITS --dataset semi-synthetic", "dataset 'semi-synthetic' is drawn, not stored: run nguide"),
-        ("STORE --split SPLITS --device nowhere", "--device nowhere is unknown; give cpu, cuda or cuda:1"),
-        ("STORE --split SPLITS --out /dev/null/x", "/dev/null/x is, or lies under, a file; name a folder"),
-    ],
-)
-def test_mistakes_are_one_line(store, tmp_path, arguments, message, unchecked):
-    places = {"STORE": store, "SPLITS": store.parent / "splits", "BOTH": store.parent}
-    for word, place in places.items():
-        arguments, message = arguments.replace(word, str(place)), message.replace(word, str(place))
-    words = arguments.split()
-    line = refused(*words, *([] if "--out" in words else ["--out", tmp_path / "out"]))
-    assert line.startswith(f"error: {message}")
-    assert not (tmp_path / "out").exists()
-
-
-def test_without_slice_labels_centered_gaussian_alone_says_nothing(tmp_path):
-    store = make_store(tmp_path / "chest", without_slice_labels(some_scans()))
-    splits = write_splits(tmp_path / "splits", store.scan_ids)
-    line = refused(store.folder, "--split", splits[0], "--methods", "centered_gaussian", "--out", tmp_path / "out")
-    assert "holds no complete run on chest; run: nguide experiment STORE --dataset chest" in line
-
-
-def test_a_cluster_that_is_not_there_is_one_line(store, tmp_path, monkeypatch):
-    ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: training on a cluster is not tested")
-
-    def no_answer(**options):
-        raise ConnectionError("nobody there")
-
-    monkeypatch.setattr(ray, "init", no_answer)
-    options = ("--split", store.parent / "splits", "--methods", "mean", "--ray", "10.0.0.1:6379", *QUICK)
-    line = refused(store, *options, "--out", tmp_path / "out")
-    assert line.startswith("error: --ray 10.0.0.1:6379: no cluster answers (nobody there); start one: ray start --head")
-
-
-def test_a_store_and_a_folder_must_be_named(store):
-    for words, name in (([], "STORE"), ([store], "--out")):
-        assert name in output_of("experiment", *words, code=2)
-
-
-def test_help_does_not_wait_for_torch():
-    code = (
-        "import sys\nfrom normal_guidance.cli import app\n"
-        "try:\n    app(['experiment', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--guidance-weight" in result.stdout
-    assert result.stdout.strip().endswith("False")
-
-
-def test_the_old_name_of_split_is_hidden():
-    printed = nguide("experiment", "--help", env={"COLUMNS": "160"}).output
-    assert "--split " in printed
-    assert "--splits" not in printed
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -11,21 +11,16 @@ import pytest
 import torch
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
-from rich.console import Console
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.cli import progress as progress_bar
-from normal_guidance.cli.features import _statistics, _watch, describe_progress
+from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import load_encoder
-from normal_guidance.scans.features.encoding import EncodingProgress
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
-from own_clock import OwnClock
-from small_command import nguide, output_of, refusal
+from small_command import document, nguide, output_of, refusal
 
 LENGTHS = [3, 2, 4, 2]
 
@@ -106,6 +101,7 @@ def test_a_scan_that_is_mended_is_taken_up_and_until_then_readers_are_told(index
     assert f"{tmp_path / 'store'} is complete already; nothing was done" in again
     assert f"Next: nguide fit {tmp_path / 'store'} -o MODEL" in again
     assert nguide("store", "show", tmp_path / "store").stderr == ""
+    assert document("encode", *command) == read_json(tmp_path / "store" / "report.json")
     run(*command[:-1], tmp_path / "whole")
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())
     assert [(tmp_path / "store" / name).read_bytes() for name in names] == [
@@ -123,99 +119,22 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
     assert re.search(r"Measured: 11 slices of 4 scans, [\d.,]+ slices/s, first batch after [\d.]+ s", said)
     assert "1 of these scans could not be encoded, for instance s1: " in said
     assert re.search(r"Estimated time: 0:00:\d\d, of which 0:00:\d\d for mean and sd of the training scans", said)
-    found = json.loads(run(*command, "--json"))
+    found = document("encode", *command)
     assert (found["scans"], found["slices"], found["batches"]) == (4, 11, 1)
     assert found["store_bytes"] == 11 * 1280 * 4
     assert "leave out --ray" in run(*command, "--ray", "auto", code=2)
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_field_is_encoded_and_a_scan_without_spacing_left_out(index, tmp_path):
-    out = tmp_path / "store"
-    command = (index, *COMMON, "--normalize", "40,80", "--field", "4", "-o", out, "--workers", 0)
-    dry = run(*command, "--dry-run")
-    assert "2 of these scans could not be encoded" in dry
-    assert not out.exists()
-    said = run(*command, code=1)
-    assert "lacks 2 scans of the index: 1 no_image, 1 no_spacing" in said
-    problems = {line.scan_id: line.detail for line in read_problems(out / "problems.csv")}
-    assert problems["s3"] == "a field of 4 mm needs the pixel spacing, which is unknown"
-    assert open_store(out).provenance["preprocessing"]["field"] == 4.0
-    said = run(*command, "--field", "5", code=2)
-    assert "was begun with other data or options: preprocessing.field was 4.0, now it is 5.0" in said
-
-
-def test_scans_that_were_moved_are_found(index, tmp_path):
+def test_scans_that_were_moved_are_found_and_a_scan_without_spacing_has_no_field(index, tmp_path):
     (tmp_path / "scans").rename(tmp_path / "elsewhere")
-    arguments = (index, *COMMON, "--normalize", "40,80", "-o", tmp_path / "store", "--workers", 0)
+    field = ("--normalize", "40,80", "--field", "4")
+    arguments = (index, *COMMON, *field, "-o", tmp_path / "store", "--workers", 0)
     assert "does not exist; give the folder where they lie now (--root FOLDER)" in run(*arguments, code=2)
-    assert "3 scans" in run(*arguments, "--root", tmp_path / "elsewhere", code=1)
-    preprocessing = open_store(tmp_path / "store").provenance["preprocessing"]
-    assert (preprocessing["mean"], preprocessing["sd"], preprocessing["windows"]) == ([40.0], [80.0], [[-100.0, 300.0]])
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("--dtype int8 --normalize 0,1", "--dtype 'int8' is unknown; choose one of float16, float32"),
-        ("--normalize 40", "--normalize 40: give MEAN,SD for each of the 1 window(s)"),
-        ("--normalize 40,0", "cannot normalise"),
-        ("--window brain --normalize 0,1", "window 'brain' is unknown"),
-        ("--field 0 --normalize 0,1", "--field 0: give the side of the field in millimetres, above 0"),
-        *((f"--field {side} --normalize 0,1", f"--field {side}: give") for side in ("-5", "nan", "inf", "abc")),
-        ("--split nowhere.csv", "--split nowhere.csv is not a file; "),
-        ("--device tpu --normalize 0,1", "--device tpu is unknown"),
-        ("--precision int4 --normalize 0,1", "--precision 'int4' is unknown"),
-        ("", "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)"),
-    ],
-)
-def test_mistakes_are_named_and_nothing_is_written(index, tmp_path, words, message):
-    before = sorted(tmp_path.iterdir())
-    assert message in run(index, *COMMON, "-o", tmp_path / "store", *words.split(), code=2)
-    assert sorted(tmp_path.iterdir()) == before
-
-
-def test_an_index_that_is_not_there(tmp_path):
-    said = refusal("encode", tmp_path / "nowhere", *COMMON, "-o", tmp_path / "store")
-    assert "is not there; run nguide index first" in said
-
-
-def test_numbers_to_normalise_with():
-    assert _statistics(None, 1) is None
-    with pytest.raises(UserError, match="give MEAN,SD for each of the 2"):
-        _statistics("a,b,c,d", 2)
-
-
-def test_the_progress_tells_speed_and_time_left(monkeypatch, capsys):
-    assert describe_progress(EncodingProgress("encoding", 500, 2000, begun_with=500), None) == "500 of 2,000 slices"
-    clock = OwnClock(monkeypatch, progress_bar, now=100.0)
-    with _watch(Console(force_terminal=False, width=120)) as watch:
-        watch(EncodingProgress("encoding", 500, 2000, begun_with=500))
-        clock.now = 200.0
-        watch(EncodingProgress("encoding", 1000, 2000, begun_with=500))
-        clock.now = 300.0
-        watch(EncodingProgress("other", 0, 10, begun_with=0))  # every stage has its own speed
-    assert capsys.readouterr().out.splitlines() == [
-        "encoding: 1,000 of 2,000 slices, 5 slices/s, 0:03:20 left",
-        "other: 0 of 10 slices",
-    ]
-
-
-def test_a_terminal_has_a_bar_and_a_log_a_line_a_minute(monkeypatch, capsys):
-    with _watch(Console(force_terminal=True, width=120)) as watch:
-        watch(EncodingProgress("encoding", 1500, 2000, 0))
-    assert "1,500 of 2,000 slices" in capsys.readouterr().out
-    clock = OwnClock(monkeypatch, progress_bar)
-    with _watch(Console(force_terminal=False, width=120)) as watch:
-        for second in range(0, 200, 10):
-            clock.now = float(second)
-            watch(EncodingProgress("encoding", second, 200, 0))
-    lines = capsys.readouterr().out.splitlines()
-    assert lines == [
-        "encoding: 60 of 200 slices, 1 slices/s, 0:02:20 left",
-        "encoding: 120 of 200 slices, 1 slices/s, 0:01:20 left",
-        "encoding: 180 of 200 slices, 1 slices/s, 0:00:20 left",
-    ]
+    said = run(*arguments, "--root", tmp_path / "elsewhere", code=1)
+    assert "lacks 2 scans of the index: 1 no_image, 1 no_spacing" in said
+    about = open_store(tmp_path / "store").provenance["preprocessing"]
+    assert (about["mean"], about["sd"], about["windows"], about["field"]) == ([40.0], [80.0], [[-100.0, 300.0]], 4.0)
 
 
 def test_mr_has_its_own_default_window(index, tmp_path):
@@ -257,6 +176,9 @@ def test_show(store):
     head, recipe, fingerprint, *rest = nguide("store", "show", store.folder).output.splitlines()
     assert (head, recipe, fingerprint) == (repr(store), "recipe: 8e1f", f"fingerprint: {store.fingerprint}")
     assert json.loads("\n".join(rest)) == {"encoder": "tiny"}
+    told = document("store", "show", store.folder)
+    assert (told["scans"], told["slices"], told["features"], told["parts"]) == (3, 9, 4, {"train": 3})
+    assert told["fingerprint"] == store.fingerprint
 
 
 def test_verify(store):
@@ -268,6 +190,7 @@ def test_verify(store):
     shard.write_bytes(content)
     said = refusal("store", "verify", store.folder)
     assert "1 of 3 scans are damaged: C; copy the store again, or encode it again" in said
+    assert document("store", "verify", store.folder, code=2)["damaged"] == ["C"]
 
 
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
@@ -278,21 +201,6 @@ def test_export_and_import(store, tmp_path, form):
     assert repr(store) in nguide(*words).output
     for file in store.folder.iterdir():
         assert (tmp_path / "again" / file.name).read_bytes() == file.read_bytes()
-
-
-def test_what_is_not_a_store_comes_with_the_command_that_makes_one(store, tmp_path):
-    (tmp_path / "index").mkdir()
-    (tmp_path / "index" / "manifest.parquet").touch()
-    np.savez(tmp_path / "all.npz", x=np.ones((2, 3)))
-    encode = f"encode its scans: nguide encode {tmp_path / 'index'} --encoder efficientnet-lite0 --window WINDOW -o"
-    for words, message in (
-        (("show", tmp_path), "is not a feature store"),
-        (("show", tmp_path / "index"), encode),
-        (("show", tmp_path / "all.npz"), f"import it: nguide store import {tmp_path / 'all.npz'} -o STORE"),
-        (("export", store.folder, "-f", "xls", "-o", tmp_path / "x"), "format 'xls' is unknown"),
-        (("import", tmp_path / "nowhere", "-f", "npz", "-o", tmp_path / "x"), "does not exist"),
-    ):
-        assert message in refusal("store", *words)
 
 
 WEIGHTS = b"weights"
@@ -319,6 +227,10 @@ def test_the_list_of_weights_says_what_is_there_and_what_to_do(net, words):
 
 def test_weights_are_imported_and_checked(net, tmp_path):
     assert "net: missing (1 MiB from http://127.0.0.1:9/)" in nguide("weights", "check").output.splitlines()
+    told = document("weights", "list")
+    assert told["cache"] == str(net.parent)
+    known = {weights["name"]: weights["found"] for weights in told["weights"]}
+    assert (known["net"], Path(known["efficientnet-lite0"]).is_file()) == (None, True)
     (tmp_path / "download.pth").write_bytes(b"other")
     assert "is not net.pth" in refusal("weights", "import", "net", tmp_path / "download.pth")
     (tmp_path / "download.pth").write_bytes(WEIGHTS)
@@ -328,3 +240,5 @@ def test_weights_are_imported_and_checked(net, tmp_path):
     net.write_bytes(b"damaged")
     damaged = nguide("weights", "check", code=2)
     assert "net.pth: damaged; delete it and import it again" in damaged.stderr
+    states = {weights["name"]: weights["state"] for weights in document("weights", "check", code=2)}
+    assert states == {"vit-b16-imagenet": "missing", "efficientnet-lite0": "ok", "net": "damaged"}

@@ -42,7 +42,7 @@ def test_the_settings_file_has_the_names_of_the_options(chosen, tmp_path):
     ((found, _),) = chosen
     assert (found.listening.aet, found.listening.port, found.listening.address) == ("HEAD-AI", 11200, "127.0.0.1")
     assert [str(one) for one in found.senders] == ["CT1@127.0.0.1", "CT2@localhost:11113"]
-    assert [(one.name, one.commits) for one in found.destinations] == [("PACS@127.0.0.1:4242", True)]
+    assert [(one.name, one.identity.commit) for one in found.destinations] == [("PACS@127.0.0.1:4242", True)]
     assert (found.taking.settle, found.taking.rules[0].ranges) == (30, {"thickness": (2.0, 6.0)})
     assert (found.limits.series, found.limits.bytes, found.keep) == (7, 2_000_000_000, 3)
 
@@ -62,38 +62,6 @@ def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):
     words = (tmp_path / "state", "--settings", settings, "--model", "bundle", "--from", "A@127.0.0.1")
     assert complaint in output_of("node", *words, code=2)
     assert chosen == []
-
-
-@pytest.mark.parametrize(
-    ("words", "complaint"),
-    [
-        ([], "nobody may send: give --from AET@ADDRESS, a folder with --watch, or a server with --pull"),
-        (["--from", "CT"], "'CT' is not AET@HOST"),
-        (["--from", "CT@10.1.2.3"], "give --address"),
-        (["--from", "CT@127.0.0.1", "--to", "PACS@127.0.0.1"], "--to 'PACS@127.0.0.1' is not AET@HOST:PORT"),
-        (["--from", "CT@127.0.0.1", "--take", "colour=red"], "there is no condition 'colour'"),
-        (["--from", "CT@127.0.0.1", "--tls-cert", "cert.pem"], "TLS needs all of"),
-        (["--from", "CT@127.0.0.1", "--status", "8112"], "'8112' is not HOST:PORT"),
-        (["--from", "CT@127.0.0.1", "--aet", "A TITLE THAT IS TOO LONG"], "is not an AE title"),
-        (["--watch", "nowhere"], "--watch nowhere is not a folder"),
-        (["--pull", "pacs"], "pacs is not the address of a DICOMweb server"),
-        (["--pull", "https://pacs/web/studies/1.2"], "names a study"),
-        (["--settings", "nowhere.toml"], "nowhere.toml cannot be read"),
-    ],
-)
-def test_mistakes_are_named(chosen, tmp_path, words, complaint):
-    said = output_of("node", tmp_path / "state", "--model", "bundle", *words, code=2)
-    assert complaint in said
-    assert "Traceback" not in said
-    assert chosen == []
-
-
-def test_tls_files_that_cannot_be_used_are_named(chosen, tmp_path):
-    for name in ("cert", "key", "ca"):
-        (tmp_path / name).write_text("no PEM")
-    files = [word for name in ("cert", "key", "ca") for word in (f"--tls-{name}", tmp_path / name)]
-    words = (tmp_path / "state", "--model", "bundle", "--from", "CT@127.0.0.1", *files)
-    assert "give PEM files that belong together" in output_of("node", *words, code=2)
 
 
 def test_the_command_is_thin():

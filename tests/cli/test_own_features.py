@@ -67,13 +67,6 @@ def test_a_store_is_split_by_patient_and_audited(imported):
     )
 
 
-def test_a_warning_without_patients(tmp_path):
-    features, lengths, labels = draw(4, seed=3)
-    np.savez(tmp_path / "f.npz", x=features, lengths=lengths, y=labels)
-    said = nguide("store", "import", tmp_path / "f.npz", "-o", tmp_path / "store").stderr
-    assert "warning: no scan has a patient id ('f-0'): every scan without a patient id counts as a patient" in said
-
-
 def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, tmp_path):
     features, lengths, _ = draw(3, seed=2)
     ids = ["a/1", "b", "=c"]  # no file names, and a formula for spreadsheets
@@ -148,8 +141,3 @@ def test_mistakes_are_one_line(run, tmp_path, monkeypatch, words, message):
     Path("dicom/1.dcm").write_bytes(bytes(200))
     assert message in refusal("predict", *words.split(), "-m", run, "-o", "out")
     assert not Path("out").exists()
-
-
-def test_a_model_of_scans_takes_no_features(trained, tmp_path):
-    line = refusal("predict", trained.store.folder, "-m", trained.run, "-o", tmp_path / "out")
-    assert "holds features, but the model takes scans: it was trained on features of the encoder tiny" in line

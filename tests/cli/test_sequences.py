@@ -4,13 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 from documents import ROOT, blocks_of, run_python
-from normal_guidance.cli import app
 from normal_guidance.fit import fit_committee
 from normal_guidance.scans.features.store import open_store
 from pages import check_page
+from small_command import nguide
 from test_documents import shell_commands
 
 PAGE = ROOT / "docs" / "howto" / "sequences.md"
@@ -55,8 +54,7 @@ def test_the_page_leads_from_beats_to_a_study(tmp_path, monkeypatch):
     for _, (program, *words) in shell_commands(PAGE):
         assert program == "nguide"
         words = [name for word in words for name in (sorted(map(str, Path().glob(word))) if "*" in word else [word])]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == 0, (words, result.output, result.exception)
+        result = nguide(*words)
         assert "warning" not in result.stderr
         said[" ".join(word for word in words[:2] if word.isalpha())] = result.output
 

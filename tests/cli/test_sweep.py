@@ -1,29 +1,19 @@
 """`nguide sweep` on a small store: what it prints, what it writes, and what it says to mistakes."""
 
-import json
-import shlex
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
-from rich.console import Console
 
-from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
-from normal_guidance.cli import progress as progress_bar
-from normal_guidance.cli.options import TrainingOptions, choose_execution
-from normal_guidance.cli.progress import describe, watch_run
+from normal_guidance.cli.options import TrainingOptions
 from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import Execution, departures
+from normal_guidance.sweep.config import departures
 from normal_guidance.sweep.run import load_run
-from normal_guidance.sweep.sweep import SweepProgress
-from own_clock import OwnClock
-from small_command import nguide, refusal
+from small_command import document, nguide
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -52,9 +42,9 @@ def test_a_dry_run_estimates_and_writes_nothing(store: Path, tmp_path: Path) -> 
     found = rows(output)
     assert [row[:4] for row in found] == [["mean", "2", "2", "packed"], ["ng", "2", "2", "packed"]]
     assert "Nothing was written." in output
-    document = json.loads(sweep(*arguments, "--json"))
-    assert [one["method"] for one in document["methods"]] == ["mean", "ng"]
-    assert document["total_s"] == pytest.approx(sum(one["runs"] * one["total_s"] for one in document["methods"]))
+    told = document("sweep", *arguments)
+    assert [method["method"] for method in told["methods"]] == ["mean", "ng"]
+    assert told["total_s"] == pytest.approx(sum(method["runs"] * method["total_s"] for method in told["methods"]))
     assert not (tmp_path / "out").exists()
 
 
@@ -86,6 +76,8 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
     assert rows(sweep(*arguments)) == rows(output)
+    for told, run in zip(document("sweep", *arguments)["runs"], runs.values(), strict=True):
+        assert (told["folder"], told["winners"]) == (str(run.folder), run.report["winners"])
     assert (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns == before
     message = sweep(*arguments, "--epochs", "3", code=2)
     assert "holds another run: configs.0.epochs was 2, now it is 3" in message
@@ -183,97 +175,6 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
     assert [row[2] for row in rows(output)] == groups
 
 
-GUIDED = "is guided; add one of ng, mhng to --methods, or leave the option out"
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ("--methods abml", "method 'abml' is unknown (did you mean 'abmil'?); nguide methods lists them"),
-        ("--methods ng,", "--methods ng,: '' is empty or given twice"),
-        ("--seeds 0,x", "--seeds 0,x: 'x' is not a whole number; write 1,2,3"),
-        ("--lr fast", "--lr fast: 'fast' is not a number"),
-        ("--divergence kl", "divergence 'kl' is unknown"),
-        ("--device abacus", "--device abacus is unknown"),
-        ("--device quantum", "--device quantum is unknown"),
-        ("--device ''", "--device is unknown; give cpu, cuda or cuda:1"),
-        ("--device meta", "--device meta: this machine or torch has none; use cpu"),
-        ("--device cuda:9", "--device cuda:9: this machine or torch has none; use c"),
-        ("--device cpu:1", "--device cpu:1: this machine or torch has none; use cpu"),
-        ("--engine fast", "--engine 'fast' is unknown; choose one of auto, packed, recorded, compiled"),
-        ("--engine compiled", "--engine compiled is for CUDA; on cpu use auto or packed"),
-        ("--precision int4", "--precision 'int4' is unknown; choose one of auto"),
-        ("--precision bf16", "precision bf16 is for CUDA"),
-        ("--split nowhere.csv", "--split nowhere.csv is not a file; "),
-        ("--save-minutes 0", "--save-minutes is 0; it must be above 0"),
-        ("--save-minutes nan", "--save-minutes is nan; it must be above 0"),
-        ("--batch-size 1000", "48 training scans do not fill one batch of 1000"),
-        ("--seeds 99999999999999999999", "seed is 99999999999999999999; it must be"),
-        ("--seeds ''", "--seeds : '' is not a whole number"),
-        ("--lr ''", "--lr : '' is not a number"),
-        ("--l1 ''", "--l1 : '' is not a number"),
-        ("--lr inf", "lr is inf; it must be"),
-        ("--guidance-weight ''", "--guidance-weight : '' is not a number"),
-        ("--divergence ''", "--divergence : '' is empty or given twice"),
-        ("--methods abmil --divergence foo", f"--divergence foo: none of abmil {GUIDED}"),
-        ("--methods abmil,mean --guidance-weight 1", f"--guidance-weight 1: none of abmil, mean {GUIDED}"),
-        ("--methods mean --no-renormalize", f"--no-renormalize: none of mean {GUIDED}"),
-        ("--methods mean --modes 2", f"--modes 2: none of mean {GUIDED}"),
-        ("--methods mean,abmil --negatives none", f"--negatives none: none of mean, abmil {GUIDED}"),
-        ("--methods evidence --warmup 10", f"--warmup 10: none of evidence {GUIDED}"),
-        ("--methods abmil --least-width 8mm", f"--least-width 8mm: none of abmil {GUIDED}"),
-        ("--least-width 8mm", "--least-width 8mm: these features do not record the distance of slices"),
-        ("--methods bells_ng --warmup 10", "method 'bells_ng' was removed; load it with commit 4bbc9f6"),
-        ("--negatives all", "negatives 'all' is unknown; choose one of own, uniform, none"),
-        ("--optimizer adam", "optimizer 'adam' is unknown; choose one of sgd, adamw"),
-        ("--schedule linear", "schedule 'linear' is unknown; choose one of constant, cosine"),
-        ("--weight-decay -1", "weight_decay is -1.0; it must be at least 0.0, and finite"),
-        ("--methods abmil,ng --divergence foo", "divergence 'foo' is unknown"),
-        ("--regularizer bell", "--regularizer 'bell' is unknown; choose one of clusters, distance, entropy, ng"),
-        ("--methods mean --regularizer ng", "--regularizer ng: none of mean has attention to regularize"),
-    ],
-)
-def test_mistakes_are_one_line(store: Path, tmp_path: Path, options: str, message: str, unchecked: None) -> None:
-    assert message in refusal("sweep", store, "--out", tmp_path, *QUICK, *shlex.split(options))
-
-
-def test_a_report_of_another_shape_is_named(store: Path, tmp_path: Path) -> None:
-    arguments = (store, "--out", tmp_path, *QUICK)
-    sweep(*arguments)
-    (tmp_path / "ng" / "0" / "report.json").write_text('{"winners": []}')
-    assert "report.json is damaged: format is missing" in sweep(*arguments, code=2)
-
-
-def test_a_missing_store_is_named(tmp_path: Path) -> None:
-    assert "is not a feature store" in sweep(tmp_path / "nowhere", "--out", tmp_path / "out", code=2)
-    wrong = sweep(tmp_path / "nowhere", "--methods", "abmill", "--out", tmp_path / "out", code=2)
-    assert "method 'abmill' is unknown (did you mean 'abmil'?); nguide methods lists them" in wrong
-
-
-@pytest.mark.parametrize(
-    ("out", "message"),
-    [
-        ("/proc/runs", "/proc/runs/ng/0 cannot be made (No such file or directory); choose another folder"),
-        ("/dev/null", "/dev/null/ng/0 is, or lies under, a file; name a folder"),
-    ],
-)
-def test_a_folder_that_cannot_be_made_is_named(store: Path, out: str, message: str) -> None:
-    assert message in sweep(store, "--out", out, *QUICK, code=2)
-
-
-def test_a_folder_must_be_named_and_parts_is_no_option(store: Path) -> None:
-    assert "--out" in sweep(store, code=2)
-    assert "--parts" in sweep(store, "--parts", "split.csv", code=2)
-    assert "--parts" not in sweep("--help")
-
-
-def test_a_store_without_parts_needs_a_split(tmp_path: Path) -> None:
-    write_store(tmp_path / "store", shifted_mean(4, 1, features=8), provenance={})
-    assert "store has no scan in part 'train'; give --split FILE" in sweep(
-        tmp_path / "store", "--out", tmp_path, code=2
-    )
-
-
 def test_grids_are_the_papers_unless_told() -> None:
     assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], TrainingOptions(), 99).values()} == {
         32
@@ -293,71 +194,3 @@ def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> Non
     assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions(), 256)["abmil", 0]
     usual = {"patience": 50, "train_above_val": False}
     assert [departures(configs[0]) for configs in grids.values()] == [usual, usual | guides, usual, usual | guides]
-
-
-def test_protocol_and_guides_are_those_that_were_given(store: Path, tmp_path: Path) -> None:
-    given = ("--optimizer", "adamw", "--weight-decay", "0.01", "--schedule", "cosine", "--class-weights")
-    options = (store, "--methods", "abmil,ng", "--no-train-above-val", "--out", tmp_path, *QUICK)
-    sweep(*options, *given, "--modes", "2", "--negatives", "none", "--warmup", "2")
-    guided = load_run(tmp_path / "ng" / "0").winners[0].config
-    assert (guided.modes, guided.negatives, guided.warmup) == (2, "none", 2)
-    run = load_run(tmp_path / "abmil" / "0")
-    protocol = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
-    assert {name: getattr(run.winners[0].config, name) for name in protocol} == protocol
-    assert protocol.items() <= run.report["departures"].items()
-    assert protocol.items() <= run.report["options"].items()
-    # Beside other guides, a method without guidance has the same run; another guided one is refused.
-    before = (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns
-    sweep(*options, *given, "--methods", "abmil")
-    assert (tmp_path / "abmil" / "0" / "report.json").stat().st_mtime_ns == before
-    other = sweep(*options, *given, "--methods", "ng", "--modes", "3", code=2)
-    assert "ng/0 holds another run: configs.0.modes was 2, now it is 3" in other
-    assert "abmil/0 holds another run: configs.0.optimizer was " in sweep(*options, code=2)
-    for option, value in (("--modes", "0"), ("--warmup", "-1")):
-        assert option in sweep(*options, option, value, code=2)
-
-
-def test_precision_follows_the_device() -> None:
-    assert choose_execution("cpu", "auto", 4) == Execution("cpu", "float32", chunk=4)
-    with pytest.raises(UserError, match="is for CUDA"):
-        choose_execution("cpu", "tf32")
-
-
-def test_a_gpu_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert choose_execution(None, "auto") == Execution("cuda", "tf32")
-    assert choose_execution("cuda:1", "bf16") == Execution("cuda:1", "bf16")
-    with pytest.raises(UserError, match="--device cuda:2: this machine or torch has none; use cuda:0 to cuda:1"):
-        choose_execution("cuda:2", "auto")
-
-
-def at(epoch: int, best: float = 0.75) -> SweepProgress:
-    return SweepProgress(epoch, 100, 0, best, 1.5e6, epoch / 100)
-
-
-def test_progress_is_told_in_words() -> None:
-    assert describe(at(3), 3725.2) == ("epoch 3 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 1:02:05 left")
-    assert describe(at(3, float("-inf")), None) == "epoch 3 of 100, best validation AUROC -, 1,500,000 slices/s"
-
-
-def test_outside_a_terminal_there_is_a_line_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = OwnClock(monkeypatch, progress_bar)
-    console = Console(file=StringIO(), width=40)
-    with watch_run(console, "ng, seed 0") as watch:
-        for epoch in range(1, 14):
-            clock.now = 10.0 * epoch
-            watch(at(epoch))
-    assert console.file.getvalue().splitlines() == [
-        "ng, seed 0: begins",
-        "ng, seed 0: epoch 6 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:15:40 left",
-        "ng, seed 0: epoch 12 of 100, best validation AUROC 0.750, 1,500,000 slices/s, 0:14:40 left",
-    ]
-
-
-def test_on_a_terminal_there_is_a_bar() -> None:
-    console = Console(file=StringIO(), force_terminal=True, width=160)
-    with watch_run(console, "ng, seed 0") as watch:
-        watch(at(50))
-    assert "epoch 50 of 100, best validation AUROC 0.750" in console.file.getvalue()
-    assert "begins\n" not in console.file.getvalue()

@@ -1,12 +1,11 @@
 """One set of options for sweep, experiment and reproduce; names of arguments; names of options before."""
 
+import re
 from dataclasses import fields
 
 import pytest
-import typer
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.cli import app
 from normal_guidance.cli.options import TrainingOptions
 from normal_guidance.sweep.config import (
     Config,
@@ -14,6 +13,7 @@ from normal_guidance.sweep.config import (
     grid_of_method,
     paper_config,
 )
+from small_command import every_command
 
 COMMANDS = ("sweep", "experiment", "reproduce")
 
@@ -22,7 +22,7 @@ SEEN = ("opts", "secondary_opts", "help", "default", "hidden", "rich_help_panel"
 
 
 def parameters(command: str) -> dict[str, object]:
-    return {one.name: one for one in typer.main.get_command(app).commands[command].params}
+    return {param.name: param for param in every_command()[command].params}
 
 
 def test_three_commands_have_the_same_options_in_the_same_order():
@@ -51,16 +51,12 @@ def test_the_batch_fits_the_scans_unless_it_is_given():
 
 
 def test_given_options_replace_those_of_either_protocol():
-    given = TrainingOptions(patience=0, train_above_val=False, epochs=9, modes=2)
-    for protocol in (given.protocol(500), given.paper_protocol()):
-        assert (protocol.patience, protocol.train_above_val, protocol.epochs, protocol.modes) == (None, False, 9, 2)
-
-
-def test_the_optimizer_is_an_option_of_either_protocol():
     options = {"optimizer": "adamw", "weight_decay": 0.01, "schedule": "cosine", "class_weights": True}
-    given = TrainingOptions(**options)
+    options |= {"train_above_val": False, "epochs": 9, "modes": 2}
+    given = TrainingOptions(patience=0, **options)
     for protocol in (given.protocol(500), given.paper_protocol()):
         assert {name: getattr(protocol, name) for name in options} == options
+        assert protocol.patience is None
 
 
 def test_a_study_takes_one_value_of_each_guide():
@@ -73,22 +69,16 @@ def test_a_study_takes_one_value_of_each_guide():
 
 def test_every_folder_that_is_made_must_be_named():
     """`demo` runs without arguments; `describe` prints, and makes a folder where one is named."""
-    optional = {
-        name
-        for name in typer.main.get_command(app).commands
-        for one in getattr(typer.main.get_command(app).commands[name], "params", ())
-        if "--out" in one.opts and not one.required
-    }
+    made = [(name, param) for name, command in every_command().items() for param in command.params]
+    optional = {name for name, param in made if "--out" in param.opts and not param.required}
     assert optional == {"demo", "describe"}
 
 
-def test_arguments_are_upper_case():
-    groups = [typer.main.get_command(app)]
-    for group in groups:
-        for command in group.commands.values():
-            if hasattr(command, "commands"):
-                groups.append(command)
-                continue
-            for one in command.params:
-                if one.param_type_name == "argument":
-                    assert (one.metavar or "none").isupper(), (command.name, one.name)
+def test_arguments_are_upper_case_and_every_option_says_what_it_means():
+    """A help text under another name than that of the parameter would be lost."""
+    for name, command in every_command().items():
+        for param in command.params:
+            assert param.help or param.hidden, (name, param.name)
+            if param.param_type_name == "argument":
+                assert (param.metavar or "none").isupper(), (name, param.name)
+        assert not re.search(r"[^\n]\n[^\n]", command.help), f"{name}: line breaks of a docstring are no paragraphs"

@@ -1,11 +1,9 @@
 """`nguide trust`: table, page, numbers and picture."""
 
-import json
-
 import pytest
 
 from normal_guidance.base.files import read_json
-from small_command import nguide, refusal
+from small_command import document, nguide
 from small_trust import make_run
 
 
@@ -29,18 +27,7 @@ def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
 
 
 def test_json_is_the_file(trained, tmp_path):
-    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention", "--json")
-    told = json.loads(nguide("trust", *words).stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention")
+    told = document("trust", *words)
     assert told == read_json(tmp_path / "trust.json")
     assert (told["by"], told["part"]) == ("attention", "test")
-
-
-def test_mistakes_are_one_line(trained, tmp_path):
-    for words, reason in (
-        ([trained.run, "--store", tmp_path, "-o", tmp_path], "is not a feature store"),
-        ([trained.run, "-o", tmp_path, "--by", "heads"], "--by 'heads' is unknown; choose one of slices, attention"),
-        ([trained.run, "-o", tmp_path, "--part", "train"], "models are not tested on part 'train'"),
-        ([tmp_path, "-o", tmp_path / "out"], "is not a complete run"),
-    ):
-        assert reason in refusal("trust", *words)
-    assert not (tmp_path / "out").exists()

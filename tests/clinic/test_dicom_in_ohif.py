@@ -12,9 +12,9 @@ import pytest
 import torch
 from PIL import Image
 
-from normal_guidance.clinic.dicom.writer import write_dicom
+from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.clinic.results.strip import draw_strip
+from normal_guidance.clinic.results.scan_pages import draw_strip
 from normal_guidance.fit.bundle import ModelIdentity
 from normal_guidance.scans.features.windows import parse_windows
 from normal_guidance.scans.index.indexing import index

@@ -52,11 +52,8 @@ def test_bags_and_places_of_rows(lengths: list[int], unused: int) -> None:
     assert place_in_bag(given_lengths).tolist() == [place for length in lengths for place in range(length)]
     rows = torch.arange(sum(lengths) + unused)
     assert find_bags(rows, given_lengths).tolist() == bags + [len(lengths)] * unused
-
-
-def test_bags_of_several_steps_are_found_at_once() -> None:
-    lengths = torch.tensor([[2, 1], [1, 3]])
-    assert find_bags(torch.arange(4), lengths).tolist() == [[0, 0, 1, 2], [0, 1, 1, 1]]
+    several = torch.tensor([[2, 1], [1, 3]])
+    assert find_bags(torch.arange(4), several).tolist() == [[0, 0, 1, 2], [0, 1, 1, 1]]
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))

@@ -1,24 +1,41 @@
-"""Attention made of bells against dense formulas, at its limits, and on data with known truth."""
+"""Attention made of bells against dense formulas, at its limits, and on data with known truth; attention over places;
+the slice reference; and sums under windows, by blocks against the whole matrix: values, gradients, stacked, compiled.
+"""
 
 import math
+import sys
+import warnings
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import log_softmax, logsumexp
 from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from normal_guidance.core import bells as window_sums
-from normal_guidance.core.bells import WindowAttention, gaussian_window
+from in_a_process import assert_compiled_equals_eager, assert_script_passes, needs_cuda
+from normal_guidance.base.errors import UserError
+from normal_guidance.core import bells as module
+from normal_guidance.core.bells import (
+    CENTRAL_WIDTH,
+    FLATNESS,
+    INSIDE,
+    Places,
+    SliceReference,
+    WindowAttention,
+    gaussian_window,
+    window_sums,
+)
 from normal_guidance.core.guidance import NormalGuidance
-from normal_guidance.core.layout import Layout
+from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 from normal_guidance.core.methods import build_model
 from normal_guidance.core.models import EvidenceMIL
 from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
+from same import assert_same
 
 BELLS = pytest.mark.parametrize("bells", [False, True])
 
@@ -27,7 +44,7 @@ BELLS = pytest.mark.parametrize("bells", [False, True])
 def any_length(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The test runs as for short scans, and again as for long ones."""
     if request.param == "by blocks":
-        monkeypatch.setattr(window_sums, "DENSE_SUMS", 0)
+        monkeypatch.setattr(module, "DENSE_SUMS", 0)
 
 
 def attention_of(sigma: float, beta: float, *, bells: bool, kappa: float = 1e-9, shape: float = 2.0) -> WindowAttention:
@@ -66,10 +83,10 @@ def test_attention_equals_the_dense_formula_in_log_space(
     scores = [torch.randn(length, dtype=torch.float64) for length in lengths]
     layout, near = Layout.packed(lengths), 1e-5 if bells else 1e-9  # of steep sides
     got = layout.restore(attention_of(sigma, beta, **form)(layout.fold(torch.cat(scores)), layout))
-    for one, scan in zip(got.split(lengths), scores, strict=True):
+    for log_a, scan in zip(got.split(lengths), scores, strict=True):
         want = torch.from_numpy(dense_log_attention(scan.numpy(), sigma, beta, **form))
         within = want > -500 if bells else want <= 0
-        torch.testing.assert_close(one[within], want[within], rtol=near, atol=near)
+        torch.testing.assert_close(log_a[within], want[within], rtol=near, atol=near)
 
 
 @pytest.mark.usefixtures("any_length")
@@ -163,7 +180,7 @@ def log_attention_and_gradients(attention: WindowAttention, stacked: dict[str, T
     layout, generator = Layout.packed([700, 1, 300]), torch.Generator().manual_seed(0)
     scores = torch.randn(1001, dtype=torch.float64, generator=generator).requires_grad_()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(window_sums, "DENSE_SUMS", dense)
+        patch.setattr(module, "DENSE_SUMS", dense)
         folded = layout.fold(scores)
         log_a = vmap(lambda own: functional_call(attention, own, (folded, layout)))(stacked)[:, layout.mask]
         loss = log_a.clamp_min(-400).square().mean()
@@ -181,9 +198,8 @@ def test_windows_by_blocks_equal_the_whole_kernel(bells: bool) -> None:
     ]
     stacked, _ = stack_module_state(models)
     got, want = (log_attention_and_gradients(models[0], stacked, dense) for dense in (0, 1000))
-    for one, other in zip(got, want, strict=True):
-        assert one.any()
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    assert all(value.any() for value in got)
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-12)
 
 
 def test_whole_bells_attend_to_one_block_as_bayes_does() -> None:
@@ -200,3 +216,189 @@ def test_whole_bells_attend_to_one_block_as_bayes_does() -> None:
         attention = model(bags.features.double(), bags.layout).attention
     posterior = bayes_slice_scores(bags, block=block, shift=shift).exp() / block
     torch.testing.assert_close(attention, posterior, rtol=1e-3, atol=1e-6)
+
+
+KINDS = pytest.mark.parametrize("places", [Places(*kind) for kind in product((0.0, 1.5), (True, False))], ids=str)
+EVIDENCE = [0.3, -1.0, 2.0, 0.0, 0.5, -0.2, 1.0]
+
+
+def by_hand(places: Places, evidence: list[float]) -> tuple[list[float], float]:
+    """Attention and log-odds by the formulas of the module, slice by slice."""
+    n = len(evidence)
+
+    def window(distance: int) -> float:
+        return math.exp(-0.5 * (abs(distance) / places.reach) ** FLATNESS) if places.reach else float(distance == 0)
+
+    whole = sum(window(d) for d in range(-20, 21))
+    means, prior = [], []
+    for c in range(n):
+        means.append(sum(window(c - j) * e for j, e in enumerate(evidence)) / whole)
+        middle = ((c + 0.5) / n - 0.5) / CENTRAL_WIDTH if places.central else 0.0
+        prior.append((sum(window(c - j) for j in range(n)) / whole) ** INSIDE * math.exp(-0.5 * middle**2))
+    weights = [p / sum(prior) * math.exp(mean) for p, mean in zip(prior, means, strict=True)]
+    spread = [sum(window(c - j) * weights[c] for c in range(n)) for j in range(n)]
+    return [weight / sum(spread) for weight in spread], math.log(sum(weights))
+
+
+@KINDS
+def test_attention_and_odds_are_bayes_rule(places: Places) -> None:
+    here = places.of(Layout.packed([7]))
+    windows = here.windows(torch.tensor(EVIDENCE, dtype=torch.float64)[None, None])
+    attention, odds = by_hand(places, EVIDENCE)
+    assert here.attend(windows).exp()[0, 0].tolist() == pytest.approx(attention, rel=1e-9)
+    assert here.log_odds(windows).item() == pytest.approx(odds, rel=1e-9)
+
+
+@KINDS
+def test_other_scans_and_padding_change_nothing(places: Places) -> None:
+    def attend(rows: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
+        here = places.of(layout)
+        windows = here.windows(layout.fold(rows))
+        return layout.restore(here.attend(windows)).exp(), here.log_odds(windows)
+
+    rows, lengths = torch.randn(2, 12, generator=torch.Generator().manual_seed(0)), [5, 1, 6]
+    attention, odds = attend(rows, Layout.packed(lengths))
+    alone = [attend(part, Layout.packed([part.shape[1]])) for part in rows.split(lengths, 1)]
+    torch.testing.assert_close(attention, torch.cat([part for part, _ in alone], 1))
+    torch.testing.assert_close(odds, torch.cat([part for _, part in alone]))
+
+
+def test_the_whole_scan_as_one_place_is_its_mean_and_says_nothing_about_where() -> None:
+    layout = Layout.packed([3, 2])
+    here = Places(None, central=False).of(layout)
+    windows = here.windows(layout.fold(torch.tensor([[1.0, 2.0, 6.0, 1.0, 2.0]]).double()))
+    torch.testing.assert_close(here.log_odds(windows), torch.tensor([[3.0], [1.5]]).double())
+    attention = layout.restore(here.attend(windows)).exp().flatten()
+    torch.testing.assert_close(attention, torch.tensor([1 / 3] * 3 + [1 / 2] * 2).double())
+
+
+def test_very_strong_evidence_stays_exact() -> None:
+    evidence = torch.zeros(1, 1, 60)
+    evidence[0, 0, 7] = 2000.0
+    places = Places(1.0, central=False).of(Layout.packed([60]))
+    log_attention = places.attend(places.windows(evidence))
+    assert log_attention.isfinite().all()
+    assert log_attention.argmax().item() == 7
+    assert log_attention.exp().sum().item() == pytest.approx(1.0)
+
+
+LENGTHS = [5, 1, 40, 13, 2]
+
+
+def textbook(model: SliceReference, bags: list[Tensor]) -> Tensor:
+    """The same by torch's layers, one bag at a time, with torch's padding 'same'."""
+    width = model.convolution.kernel_size[0]
+    logits = []
+    for bag in bags:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # an even width is padded by a copy
+            mixed = F.conv1d(
+                bag.T[None], model.convolution.weight, model.convolution.bias, padding="same", groups=bag.shape[1]
+            )
+        assert mixed.shape[-1] == len(bag), width
+        logits.append(model.classifier(mixed[0].T).squeeze(1))
+    return torch.cat(logits)
+
+
+def reference_and_rows(width: int) -> tuple[SliceReference, Tensor]:
+    model = SliceReference(features=6, receptive_field=width).double()
+    return model, torch.randn(sum(LENGTHS), 6, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 12, 35])
+@pytest.mark.parametrize("form", ["packed", "padded", "slotted"])
+def test_it_is_the_textbooks_layers(form: str, width: int) -> None:
+    model, rows = reference_and_rows(width)
+    lengths = torch.tensor(LENGTHS)
+    want = textbook(model, list(rows.split(LENGTHS)))
+    padded, mask = unpack(rows, lengths)
+    if form == "packed":
+        got = model(rows, lengths).slice_scores
+    elif form == "padded":
+        garbage = torch.where(mask[:, :, None], padded, 1e3)
+        got = model(garbage, mask).slice_scores[mask]
+    else:
+        layout = SlottedLayout.of(lengths, rows=80, longest=45)
+        slots = torch.full((80, 6), 1e3, dtype=torch.float64)  # class tokens and unused slots hold anything
+        slots[layout.pad_index[:, :40][mask]] = rows
+        got = model(slots, layout).slice_scores[:, :40][mask]
+    assert_same(got, want, model.parameters())
+
+
+def test_a_prediction_holds_probabilities_and_logits_and_no_scan_score() -> None:
+    model, rows = reference_and_rows(3)
+    prediction = model(rows, Layout.packed(LENGTHS))
+    assert prediction.log_attention.shape == (1, sum(LENGTHS))
+    torch.testing.assert_close(prediction.attention, prediction.slice_scores.sigmoid())
+    assert prediction.logit.isnan().all()
+    assert prediction.logit.shape == (len(LENGTHS),)
+    padded = model(*unpack(rows, torch.tensor(LENGTHS)))
+    assert padded.attention[1, 1:].eq(0).all(), "padding has no probability"
+
+
+def test_a_window_of_nothing_is_refused() -> None:
+    with pytest.raises(UserError, match="receptive_field is 0"):
+        SliceReference(4, receptive_field=0)
+
+
+def by_matrix(values: Tensor, taps: Tensor) -> Tensor:
+    place = torch.arange(values.shape[-1], device=values.device)
+    distance = (place[:, None] - place).abs()
+    return values @ torch.where(distance < len(taps), taps[distance.clamp_max(len(taps) - 1)], 0.0)
+
+
+def draw(rows: int, longest: int, reach: int) -> tuple[Tensor, Tensor]:
+    """Rows that end before the longest one, as scans do, and taps that fall by many orders of magnitude."""
+    values = torch.randn(rows, longest, dtype=torch.float64)
+    values[0, longest // 2 :] = 0.0
+    taps = torch.linspace(0, -200, reach, dtype=torch.float64).exp()
+    return values.requires_grad_(), taps.requires_grad_()
+
+
+@given(rows=st.integers(1, 4), longest=st.integers(1, 700), reach=st.integers(1, 900))
+def test_sums_and_gradients_are_those_of_the_matrix(rows: int, longest: int, reach: int) -> None:
+    leaves = draw(rows, longest, reach)
+    assert_same(window_sums(*leaves), by_matrix(*leaves), leaves)
+
+
+def test_small_sums_are_exact() -> None:
+    """A hundred orders of magnitude below the largest: a Fourier transform would give noise of 1e-16."""
+    values = torch.zeros(1, 3000, dtype=torch.float64)
+    values[0, 0] = 1.0
+    taps = torch.linspace(0, -500, 3000, dtype=torch.float64).exp()
+    torch.testing.assert_close(window_sums(values, taps)[0], taps, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("shared", [None, 0, 1])
+def test_stacked_configurations_equal_one_after_the_other(shared: int | None) -> None:
+    """Each with values and taps of its own, or one of both shared."""
+    leaves = [torch.stack([draw(2, 500, 500)[number].detach() for _ in range(3)]) for number in (0, 1)]
+    leaves[1] = leaves[1] * torch.tensor([[1.0], [2.0], [0.0]])
+    leaves = [leaf[0] if number == shared else leaf for number, leaf in enumerate(leaves)]
+    for leaf in leaves:
+        leaf.requires_grad_()
+    dims = tuple(None if number == shared else 0 for number in range(2))
+    got = vmap(window_sums, dims)(*leaves)
+    each = [[leaf if number == shared else leaf[c] for number, leaf in enumerate(leaves)] for c in range(3)]
+    want = torch.stack([by_matrix(*own) for own in each])
+    assert_same(got, want, leaves, side=want.detach())  # taps of 0 get no gradient
+
+
+def compiled(device: str) -> None:
+    leaves = [leaf.detach().expand(3, *leaf.shape).clone().to(device).requires_grad_() for leaf in draw(2, 600, 600)]
+    assert_compiled_equals_eager(lambda *own: vmap(window_sums)(*own).square().sum(), leaves)
+
+
+@pytest.mark.slow
+def test_compiled_and_stacked_equals_eager() -> None:
+    assert_script_passes(__file__, "cpu")
+
+
+@needs_cuda
+def test_on_cuda_equals_the_matrix() -> None:
+    leaves = [leaf.detach().cuda().requires_grad_() for leaf in draw(3, 700, 700)]
+    assert_same(window_sums(*leaves), by_matrix(*leaves), leaves)
+
+
+if __name__ == "__main__":
+    compiled(*sys.argv[1:])

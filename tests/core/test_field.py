@@ -1,5 +1,7 @@
 """The field's methods against torchmil, or a textbook of their papers, with copied weights: values and gradients."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -40,12 +42,13 @@ def gradients(loss: Tensor, model: nn.Module) -> dict[str, Tensor]:
     return dict(zip(names, torch.autograd.grad(loss, parameters), strict=True))
 
 
-def assert_same(got: dict[str, Tensor], want: dict[str, Tensor]) -> None:
-    assert got.keys() == want.keys()
-    for name, gradient in want.items():
-        torch.testing.assert_close(
-            got[name], gradient.reshape(got[name].shape), msg=lambda text, n=name: f"{n}: {text}"
-        )
+def torchmil_loss(
+    theirs: nn.Module, rows: Tensor, loss: Callable[[dict[str, Tensor]], Tensor]
+) -> tuple[Tensor, Tensor]:
+    """The logits of torchmil's model, and the mean over the bags of what `loss` makes of its losses."""
+    pairs = zip(rows.split(LENGTHS), LABELS, strict=True)
+    logits, losses = zip(*(theirs.compute_loss(label[None].double(), bag[None]) for bag, label in pairs), strict=True)
+    return torch.cat(logits), torch.stack([loss(each).double() for each in losses]).mean()
 
 
 def smooth_hinge(logits: Tensor, targets: Tensor) -> Tensor:
@@ -73,13 +76,11 @@ def test_clam_equals_torchmil(rows: Tensor) -> None:
         for name, (own, part) in copied.items():
             names[name].copy_(ours.get_parameter(own)[part])
 
-    total, logits = torch.zeros((), dtype=torch.float64), []
-    for bag, label in zip(rows.split(LENGTHS), LABELS, strict=True):
-        logit, losses = theirs.compute_loss(label[None].double(), bag[None])
-        logits.append(logit)
-        total = total + clam.SHARE * losses["BCEWithLogitsLoss"] + (1 - clam.SHARE) * losses["InstLoss"].double()
-    want = total / len(LENGTHS)
-    torch.testing.assert_close(ours(rows, torch.tensor(LENGTHS)).logit, torch.cat(logits))
+    def joint(losses: dict[str, Tensor]) -> Tensor:
+        return clam.SHARE * losses["BCEWithLogitsLoss"] + (1 - clam.SHARE) * losses["InstLoss"].double()
+
+    logits, want = torchmil_loss(theirs, rows, joint)
+    torch.testing.assert_close(ours(rows, torch.tensor(LENGTHS)).logit, logits)
     got = loss_of("clam", ours, rows)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)  # torchmil computes the slices' loss in float32
     mine, others = gradients(got, ours), dict(zip(names, torch.autograd.grad(want, list(names.values())), strict=True))
@@ -93,19 +94,13 @@ def test_dsmil_equals_torchmil(rows: Tensor) -> None:
     pairs = {"query": "q_nn", "instance": "inst_classifier", "classifier": "bag_classifier"}
     weights = ours.state_dict()
     theirs.load_state_dict({f"{b}.{kind}": weights[f"{a}.{kind}"] for a, b in pairs.items() for kind in KINDS})
-    logits, total = [], torch.zeros((), dtype=torch.float64)
-    for bag, label in zip(rows.split(LENGTHS), LABELS, strict=True):
-        logit, losses = theirs.compute_loss(label[None].double(), bag[None])
-        logits.append(logit)
-        total = total + sum(losses.values()) / 2  # their sum is twice our mean of the two streams
-    torch.testing.assert_close(ours(rows, torch.tensor(LENGTHS)).logit, torch.cat(logits), rtol=1e-6, atol=1e-6)
-    got, want = loss_of("dsmil", ours, rows), total / len(LENGTHS)
+    logits, want = torchmil_loss(theirs, rows, lambda losses: sum(losses.values()) / 2)  # twice the streams' mean
+    torch.testing.assert_close(ours(rows, torch.tensor(LENGTHS)).logit, logits, rtol=1e-6, atol=1e-6)
+    got = loss_of("dsmil", ours, rows)
     torch.testing.assert_close(got, want, rtol=1e-6, atol=1e-6)  # torchmil's cross-entropy is in float32
     named = {f"{a}.{kind}": theirs.get_parameter(f"{b}.{kind}") for a, b in pairs.items() for kind in KINDS}
-    mine = gradients(got, ours)
-    found = torch.autograd.grad(want, list(named.values()))
-    for name, gradient in zip(named, found, strict=True):
-        torch.testing.assert_close(mine[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+    others = dict(zip(named, torch.autograd.grad(want, list(named.values())), strict=True))
+    torch.testing.assert_close(gradients(got, ours), others, rtol=1e-5, atol=1e-6)
 
 
 def laplacian(size: int) -> Tensor:
@@ -141,13 +136,13 @@ def test_probsmooth_equals_torchmil(rows: Tensor, monkeypatch: pytest.MonkeyPatc
     others = torch.autograd.grad(
         want, [hidden.weight, theirs.classifier.weight, *(layer.weight for layer in score), *(x.bias for x in score)]
     )
-    for name, gradient in (
-        ("hidden.weight", others[0]),
-        ("classifier.weight", others[1]),
-        ("score.weight", torch.cat(others[2:4])),
-        ("score.bias", torch.cat(others[4:6])),
-    ):
-        torch.testing.assert_close(mine[name], gradient, rtol=1e-5, atol=1e-6, msg=lambda text, n=name: f"{n}: {text}")
+    wanted = {
+        "hidden.weight": others[0],
+        "classifier.weight": others[1],
+        "score.weight": torch.cat(others[2:4]),
+        "score.bias": torch.cat(others[4:6]),
+    }
+    torch.testing.assert_close({name: mine[name] for name in wanted}, wanted, rtol=1e-5, atol=1e-6)
 
 
 def gated(bag: Tensor, layer: nn.Module) -> Tensor:
@@ -179,7 +174,7 @@ def test_models_without_a_loss_of_their_own_equal_the_textbook(name: str, textbo
     torch.testing.assert_close(prediction.logit, torch.stack(logits))
     torch.testing.assert_close(prediction.log_attention.exp(), torch.cat(attention, 1))
     want = F.binary_cross_entropy_with_logits(torch.stack(logits), LABELS.double())
-    assert_same(gradients(loss_of(name, model, rows), model), gradients(want, model))
+    torch.testing.assert_close(gradients(loss_of(name, model, rows), model), gradients(want, model))
 
 
 def test_acmil_equals_the_textbook(rows: Tensor) -> None:
@@ -210,7 +205,7 @@ def test_acmil_equals_the_textbook(rows: Tensor) -> None:
     torch.testing.assert_close(model(rows, torch.tensor(LENGTHS)).logit, torch.stack(logits))
     got, want = loss_of("acmil", model, rows), torch.stack(losses).mean()
     torch.testing.assert_close(got, want)
-    assert_same(gradients(got, model), gradients(want, model))
+    torch.testing.assert_close(gradients(got, model), gradients(want, model))
 
 
 def test_clams_slices_are_at_most_half_of_a_short_scan() -> None:
@@ -220,9 +215,8 @@ def test_clams_slices_are_at_most_half_of_a_short_scan() -> None:
     bag = torch.randn(3, FEATURES, dtype=torch.float64)
     scores, margins = gated(bag, model.attention)[:, 0], model.instances(bag).reshape(3, 2, 2)
     margin = margins[..., 1] - margins[..., 0]
-    found = model(bag, torch.tensor([3])).extra
     want = (F.softplus(1 - margin[scores.argmax()]) + F.softplus(1 + margin[scores.argmin()])) / 2
-    torch.testing.assert_close(found["own"][0], want)
+    torch.testing.assert_close(model(bag, torch.tensor([3])).extra["own"][0], want)
     assert not short["own"][1].any()
     assert not short["other"][1].any()
 
@@ -235,7 +229,7 @@ def test_random_training_is_the_same_wherever_a_slice_is_computed_and_new_in_eve
     together = model(rows, torch.tensor(LENGTHS))
     apart = [model(bag, torch.tensor([len(bag)])) for bag in rows.split(LENGTHS)]
     for key, value in together.extra.items():
-        torch.testing.assert_close(torch.cat([one.extra[key] for one in apart]), value)
+        torch.testing.assert_close(torch.cat([bag.extra[key] for bag in apart]), value)
     set_epoch(model, 5)
     later = model(rows, torch.tensor(LENGTHS))
     torch.testing.assert_close(later.logit, together.logit)
@@ -259,7 +253,7 @@ def test_class_weights_weigh_the_scans(name: str, rows: Tensor) -> None:
     """With no weight on negative scans, their labels' part of the loss has no gradient."""
     prediction = ours_of(name)(rows, torch.tensor(LENGTHS))
     weights = torch.tensor([0.0, 2.0], dtype=torch.float64)
-    weighted, plain = (FIELD[name].loss(prediction, LABELS, one) for one in (weights, None))
+    weighted, plain = (FIELD[name].loss(prediction, LABELS, given) for given in (weights, None))
     logit = prediction.logit
     assert not torch.allclose(weighted, plain)
     torch.testing.assert_close(

@@ -16,7 +16,6 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.bells import EM_STEPS, log_mixture, log_normal
 from normal_guidance.core.guidance import (
     DIVERGENCES,
-    NEGATIVES,
     LabelGuidance,
     NormalGuidance,
     divergence,
@@ -25,9 +24,11 @@ from normal_guidance.core.guidance import (
 )
 from normal_guidance.core.layout import Layout, SlottedLayout, unpack
 from normal_guidance.core.methods import build_model
+from same import assert_same
 
 KINDS = pytest.mark.parametrize("kind", DIVERGENCES)
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=5)
+POSITIONED = st.lists(st.integers(3, 40), min_size=1, max_size=4)  # at least as many slices as modes
 
 
 def bells(places: list[float], weights: list[float], sd: float = 2.0, slices: int = 60) -> Tensor:
@@ -53,14 +54,6 @@ def test_three_slices_by_hand() -> None:
     for kind in DIVERGENCES:
         assert divergence(reference, attention, kind).item() == pytest.approx(want[kind], rel=1e-12)
         assert NormalGuidance(2.0, kind)(attention).item() == pytest.approx(2 * want[kind], rel=1e-12)
-
-
-def test_gradient_of_forward_kl_by_hand() -> None:
-    """With r fixed, d/dlogit_j of sum r log(r/a) is a_j - r_j; it would differ if a gradient flowed through r."""
-    logits = torch.randn(2, 7, dtype=torch.float64, requires_grad=True)
-    NormalGuidance()(logits, from_logits=True).backward()
-    a = logits.detach().softmax(-1)
-    torch.testing.assert_close(logits.grad, (a - normal_reference(a)) / 2)
 
 
 def test_uniform_attention_has_the_values_of_the_specification() -> None:
@@ -99,14 +92,19 @@ def test_float32_keeps_its_digits_on_the_longest_scan(kind: str, spread: float) 
 
 
 @pytest.mark.parametrize("from_logits", [True, False])
+@pytest.mark.parametrize("dimensions", [0, 1, 2])
 @pytest.mark.parametrize("options", [{}, {"renormalize": False}, {"modes": 3}], ids=str)
 @KINDS
-def test_extreme_logits_have_finite_gradients(kind: str, options: dict[str, object], from_logits: bool) -> None:
+def test_extreme_logits_have_finite_gradients(
+    kind: str, options: dict[str, object], dimensions: int, from_logits: bool
+) -> None:
     logits = (1e4 * torch.randint(-1, 2, (8, 3, 60))).float().requires_grad_()
-    mask = torch.arange(60) < torch.randint(3, 61, (8, 1))
+    mask = torch.arange(60) < torch.randint(3 if "modes" in options else 1, 61, (8, 1))
+    positions = 1e3 * torch.randn(8, 60, dimensions) if dimensions else None
     log_attention = logits.masked_fill(~mask[:, None], -torch.inf).log_softmax(-1)
     attention = log_attention if from_logits else log_attention.exp()
-    loss = NormalGuidance(divergence=kind, **options)(attention, mask, from_logits=from_logits)
+    guidance = NormalGuidance(divergence=kind, **options)
+    loss = guidance(attention, mask, positions=positions, from_logits=from_logits)
     loss.backward()
     assert loss.isfinite()
     assert logits.grad.isfinite().all()
@@ -154,13 +152,20 @@ def test_reference_is_the_normal_with_the_moments_of_attention(lengths: list[int
 
 
 OPTIONS = [{}, {"negatives": "uniform"}, {"negatives": "none"}, {"modes": 2}, {"modes": 3}]
+AT_POSITIONS = [({}, ()), ({"modes": 2}, (1,)), ({}, (2,)), ({"modes": 2}, (2,))]  # and the shape of each
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.parametrize(("options", "shape"), [*((options, None) for options in OPTIONS), *AT_POSITIONS], ids=str)
 @pytest.mark.filterwarnings("ignore:NormalGuidance. attention adds up to")
+@pytest.mark.filterwarnings("ignore:NormalGuidance. attention of shape")  # all bags may have one slice
 @given(lengths=LENGTHS, kind=st.sampled_from(list(DIVERGENCES)), renormalize=st.booleans(), from_logits=st.booleans())
 def test_packed_padded_slotted_stacked_and_one_bag_at_a_time_agree(
-    options: dict[str, object], lengths: list[int], kind: str, renormalize: bool, from_logits: bool
+    options: dict[str, object],
+    shape: tuple[int, ...] | None,
+    lengths: list[int],
+    kind: str,
+    renormalize: bool,
+    from_logits: bool,
 ) -> None:
     lengths = [max(length, options.get("modes", 1)) for length in lengths]
     counts, labels, longest = torch.tensor(lengths), torch.arange(len(lengths)) % 2, max(lengths)
@@ -169,6 +174,10 @@ def test_packed_padded_slotted_stacked_and_one_bag_at_a_time_agree(
     packed = packed - 4 if from_logits else packed.exp() / 500  # does not sum to one, as a class token's row
     padded, mask = unpack(packed.T, counts)
     padded = padded.movedim(-1, 1).masked_fill(~mask[:, None], 0.3)  # padding holds anything
+    positions = torch.zeros(sum(lengths)) if shape is None else torch.randn(sum(lengths), *shape, dtype=torch.float64)
+    padded_positions = unpack(positions, counts)[0].masked_fill(
+        ~mask.view(*mask.shape, *[1] * len(shape or ())), torch.nan
+    )
     forms = {
         "lengths": {"lengths": counts},
         "packed": {"lengths": Layout.packed(lengths)},
@@ -177,14 +186,17 @@ def test_packed_padded_slotted_stacked_and_one_bag_at_a_time_agree(
         "slotted": {"lengths": SlottedLayout.of(counts, rows=sum(lengths) + len(lengths) + 3, longest=longest)},
     }
     leaf = packed.clone().requires_grad_()
-    bags = zip(leaf.split(lengths, dim=-1), labels, strict=True)
-    want = torch.stack([guidance(bag[None], from_logits=from_logits, labels=label[None]) for bag, label in bags]).mean()
+    want = torch.zeros((), dtype=torch.float64)
+    for bag, label, place in zip(leaf.split(lengths, dim=-1), labels, positions.split(lengths), strict=True):
+        at = None if shape is None else place[None]
+        want = want + guidance(bag[None], from_logits=from_logits, labels=label[None], positions=at) / len(lengths)
     want.backward()
     for name, form in forms.items():
         is_packed = name in ("lengths", "packed")
         given_leaf = (packed if is_packed else padded).clone().requires_grad_()
+        places = None if shape is None else positions if is_packed else padded_positions
 
-        def loss(values: Tensor, form: dict[str, object] = form) -> Tensor:
+        def loss(values: Tensor, form: dict[str, object] = form | {"positions": places}) -> Tensor:
             return guidance(values, from_logits=from_logits, labels=labels, **form)
 
         value = loss(given_leaf)
@@ -232,36 +244,19 @@ def test_renormalize_off_penalises_what_the_class_token_keeps_for_itself() -> No
 @KINDS
 @pytest.mark.parametrize("heads", [None, 3])
 def test_negative_bags_have_the_reference_that_was_asked_for(kind: str, heads: int | None) -> None:
-    logits = torch.randn((4, 12) if heads is None else (4, heads, 12), dtype=torch.float64)
+    """Values and gradients: their own reference, a uniform one, or none."""
+    logits = torch.randn((4, 12) if heads is None else (4, heads, 12), dtype=torch.float64, requires_grad=True)
     mask = torch.arange(12) < torch.tensor([[12], [5], [1], [9]])
-    labels = torch.tensor([1, 0, 0, 1])
-    options = {"mask": mask, "from_logits": True, "labels": labels}
-    own = NormalGuidance(divergence=kind).per_bag(logits, mask, from_logits=True)
-    assert torch.equal(NormalGuidance(divergence=kind, negatives="own").per_bag(logits, **options), own)
-    none = NormalGuidance(divergence=kind, negatives="none").per_bag(logits, **options)
-    assert torch.equal(none[labels == 1], own[labels == 1])
-    assert not none[labels == 0].any()
-    uniform = NormalGuidance(divergence=kind, negatives="uniform").per_bag(logits, **options)
-    assert torch.equal(uniform[labels == 1], own[labels == 1])
+    negative = torch.tensor([False, True, True, False])
+    options = {"mask": mask, "from_logits": True}
+    own = NormalGuidance(divergence=kind).per_bag(logits, **options)
     flat = (mask / mask.sum(1, keepdim=True)).double()
     flat = flat if heads is None else flat[:, None].expand_as(logits)
-    want = divergence(flat, logits, kind, mask, from_logits=True)
-    torch.testing.assert_close(uniform[labels == 0], want[labels == 0])
-
-
-def test_gradients_of_negative_bags_by_hand() -> None:
-    """The gradient of forward KL is a - r over the number of bags, with r uniform; without guidance it is 0."""
-    labels = torch.tensor([0, 1])
-    gradients = {}
-    for negatives in NEGATIVES:
-        logits = torch.randn(2, 7, generator=torch.Generator().manual_seed(1)).double().requires_grad_()
-        NormalGuidance(negatives=negatives)(logits, from_logits=True, labels=labels).backward()
-        gradients[negatives], a = logits.grad, logits.detach().softmax(1)
-    torch.testing.assert_close(gradients["uniform"][0], (a[0] - 1 / 7) / 2)
-    torch.testing.assert_close(gradients["own"], (a - normal_reference(a)) / 2)
-    assert not gradients["none"][0].any()
-    for negatives in NEGATIVES:
-        torch.testing.assert_close(gradients[negatives][1], gradients["own"][1])
+    wanted = {"own": own, "uniform": divergence(flat, logits, kind, **options), "none": 0 * own}
+    for negatives, of_negative in wanted.items():
+        got = NormalGuidance(divergence=kind, negatives=negatives).per_bag(logits, **options, labels=~negative)
+        which = negative if heads is None else negative[:, None]
+        assert_same(got, torch.where(which, of_negative, own), [logits])
 
 
 @pytest.mark.parametrize(
@@ -281,7 +276,7 @@ def test_the_mixture_of_one_is_the_normal(lengths: list[int]) -> None:
     """A mixture of one mode against the paper's formula, which `modes=1` itself uses."""
     layout = Layout.packed(lengths)
     log_a = layout.log_softmax(layout.fold(2 * torch.randn(3, sum(lengths), dtype=torch.float64)))
-    got, want = (layout.restore(one.exp()) for one in (log_mixture(log_a, layout), log_normal(log_a, layout)))
+    got, want = (layout.restore(log_r.exp()) for log_r in (log_mixture(log_a, layout), log_normal(log_a, layout)))
     torch.testing.assert_close(got, want)
     logits = layout.restore(log_a)
     one = NormalGuidance(modes=1)(logits, lengths=layout, from_logits=True)
@@ -379,6 +374,61 @@ def test_label_guidance_is_least_at_the_labels_and_per_head(kind: str) -> None:
     assert logits.grad.isfinite().all()
 
 
+@given(POSITIONED, st.floats(0.01, 1e4), st.booleans(), st.floats(-1e4, 1e4), st.integers(1, 3))
+def test_even_spacing_leaves_the_reference_as_it_is(
+    lengths: list[int], spacing: float, downward: bool, start: float, modes: int
+) -> None:
+    """In numbers: moments move and scale with the positions, so exponents stay."""
+    counts = torch.tensor(lengths)
+    logits = 3 * torch.randn(2, sum(lengths), dtype=torch.float64)
+    numbers = torch.cat([torch.arange(size, dtype=torch.float64) for size in lengths])
+    positions = start + (-spacing if downward else spacing) * numbers
+    counted = normal_reference(logits, lengths=counts, from_logits=True, modes=modes)
+    measured = normal_reference(logits, lengths=counts, from_logits=True, positions=positions, modes=modes)
+    torch.testing.assert_close(measured, counted, rtol=1e-6, atol=1e-8)
+
+
+def test_uneven_spacing_is_the_normal_of_the_positions_by_hand() -> None:
+    """a = (1/2, 1/4, 1/4) at 0, 5 and 15 mm: mean 5, variance 37.5, exponents -25/75, 0 and -100/75."""
+    attention = torch.tensor([[0.5, 0.25, 0.25]], dtype=torch.float64)
+    density = torch.tensor([math.exp(-1 / 3), 1.0, math.exp(-4 / 3)], dtype=torch.float64)
+    got = normal_reference(attention, positions=torch.tensor([[0.0, 5.0, 15.0]]))
+    torch.testing.assert_close(got[0], density / density.sum())
+    assert not torch.allclose(got, normal_reference(attention), atol=0.01)
+
+
+@pytest.mark.parametrize("dimensions", [2, 3])
+def test_points_have_the_normal_with_their_mean_and_covariance(dimensions: int) -> None:
+    """The reference equals torch's density, for any unit, shift and rotation of the coordinates."""
+    points = torch.randn(1, 50, dimensions, dtype=torch.float64) @ torch.randn(dimensions, dimensions).double()
+    logits = torch.randn(1, 50, dtype=torch.float64)
+    a = logits.softmax(1)[0]
+    mean = a @ points[0]
+    covariance = (points[0] - mean).T @ (a[:, None] * (points[0] - mean))
+    log_density = torch.distributions.MultivariateNormal(mean, covariance).log_prob(points[0])
+    got = normal_reference(logits, positions=points, from_logits=True)
+    torch.testing.assert_close(got[0], log_density.softmax(0), rtol=1e-3, atol=1e-5)
+    turn, _ = torch.linalg.qr(torch.randn(dimensions, dimensions, dtype=torch.float64))
+    moved = 0.25 * points @ turn + 1e3
+    torch.testing.assert_close(normal_reference(logits, positions=moved, from_logits=True), got, rtol=1e-5, atol=1e-8)
+
+
+def test_points_on_a_line_are_slices() -> None:
+    """The covariance of points on a line is singular; the reference equals that of one dimension."""
+    logits = torch.randn(3, 20)
+    along = torch.arange(20.0)
+    line = torch.stack([3 * along, 4 * along], -1).expand(3, -1, -1)
+    got = normal_reference(logits, positions=line, from_logits=True)
+    torch.testing.assert_close(got, normal_reference(logits, from_logits=True), rtol=1e-3, atol=1e-5)
+
+
+def test_one_slice_and_slices_in_one_place() -> None:
+    one = normal_reference(torch.rand(2, 1), positions=torch.tensor([[7.0], [-3.0]]))
+    torch.testing.assert_close(one, torch.ones(2, 1))
+    same = normal_reference(torch.tensor([[0.9, 0.1]]), positions=torch.full((1, 2, 2), 5.0))
+    torch.testing.assert_close(same, torch.full((1, 2), 0.5))  # one place: the reference cannot tell them apart
+
+
 THIRD = torch.full((2, 3), 1 / 3)
 SWITCHED_ON = {"uses_slice_labels": True}
 
@@ -432,6 +482,18 @@ SWITCHED_ON = {"uses_slice_labels": True}
             r"slice_labels of shape \(1, 3\) for attention of shape \(1, 4\); give \(1, 4\)",
         ),
         (
+            lambda: NormalGuidance()(torch.full((2, 5), 0.2), positions=torch.rand(2, 4)),
+            r"positions of shape \(2, 4\): expected \(2, 5\), or",
+        ),
+        (
+            lambda: NormalGuidance()(torch.full((5,), 0.3), lengths=[2, 3], positions=torch.rand(1, 5, 2)),
+            r"positions of shape \(1, 5, 2\): expected \(5,\), or",
+        ),
+        (
+            lambda: NormalGuidance()(THIRD, positions=torch.tensor([[0.0, 1.0, 2.0], [0.0, torch.nan, 2.0]])),
+            r"positions of bags \[1\] are not all finite",
+        ),
+        (
             lambda: label_reference(torch.tensor([[0, 1], [-1, -1]])),
             r"bags \[1\] are not all 0 or 1; leave unlabelled scans out",
         ),
@@ -442,7 +504,7 @@ def test_mistakes_are_named(call: Callable[[], object], message: str, unchecked:
         call()
 
 
-def test_what_is_no_mistake_is_taken(unchecked: None) -> None:
+def test_what_is_not_a_mistake_is_taken(unchecked: None) -> None:
     assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
     assert NormalGuidance()(THIRD, labels=torch.tensor([True, False])).isfinite()
     two = torch.tensor([[0.3, 0.7]])

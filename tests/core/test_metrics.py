@@ -56,9 +56,6 @@ def count_precision(scores: Tensor, labels: Tensor) -> float:
     return sum(sum(labels) / len(labels) for labels in above) / len(thresholds)
 
 
-# One row against independent references
-
-
 @BOTH
 @given(row=rows())
 def test_equals_sklearn(metric: Metric, row: tuple[Tensor, Tensor]) -> None:
@@ -105,16 +102,11 @@ def test_low_precision_scores_keep_their_own_ties(metric: Metric, dtype: torch.d
 
 @BOTH
 @pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int64, torch.float32])
-def test_labels_of_any_dtype(metric: Metric, dtype: torch.dtype) -> None:
-    scores, labels = torch.randn(50), torch.arange(50) % 3 == 0
+def test_labels_of_any_dtype_and_whole_numbers_as_scores(metric: Metric, dtype: torch.dtype) -> None:
+    scores, labels = torch.randint(-9, 9, (50,)), torch.arange(50) % 3 == 0
     expected = SKLEARN[metric](labels, scores)
-    assert metric(scores, labels.to(dtype)).item() == pytest.approx(expected, abs=1e-12)
-
-
-# Invariances
-
-
-# Masks and batches
+    for given_scores in (scores, scores.float()):
+        assert metric(given_scores, labels.to(dtype)).item() == pytest.approx(expected, abs=1e-12)
 
 
 @BOTH
@@ -171,8 +163,6 @@ def test_nothing_reads_the_device(metric: Metric) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):
         bool((labels == 1).any())
 
-
-# Localization within bags
 
 # A bag is drawn as (length, kind): kinds are mixed labels, and the three that have no AUROC.
 BAGS = st.lists(st.tuples(st.integers(2, 40), st.sampled_from(["mixed", "none", "all", "unknown"])), max_size=12)
@@ -255,9 +245,6 @@ def test_localization_of_a_diverged_configuration_is_nan() -> None:
     assert result.mean_auprc.isnan().tolist() == [False, True, False]
 
 
-# Means and standard deviations
-
-
 @given(values=st.lists(st.floats(0, 1), min_size=2, max_size=9))
 def test_mean_and_sd_equal_the_standard_library(values: list[float]) -> None:
     population = mean_and_sd(values, "population")
@@ -267,74 +254,42 @@ def test_mean_and_sd_equal_the_standard_library(values: list[float]) -> None:
     assert sample.sd == pytest.approx(statistics.stdev(values), abs=1e-9)
 
 
-def test_a_single_value_has_no_sample_sd() -> None:
+def test_the_printed_sd_says_which_it_is_and_one_value_has_no_sample_sd() -> None:
+    printed = [str(mean_and_sd([0.5, 0.7], PUBLISHED_SD[level])) for level in ("localization", "scan")]
+    assert printed == ["0.600 ± 0.100 (population sd)", "0.600 ± 0.141 (sample sd)"]
     assert mean_and_sd([0.5], "population") == MeanSd(0.5, 0.0, "population")
     assert math.isnan(mean_and_sd([0.5], "sample").sd)
-
-
-@pytest.mark.parametrize(
-    ("level", "text"), [("localization", "0.600 ± 0.100 (population sd)"), ("scan", "0.600 ± 0.141 (sample sd)")]
-)
-def test_the_printed_sd_says_which_it_is(level: str, text: str) -> None:
-    assert str(mean_and_sd([0.5, 0.7], PUBLISHED_SD[level])) == text
-
-
-# Guards
 
 
 FOUR = torch.zeros(4)
 
 
-@BOTH
+RANKED = [
+    ((torch.zeros(2, 4), torch.ones(3)), r"labels of shape \(3,\) cannot broadcast to scores of shape \(2, 4\)"),
+    ((FOUR, torch.ones(5, 4)), r"labels of shape \(5, 4\) cannot broadcast to scores of shape \(4,\)"),
+    ((FOUR, FOUR, torch.tensor([True, False])), r"mask of shape \(2,\) cannot broadcast to scores of shape \(4,\)"),
+    ((FOUR, FOUR, torch.tensor([1, 1, 1, 0])), r"mask is torch.int64; .* write mask.bool\(\)"),
+    ((FOUR[:3], torch.tensor([0, 1, 2])), "labels: 2 is neither 0 nor 1; mask it out"),
+    ((FOUR[:3], torch.tensor([0.5, 0.0, 1.0])), "labels: 0.5 is neither 0 nor 1"),
+    ((torch.zeros(2, 0), torch.zeros(0)), r"scores of shape \(2, 0\) are empty; give a vector of at least one number"),
+]
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("function", "arguments", "message"),
     [
-        ((torch.zeros(2, 4), torch.ones(3)), r"labels of shape \(3,\) cannot broadcast to scores of shape \(2, 4\)"),
-        ((FOUR, torch.ones(5, 4)), r"labels of shape \(5, 4\) cannot broadcast to scores of shape \(4,\)"),
-        ((FOUR, FOUR, torch.tensor([True, False])), r"mask of shape \(2,\) cannot broadcast to scores of shape \(4,\)"),
-        ((FOUR[:3], torch.tensor([0, 1, 2])), "labels: 2 is neither 0 nor 1; mask it out"),
-        ((FOUR[:3], torch.tensor([0, -1, 1])), "labels: -1 is neither 0 nor 1"),
-        ((FOUR[:3], torch.tensor([0.5, 0.0, 1.0])), "labels: 0.5 is neither 0 nor 1"),
-        (
-            (torch.zeros(2, 0), torch.zeros(0)),
-            r"scores of shape \(2, 0\) are empty; give a vector of at least one number",
+        *((metric, *case) for metric in SKLEARN for case in RANKED),
+        (localization, (torch.zeros(2, 4), FOUR[:3], [3]), r"\(2, 4\) do not fit slice_labels of shape \(3,\)"),
+        (localization, (FOUR, FOUR, [3, 2]), r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"),
+        (mean_and_sd, ([0.1, 0.2], "standard"), r"sd .* is unknown; choose one of population, sample"),
+        *(
+            (mean_and_sd, (torch.zeros(shape), "sample"), "values must be a vector of one or")
+            for shape in ((0,), (2, 2))
         ),
     ],
 )
-def test_what_cannot_be_ranked_is_refused(metric: Metric, arguments: tuple[Tensor, ...], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    function: Callable[..., object], arguments: tuple[object, ...], message: str, unchecked: None
+) -> None:
     with pytest.raises(UserError, match=message):
-        metric(*arguments)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ((torch.zeros(2, 4), FOUR[:3], [3]), r"scores of shape \(2, 4\) do not fit slice_labels of shape \(3,\)"),
-        ((FOUR, FOUR, [3, 2]), r"lengths add up to 5 slices, but slice_labels has shape \(4,\)"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_slices_that_do_not_fit_are_refused(arguments: tuple[object, ...], message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        localization(*arguments)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_an_unknown_sd_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sd .* is unknown; choose one of population, sample"):
-        mean_and_sd([0.1, 0.2], "standard")  # type: ignore[arg-type]
-
-
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("shape", [(0,), (2, 2)])
-def test_mean_and_sd_need_a_vector(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match="values must be a vector of one or more numbers"):
-        mean_and_sd(torch.zeros(shape), "sample")
-
-
-@BOTH
-def test_whole_numbers_are_scores_too_but_no_masks(metric: Metric, unchecked: None) -> None:
-    scores, labels = torch.tensor([3, 1, 2, 2]), torch.tensor([1, 0, 1, 0])
-    assert metric(scores, labels).item() == pytest.approx(SKLEARN[metric](labels, scores))
-    with pytest.raises(UserError, match=r"mask is torch.int64; .* write mask.bool\(\)"):
-        metric(scores, labels, torch.tensor([1, 1, 1, 0]))
+        function(*arguments)

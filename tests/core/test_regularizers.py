@@ -64,6 +64,8 @@ def test_clusters_by_hand() -> None:
             want.append((share * (share * row.sum()).log()).sum())
     got = ClusterUniformity().per_bag(attention, lengths=torch.tensor([60]), features=many.double())
     torch.testing.assert_close(got, torch.stack(want).mean()[None])
+    with pytest.raises(UserError, match="ClusterUniformity needs the embeddings of the slices; pass features="):
+        ClusterUniformity()(torch.ones(1, 4) / 4)
 
 
 def textbook_prior(a: Tensor) -> Tensor:
@@ -122,14 +124,14 @@ def test_packed_padded_and_one_bag_at_a_time_agree(name: str, lengths: list[int]
     in_padding = term.per_bag(padded, mask, features=rows, **given)
     scans = zip(logits.split(lengths, 1), features.split(lengths), strict=True)
     each = {"from_logits": True, "labels": torch.ones(1)}
-    alone = torch.cat([term.per_bag(one, lengths=[len(bag)], features=bag, **each) for one, bag in scans])
+    alone = torch.cat([term.per_bag(scores, lengths=[len(bag)], features=bag, **each) for scores, bag in scans])
     assert torch.isfinite(torch.autograd.grad(packed.sum(), logits, retain_graph=True)[0]).all()
     for other in (in_padding, alone):
         assert_same(other, packed, [logits], atol=1e-9, rtol=1e-6)
 
 
 @EVERY
-def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> None:
+def test_the_weight_multiplies_and_extreme_attention_is_finite(name: str) -> None:
     features = torch.randn(2, 40, 3)
     logits = (torch.randn(2, 40) * 60).requires_grad_()
     value = term_of(name)(logits, from_logits=True, features=features)
@@ -138,11 +140,6 @@ def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> Non
     single = torch.zeros(1, 40)
     single[0, 7] = 1.0
     assert torch.isfinite(term_of(name)(single, features=features[:1]))
-
-
-def test_clusters_need_the_embeddings() -> None:
-    with pytest.raises(UserError, match="ClusterUniformity needs the embeddings of the slices; pass features="):
-        ClusterUniformity()(torch.ones(1, 4) / 4)
 
 
 def test_attention_on_one_slice_is_guided_only_with_a_least_width() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from normal_guidance.clinic import NotPredicted, PredictOptions, ScanPrediction, predict
-from normal_guidance.fit.bundle import why_not_values
+from normal_guidance.fit.bundle import Bundle, why_not_values
 from normal_guidance.scans.index.manifest import GRID, ScanRow, ValueRange, Values, sample_values, values_of
 from normal_guidance.scans.index.volumes import read_volume
 from small_bundle import WINDOW
@@ -52,11 +52,15 @@ def hu(trained) -> np.ndarray:
     return slices.astype(np.float64)
 
 
+@pytest.fixture(params=[True, False], ids=["recorded", "not recorded"])
+def known(bundle, request) -> Bundle:
+    """A model that recorded the values of its training scans, or not."""
+    return bundle if request.param else replace(bundle, expects=replace(bundle.expects, values=None))
+
+
 @pytest.mark.usefixtures("tiny_encoder")
-@pytest.mark.parametrize("recorded", [True, False])
 @pytest.mark.parametrize("image", IMAGES)
-def test_what_is_not_ct_in_hu_is_refused(trained, bundle, hu, tmp_path, image, recorded):
-    known = bundle if recorded else replace(bundle, expects=replace(bundle.expects, values=None))
+def test_what_is_not_ct_in_hu_is_refused(trained, known, hu, tmp_path, image):
     file = write(tmp_path / f"{image}.nii.gz", IMAGES[image](hu), trained.manifest[0].slice_spacing)
     (outcome,) = predict(file, known, options=HERE)
     assert isinstance(outcome, NotPredicted)
@@ -64,13 +68,11 @@ def test_what_is_not_ct_in_hu_is_refused(trained, bundle, hu, tmp_path, image, r
     assert ("different values" if image == "mask" else "lowest values") in outcome.reason.detail
     (forced,) = predict(file, known, options=replace(HERE, force=True))
     assert isinstance(forced, ScanPrediction)
-    assert any(one.startswith("Forced: it") for one in forced.cautions)
+    assert any(text.startswith("Forced: it") for text in forced.cautions)
 
 
 @pytest.mark.usefixtures("tiny_encoder")
-@pytest.mark.parametrize("recorded", [True, False])
-def test_ct_in_hu_is_predicted_also_with_padding(trained, bundle, hu, tmp_path, recorded):
-    known = bundle if recorded else replace(bundle, expects=replace(bundle.expects, values=None))
+def test_ct_in_hu_is_predicted_also_with_padding(trained, known, hu, tmp_path):
     hu[:, :6] = hu[:, -6:] = -3024  # outside of a round field of view
     file = write(tmp_path / "ct.nii.gz", hu, trained.manifest[0].slice_spacing)
     (outcome,) = predict(file, known, options=HERE)
@@ -79,13 +81,13 @@ def test_ct_in_hu_is_predicted_also_with_padding(trained, bundle, hu, tmp_path, 
 
 
 def test_a_model_knows_the_values_of_its_training_scans(trained, bundle):
-    measured = [
-        values_of(sample_values(read_volume(one, trained.manifest.root)[0]), one.modality) for one in trained.manifest
-    ]
-    known = bundle.expects.values
-    for found, each in ((known.low, [one.low for one in measured]), (known.high, [one.high for one in measured])):
-        assert found == pytest.approx(np.percentile(each, (1, 99)), abs=1e-3)
-    assert known.distinct == int(np.percentile([one.distinct for one in measured], 1))
+    volumes = [(read_volume(scan, trained.manifest.root)[0], scan.modality) for scan in trained.manifest]
+    measured = [values_of(sample_values(volume), modality) for volume, modality in volumes]
+    recorded = bundle.expects.values
+    for name in ("low", "high"):
+        ends = np.percentile([getattr(values, name) for values in measured], (1, 99))
+        assert getattr(recorded, name) == pytest.approx(ends, abs=1e-3)
+    assert recorded.distinct == int(np.percentile([values.distinct for values in measured], 1))
 
 
 @pytest.mark.parametrize(
@@ -110,12 +112,17 @@ def test_rules(known, modality, values, any_scale, refused):
         assert bool(why_not_values(known, row(kind, modality), values, any_scale=any_scale)) == refused
 
 
-def test_without_a_record_headers_are_trusted_and_nifti_is_not():
-    stored = Values(0.0, 2500.0, 1500)
-    assert why_not_values(None, row("dicom", "CT"), stored, any_scale=False) == []
-    assert why_not_values(None, row("nifti", "CT"), stored, any_scale=False) != []
-    assert why_not_values(None, row("nifti", "MR"), stored, any_scale=False) == []
-    assert why_not_values(None, row("nifti", "MR"), Values(0.0, 1.0, 2), any_scale=False) != []
+@pytest.mark.parametrize(
+    ("kind", "modality", "values", "refused"),
+    [
+        ("dicom", "CT", Values(0.0, 2500.0, 1500), False),
+        ("nifti", "CT", Values(0.0, 2500.0, 1500), True),
+        ("nifti", "MR", Values(0.0, 2500.0, 1500), False),
+        ("nifti", "MR", Values(0.0, 1.0, 2), True),
+    ],
+)
+def test_without_a_record_headers_are_trusted_and_nifti_is_not(kind, modality, values, refused):
+    assert bool(why_not_values(None, row(kind, modality), values, any_scale=False)) == refused
 
 
 def test_values_are_those_of_all_pixels():

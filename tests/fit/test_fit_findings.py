@@ -68,32 +68,34 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     imported = output_of("store", "import", folder / "features.npz", *table, "-o", store)
     fitted = output_of("fit", store, "-o", model)
     predicted = output_of("predict", folder / "new.npz", "--model", model, "-o", out)
-    return SimpleNamespace(
-        folder=folder, store=store, model=model, out=out, imported=imported, fitted=fitted, predicted=predicted
-    )
+    folders = {"folder": folder, "store": store, "model": model, "out": out}
+    return SimpleNamespace(**folders, imported=imported, fitted=fitted, predicted=predicted)
+
+
+def read_csv(path: Path) -> list[dict[str, str]]:
+    with path.open() as file:
+        return list(csv.DictReader(file))
 
 
 def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
     assert "findings any left rare" in made.imported
     bundle, store = load_bundle(made.model), open_store(made.store)
-    assert [one.finding for one in bundle.each] == [Finding("any", "1386000"), Finding("left")]
-    for one, name in zip(bundle.each, NAMES, strict=False):
+    assert [model.finding for model in bundle.each] == [Finding("any", "1386000"), Finding("left")]
+    for model, name in zip(bundle.each, NAMES, strict=False):
         scans = store.of_finding(name)
         train, test = scans.part("train"), scans.part("test")
         alone = fit_and_measure(train, make_plan(train.labels.tolist(), train.patient_ids), test=test)
-        logit, _ = score(one, test.bags()[0].features)
+        logit, _ = score(model, test.bags()[0].features)
         assert logit == pytest.approx(alone.tested.logit[0].item(), abs=1e-4)
         assert f"{name}: {alone.sentences()[0]}" in made.fitted
         page = (made.model / name / "report.html").read_text()
-        assert escape(f"What the fitted model does: {one.finding}") in page
+        assert escape(f"What the fitted model does: {model.finding}") in page
     assert load_bundle(made.model / "left").training["scans"] == {"train": 29, "test": 10}  # of S00 it is unknown
 
 
 def test_a_rare_finding_is_skipped_with_a_sentence(made):
-    why = (
-        "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed: add "
-        "labelled scans of other patients"
-    )
+    why = "2 positive scans of 2 patients and 28 negative ones of 28; at least 3 patients of each are needed: add "
+    why += "labelled scans of other patients"
     assert f"rare: skipped: {why}" in made.fitted
     about = json.loads((made.model / "findings.json").read_text())
     assert [one["name"] for one in about["findings"]] == ["any", "left"]
@@ -121,8 +123,7 @@ def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
 
 def test_predictions_are_one_by_one_in_every_file(made):
     bundle, store = load_bundle(made.model), open_store(made.store)
-    with (made.out / "summary.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_csv(made.out / "summary.csv")
     assert len(rows) == 2 * NEW
     assert list(rows[0])[:2] == ["scan_id", "finding"]
     by_key = {(row["scan_id"], row["finding"]): row for row in rows}
@@ -142,14 +143,9 @@ def test_predictions_are_one_by_one_in_every_file(made):
         assert dict(zip(*table.to_pydict().values(), strict=True))["S05"] == pytest.approx(logit, abs=1e-5)
         assert f"scan S05: {one['name']}: probability {one['probability']:.3f}" in made.predicted
         if place == 0:
-            assert {name: about[name] for name in ("logit", "probability", "interval")} == {
-                name: one[name] for name in ("logit", "probability", "interval")
-            }
-    with (made.out / "S05" / "slices.csv").open() as file:
-        slices = list(csv.DictReader(file))
-    assert [float(line["attention_left"]) for line in slices] == pytest.approx(
-        about["findings"][1]["attention"], abs=1e-4
-    )
+            assert all(about[name] == one[name] for name in ("logit", "probability", "interval"))
+    shown = [float(line["attention_left"]) for line in read_csv(made.out / "S05" / "slices.csv")]
+    assert shown == pytest.approx(about["findings"][1]["attention"], abs=1e-4)
 
 
 def test_predictions_follow_their_own_finding(made):
@@ -183,8 +179,7 @@ def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
     assert (bundle.finding, bundle.further) == (Finding("left"), ())
     torch.testing.assert_close(bundle.model.state_dict(), load_bundle(made.model / "left").model.state_dict())
     output_of("predict", made.folder / "new.npz", "--model", tmp_path / "left", "-o", tmp_path / "out")
-    with (tmp_path / "out" / "summary.csv").open() as file:
-        assert {row["finding"] for row in csv.DictReader(file)} == {"left"}
+    assert {row["finding"] for row in read_csv(tmp_path / "out" / "summary.csv")} == {"left"}
     assert (find_splits(tmp_path / "out")[0].sources[0].title) == "left"
 
 
@@ -227,14 +222,14 @@ def test_a_damaged_folder_is_named(made, tmp_path):
     output_of("bundle", made.model, "-o", tmp_path / "copy")
     path = tmp_path / "copy" / "findings.json"
     for content, message in (
-        ('{"format": 1, "findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),
-        ('{"format": 2}', "format 2, but this version reads format 1"),
-        ('{"format": 1, "findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}', "gone is neither a bundle"),
+        ('{"findings": [], "skipped": []}', "is damaged: it lists no finding; copy the folder again"),
+        ('{"format": 2}', "format 2, but this normal-guidance reads format 3; open it with normal-guidance 0.2"),
+        ('{"findings": [{"name": "any"}, {"name": "gone"}], "skipped": []}', "gone is neither a bundle"),
     ):
         path.write_text(content)
         with pytest.raises(UserError, match=message):
             load_bundle(tmp_path / "copy")
-    of_another = {"format": 1, "findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
+    of_another = {"findings": [{"name": "any", "code": "1386000"}, {"name": "other"}], "skipped": []}
     path.write_text(json.dumps(of_another))
     (tmp_path / "copy" / "left").rename(tmp_path / "copy" / "other")
     with pytest.raises(UserError, match=r"other was not fitted together with .*any; fit all findings again"):

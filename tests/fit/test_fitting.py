@@ -16,9 +16,9 @@ from normal_guidance.base.files import read_json, write_json
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit.bundle import bundle_run, load_bundle
+from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.fit.fit_committee import FoldPlan
-from normal_guidance.fit.fit_page import ScoredScans, plot_scans
+from normal_guidance.fit.fit_page import ScoredScans, _results, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
@@ -33,12 +33,12 @@ from small_bundle import few_settings
 from small_command import output_of
 
 QUICK = FoldPlan(folds=3)
+Made = tuple[Path, FittedModel]  # the folder, and what was fitted
 
 
 def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:
-    bags = shifted_mean(scans, seed, features=6, shift=shift)
     names = tuple(f"S{first + number:04}" for number in range(scans))
-    return Bags(bags.features, bags.lengths, bags.labels, bags.slice_labels, scan_ids=names, patient_ids=names)
+    return replace(shifted_mean(scans, seed, features=6, shift=shift), scan_ids=names, patient_ids=names)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +48,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
 
 
 @pytest.fixture(scope="module")
-def made(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, FittedModel]:
+def made(store: FeatureStore, tmp_path_factory: pytest.TempPathFactory) -> Made:
     out = tmp_path_factory.mktemp("fit") / "model"
     return out, fit_model(store.part("train"), out, test=store.part("test"), plan=QUICK)
 
 
-def test_the_folder_predicts_as_the_model_does(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+def test_the_folder_predicts_as_the_model_does(made: Made, store: FeatureStore) -> None:
     out, model = made
     loaded, new = load_bundle(out), store.part("test").bags()[:1]
     logit, log_attention = score(loaded, new.features)
@@ -61,10 +61,6 @@ def test_the_folder_predicts_as_the_model_does(made: tuple[Path, FittedModel], s
     assert loaded.method == "committee"
     assert logit == pytest.approx(own.logit.item(), abs=1e-5)
     torch.testing.assert_close(log_attention.float(), own.log_attention)
-
-
-def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, FittedModel]) -> None:
-    out, model = made
     rows = read_predictions(out / "predictions.parquet", ("scan_id", "logit", "probability"), part=OUT_OF_FOLD)
     assert rows["logit"].to_pylist() == pytest.approx(model.fit.logits.tolist(), abs=1e-5)
     first = model.bundle.operation.calibration.probability(model.fit.logits[0].item())
@@ -73,9 +69,9 @@ def test_predictions_are_out_of_fold_and_of_the_test_scans(made: tuple[Path, Fit
     assert find_splits(out)[0].sources[0].title == "Committee"
 
 
-def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> None:
+def test_a_planted_signal_is_told_as_found(made: Made) -> None:
     tells, finds, _ = made[1].sentences()
-    assert made[1].measured.fit.committee.looks
+    assert made[1].fit.committee.looks
     assert tells.startswith("It tells scans apart with an AUROC of ")
     assert finds.startswith("It finds slices better than their position")
     assert made[1].test.skill.auroc > 0.9
@@ -86,7 +82,7 @@ def test_a_planted_signal_is_told_as_found(made: tuple[Path, FittedModel]) -> No
 def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
     """Newcombe's method 5, beside a search over a grid; with one patient of a class there is no interval."""
 
-    def found(positive: int, negative: int) -> ScanAuroc:
+    def measured(positive: int, negative: int) -> ScanAuroc:
         labels = torch.tensor([1] * positive + [0] * negative)
         scans = Bags(torch.zeros(len(labels), 1), torch.ones_like(labels), labels)
         return scan_auroc(scans, labels.double())
@@ -94,15 +90,14 @@ def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
     theta = torch.linspace(0.01, 0.99, 99_001, dtype=torch.float64)
     for m, n in ((4, 3), (20, 30)):
         others = (m + n) / 2 - 1
-        variance = (
-            theta * (1 - theta) * (1 + others * (1 - theta) / (2 - theta) + others * theta / (1 + theta)) / (m * n)
-        )
+        ties = 1 + others * (1 - theta) / (2 - theta) + others * theta / (1 + theta)
+        variance = theta * (1 - theta) * ties / (m * n)
         low = theta[((1 - theta) - 1.959964 * variance.sqrt()).abs().argmin()].item()
-        assert (found(m, n).value, found(m, n).high) == (1.0, 1.0)
-        assert found(m, n).low == pytest.approx(low, abs=1e-4)
-    assert str(found(4, 3)) == "1.000 [.540, 1.000]"
-    assert str(found(1, 9)) == "1.000 [too few scans for an interval]"
-    assert not found(1, 9).shown
+        assert (measured(m, n).value, measured(m, n).high) == (1.0, 1.0)
+        assert measured(m, n).low == pytest.approx(low, abs=1e-4)
+    assert str(measured(4, 3)) == "1.000 [.540, 1.000]"
+    assert str(measured(1, 9)) == "1.000 [too few scans for an interval]"
+    assert not measured(1, 9).shown
 
 
 @pytest.mark.parametrize(
@@ -115,29 +110,28 @@ def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
     ],
 )
 def test_the_third_sentence_says_where_the_kept_members_look(
-    made: tuple[Path, FittedModel], unusual: bool, central: set[bool], places: str
+    made: Made, unusual: bool, central: set[bool], places: str
 ) -> None:
-    measured = made[1].measured
-    settings = enumerate(measured.fit.settings)
-    kept = tuple(number for number, one in settings if one.places.whole_scan or one.places.central in central)
-    fit = replace(measured.fit, choice=measured.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
-    own = replace(measured.out_of_fold, positive=FEW, negative=FEW)
-    third = replace(measured, fit=fit, out_of_fold=own).sentences()[2]
-    words = f"It expects findings {places}, unless a scan's evidence says otherwise; "
-    assert third == f"{words}try it on scans from elsewhere before you rely on it."
+    model = made[1]
+    sought = [setting.places for setting in model.fit.settings]
+    kept = tuple(number for number, kind in enumerate(sought) if kind.whole_scan or kind.central in central)
+    fit = replace(model.fit, choice=model.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
+    many = replace(model.out_of_fold, positive=FEW, negative=FEW)
+    assert replace(model, fit=fit, out_of_fold=many).sentences()[2] == (
+        f"It expects findings {places}, unless a scan's evidence says otherwise; try it on scans from elsewhere before "
+        "you rely on it."
+    )
 
 
 def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch)
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
-    sentences, committee, new = fitted.sentences(), fitted.measured.fit.committee, draw(4, 9, 0.0)
+    sentences, committee, new = fitted.sentences(), fitted.fit.committee, draw(4, 9, 0.0)
     assert not committee.looks
     torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
     assert sentences[0].startswith("It is not shown to tell scans apart")
-    assert sentences[1].startswith(
-        "It does not find slices: it attends to the same places in every scan, where findings"
-    )
+    assert sentences[1].startswith("It does not find slices: it attends to the same places in every scan, where find")
     assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
     page = read_page(tmp_path / "model")
     assert "class=shown" not in page
@@ -158,9 +152,8 @@ def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch)
-    bags = draw(30, 3, 2.0)
-    plain = Bags(bags.features, bags.lengths, bags.labels, scan_ids=bags.scan_ids, patient_ids=bags.patient_ids)
-    store = write_store(tmp_path / "store", [("train", plain)], provenance={"encoder": "drawn"})
+    plain = [("train", replace(draw(30, 3, 2.0), slice_labels=None))]
+    store = write_store(tmp_path / "store", plain, provenance={"encoder": "drawn"})
     made = fit_model(store, tmp_path / "model", plan=QUICK)
     assert made.sentences()[1].startswith("Whether it finds the slices is unknown")
     page = read_page(tmp_path / "model")
@@ -173,18 +166,7 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypa
     assert not (tmp_path / "other").exists()
 
 
-def test_a_copy_has_another_threshold_and_no_predictions(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
-    output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
-    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
-    copy = load_bundle(tmp_path / "copy")
-    assert copy.operation.point.validation.sensitivity == 1.0
-    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
-    assert copy.intervals == made[1].bundle.intervals is not None
-    with pytest.raises(UserError, match="is a bundle already"):
-        bundle_run(tmp_path / "copy")
-
-
-def test_the_intervals_are_calibrated_out_of_fold(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+def test_the_intervals_are_calibrated_out_of_fold(made: Made, store: FeatureStore) -> None:
     model, train, test = made[1], store.part("train"), store.part("test")
     own = calibrate_intervals(model.fit.attention, train.lengths, train.slice_labels)
     assert load_bundle(made[0]).intervals == model.bundle.intervals == own
@@ -192,9 +174,9 @@ def test_the_intervals_are_calibrated_out_of_fold(made: tuple[Path, FittedModel]
     new = test.bags()
     first, last = own.interval(model.fit.committee(new.features, new.lengths).attention, new.lengths)
     held = [
-        bool(low <= found[0] and found[-1] <= high)
+        bool(low <= positive[0] and positive[-1] <= high)
         for labels, low, high in zip(new.slice_labels.split(new.lengths.tolist()), first, last, strict=True)
-        if len(found := labels.nonzero().flatten())
+        if len(positive := labels.nonzero().flatten())
     ]
     assert model.bundle.training["test"]["intervals"] == {"held": sum(held), "scans": int(test.labels.sum())}
     page = read_page(made[0])
@@ -211,17 +193,23 @@ def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
     return read_json(out / "S0900" / "prediction.json")
 
 
-def test_predictions_carry_the_promise(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+def test_a_copy_has_another_threshold_and_the_promise_but_no_predictions(made: Made, tmp_path: Path) -> None:
     words = "contains the whole finding of a positive scan with 90 % probability"
-    assert f"An interval {words}." in output_of("bundle", made[0], "-o", tmp_path / "copy")
-    found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
-    assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
+    told = output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
+    assert f"An interval {words}." in told
+    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
+    copy = load_bundle(tmp_path / "copy")
+    assert copy.operation.point.validation.sensitivity == 1.0
+    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
+    assert copy.intervals == made[1].bundle.intervals is not None
+    promised = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
+    assert (promised["share"], promised["coverage"], promised["meaning"]) == (None, 0.9, words)
     asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
     assert (asked["share"], asked["coverage"]) == (0.8, None)
     assert asked["meaning"].endswith("promises nothing")
 
 
-def test_a_damaged_calibration_names_its_file(made: tuple[Path, FittedModel], tmp_path: Path) -> None:
+def test_a_damaged_calibration_names_its_file(made: Made, tmp_path: Path) -> None:
     shutil.copytree(made[0], tmp_path / "model")
     file = tmp_path / "model" / "bundle.json"
     content = read_json(file)
@@ -234,8 +222,9 @@ def read_page(folder: Path) -> str:
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_begins_with_the_sentences_and_needs_no_network(made: tuple[Path, FittedModel]) -> None:
+def test_the_page_begins_with_the_sentences_needs_no_network_and_names_no_scan(made: Made, store: FeatureStore) -> None:
     page = read_page(made[0])
+    assert not [name for name in (*store.scan_ids, *store.patient_ids) if name in page]
     places = [page.index(escape(sentence)) for sentence in made[1].sentences()]
     assert places == sorted(places)
     assert places[-1] < page.index("<h2")
@@ -245,18 +234,14 @@ def test_the_page_begins_with_the_sentences_and_needs_no_network(made: tuple[Pat
     assert len(page) < 1_000_000
 
 
-def test_the_page_has_both_parts_and_what_is_specific_to_patients(made: tuple[Path, FittedModel]) -> None:
-    page, test = read_page(made[0]), made[1].test
+def test_the_page_has_both_parts_what_is_specific_to_patients_and_what_was_chosen(made: Made) -> None:
+    page, test, fit = read_page(made[0]), made[1].test, made[1].fit
     assert "<th>Out of fold</th><th>Test</th>" in page
     for number in (made[1].out_of_fold.localization, test.localization):
         assert f"<td>{number}</td>" in page
-    for found, value in ((test.skill, test.skill.skill), (test.specific, test.specific.difference)):
-        assert f"<td>{signed(value)} [{digits(found.low)}, {digits(found.high)}]</td>" in page
+    for measure, value in ((test.skill, test.skill.skill), (test.specific, test.specific.difference)):
+        assert f"<td>{signed(value)} [{digits(measure.low)}, {digits(measure.high)}]</td>" in page
     assert escape(describe(made[1].bundle.operation)[0]) in page
-
-
-def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
-    page, fit = read_page(made[0]), made[1].fit
     assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
     looking = [number for number in fit.choice.kept if not fit.settings[number].places.whole_scan]
     assert f"{len(looking)} were kept" in page
@@ -265,9 +250,10 @@ def test_the_page_says_what_was_chosen(made: tuple[Path, FittedModel]) -> None:
     assert ("Unusual places were needed" in page) == fit.choice.unusual
 
 
-def test_the_page_names_no_scan(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
-    page = read_page(made[0])
-    assert not [name for name in (*store.scan_ids, *store.patient_ids) if name in page]
+def test_one_part_may_lack_slice_labels(made: Made) -> None:
+    unlabelled = replace(made[1].out_of_fold, localization=None, skill=None, specific=None)
+    for mixed in (replace(made[1], out_of_fold=unlabelled), replace(made[1], test=unlabelled)):
+        assert _results(mixed).count("<td>no slice labels</td>") == 6
 
 
 def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
@@ -281,14 +267,14 @@ def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
     np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)
 
 
-def test_the_prior_is_attention_without_evidence(made: tuple[Path, FittedModel], store: FeatureStore) -> None:
+def test_the_prior_is_attention_without_evidence(made: Made, store: FeatureStore) -> None:
     committee, lengths = made[1].fit.committee, store.part("test").lengths
     blind = committee.of(range(len(committee)))
     blind.weights.zero_()
     torch.testing.assert_close(committee.prior(lengths), blind(store.part("test").bags().features, lengths).attention)
 
 
-def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: FeatureStore, tmp_path: Path) -> None:
+def test_its_attention_can_be_tested(made: Made, store: FeatureStore, tmp_path: Path) -> None:
     words = ["trust", made[0], "--store", store.folder, "-o", tmp_path / "trust"]
     output_of(*words)
     verdicts = {row["name"]: row["verdict"] for row in read_json(tmp_path / "trust" / "trust.json")["findings"]}
@@ -301,13 +287,10 @@ def test_its_attention_can_be_tested(made: tuple[Path, FittedModel], store: Feat
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch, ENOUGH=1, FOLDS=3)
     told = output_of("fit", store.folder, "-o", tmp_path / "model")
-    for words in (
-        "60 scans of 60 patients",
-        "test scans",
-        "An interval contains the whole finding",
-        "Next: nguide predict FEATURES",
-    ):
-        assert words in told
+    promise = "An interval contains the whole finding"
+    assert all(
+        words in told for words in ("60 scans of 60 patients", "test scans", promise, "Next: nguide predict FEA")
+    )
     assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
     assert "model" in output_of("fit", store.folder, "-o", tmp_path / "model", code=2)
 

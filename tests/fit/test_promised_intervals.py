@@ -26,16 +26,10 @@ SCANS, SLICES = 24, 10
 
 def scans(patients: int = SCANS) -> tuple[Bags, torch.Tensor]:
     """Positive scans, of which number i has i % 10 as its positive slice, and attention that peaks at slice 0."""
-    place = torch.arange(SCANS) % SLICES
-    labels = (torch.arange(SLICES) == place[:, None]).long().flatten()
-    bags = Bags(
-        torch.zeros(SCANS * SLICES, 1),
-        torch.full((SCANS,), SLICES),
-        torch.ones(SCANS, dtype=torch.int64),
-        labels,
-        scan_ids=tuple(f"S{number:02}" for number in range(SCANS)),
-        patient_ids=tuple(f"P{number % patients:02}" for number in range(SCANS)),
-    )
+    labels = torch.eye(SLICES, dtype=torch.int64)[torch.arange(SCANS) % SLICES].flatten()
+    ids = ([f"S{number:02}" for number in range(SCANS)], [f"P{number % patients:02}" for number in range(SCANS)])
+    lengths, ones = torch.full((SCANS,), SLICES), torch.ones(SCANS, dtype=torch.int64)
+    bags = Bags(torch.zeros(SCANS * SLICES, 1), lengths, ones, labels, *map(tuple, ids))
     return bags, torch.arange(SLICES, 0, -1.0).repeat(SCANS)
 
 
@@ -60,12 +54,13 @@ def test_negative_and_unlabelled_scans_do_not_count() -> None:
     labels[:8], labels[8:16] = 0, -1
     few = replace(bags, slice_labels=labels.flatten(), labels=(torch.arange(SCANS) >= 8).long())
     assert one_per_patient(few) == list(range(16, SCANS))
-    found = promise_intervals(few, attention)
-    assert (found.calibration, found.labelled) == (None, 8)
-    assert found.sentences() == [
-        "Intervals promise nothing about the finding: 8 patients have a positive scan with slice labels, but a promise "
-        "of 90 % needs 9, better 30."
-    ]
+    promised = promise_intervals(few, attention)
+    assert (promised.calibration, promised.labelled) == (None, 8)
+    (sentence,) = promised.sentences()
+    assert sentence.startswith(
+        "Intervals promise nothing about the finding: 8 patients have a positive scan with slice"
+    )
+    assert sentence.endswith("labels, but a promise of 90 % needs 9, better 30.")
     with pytest.raises(UserError, match=r"8 patients have .* coverage of 0.9 need 9, better 30"):
         promise_intervals(few, attention, 0.9)
     assert promise_intervals(few, attention, 0.8).calibration.coverage == 0.8
@@ -86,10 +81,7 @@ def test_test_scans_are_counted() -> None:
 def test_too_few_held_is_said(held: int, doubted: bool) -> None:
     found = PromisedIntervals(0.9, 30, IntervalCalibration(0.9, 30, 0.5), 0.4, Held(held, 40))
     promise, length, tested = found.sentences()
-    assert promise.endswith(
-        "calibrated on 30 scans with slice labels, one for each patient, which leaves this "
-        "probability uncertain by 5 %."
-    )
+    assert promise.endswith("one for each patient, which leaves this probability uncertain by 5 %.")
     assert length == "The median interval has 40 % of its scan's slices."
     assert tested.startswith(f"On the test scans it contains the whole finding in {held} of 40.")
     assert ("do not rely on it" in tested) == doubted
@@ -102,9 +94,7 @@ def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pyt
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
         found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), FoldPlan(folds=3))
-        fresh = shifted_mean(
-            100, seed=1000 + seed, features=4, shift=1.5
-        )  # others each time, so that fits are independent
+        fresh = shifted_mean(100, seed=1000 + seed, features=4, shift=1.5)  # others each time: fits are independent
         attention, calibration = predict_bags(found.fit.committee, fresh).attention, found.intervals.calibration
         for shorter, values in covered.items():
             own = replace(calibration, threshold=shorter * calibration.threshold)

@@ -10,19 +10,19 @@ import json
 import os
 import pickle
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from random import Random
 
 import numpy as np
 from dicom_mutations import mutate_dicom, mutate_pixels
 from feature_cases import KINDS as FEATURE_KINDS
-from guard import SECRET, Finding, Probe, attempt, expect
-from mutations import BYTES, mutate, mutate_nifti
+from harness import SECRET, Case, Finding, Probe, attempt, expect
+from mutations import BYTES, NAMES, bomb, hostile_zip, mutate, mutate_nifti
 from own_cases import KINDS as OWN_KINDS
 from samples import TABLES, Samples, table_of
 from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
-from zip_mutations import NAMES, bomb, hostile_zip
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import list_files, locate
@@ -38,20 +38,19 @@ from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume
 
 
-def header(random: Random, samples: Samples, probe: Probe) -> str:
+def headers_of_slices(random: Random, samples: Samples, probe: Probe) -> str:
     """A header, and the order of slices that such headers give."""
     paths = [random.choice(samples.files(".dcm")) for _ in range(random.choice((1, 1, 3)))]
     contents = [mutate_dicom(random, path.read_bytes()) for path in paths]
-    found: list[Header] = []
+    headers: list[Header] = []
     with probe.watched():
-        outcomes = [
-            attempt(lambda content=content: found.append(read_header(content, "a.dcm"))) for content in contents
-        ]
-        for one in found:
-            exclusion(one)
-            _check_header(one)
-        if found and sum(one.frames for one in found) < 1000:
-            ordered = order_slices([pickle.loads(pickle.dumps(one)) for one in found])
+        read = [partial(read_header, content, "a.dcm") for content in contents]
+        outcomes = [attempt(lambda reader=reader: headers.append(reader())) for reader in read]
+        for header in headers:
+            exclusion(header)
+            _check_header(header)
+        if headers and sum(header.frames for header in headers) < 1000:
+            ordered = order_slices([pickle.loads(pickle.dumps(header)) for header in headers])
             expect(np.all(np.diff(ordered.positions) > 0), f"positions {ordered.positions}")
     return outcomes[0]
 
@@ -149,7 +148,8 @@ def archive(random: Random, samples: Samples, probe: Probe) -> str:
     """A folder with a hostile archive and links that lead out, and invented names."""
     members = {f"{number}.dcm": random.choice(samples.files(".dcm")).read_bytes() for number in range(2)}
     bombed = random.random() < 0.02
-    (probe.root / "z.zip").write_bytes(bomb(random) if bombed else hostile_zip(random, members))
+    lying = bomb(b"1.dcm", b"", 3, declared=random.choice((100, 2**16, 2**29))) if bombed else b""
+    (probe.root / "z.zip").write_bytes(lying or hostile_zip(random, members))
     (probe.root / "link").symlink_to(random.choice(("../outside", "link", "..", "/", ".", "nowhere")))
     (probe.root / "a").mkdir()
     (probe.root / "a" / "1.dcm").symlink_to(
@@ -178,7 +178,7 @@ def _read_name(root: Path, file: str) -> str:
     return outcome
 
 
-def index_files(source: str) -> Callable[[Random, Samples, Probe], str]:
+def index_files(source: str) -> Case:
     """A dataset with files that are damaged, missing, or replaced by links and archives."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
@@ -224,7 +224,7 @@ def _change_file(random: Random, path: Path) -> None:
         _damage(random, path)
 
 
-def index_table(source: str) -> Callable[[Random, Samples, Probe], str]:
+def index_table(source: str) -> Case:
     """A dataset with a damaged label table."""
 
     def case(random: Random, samples: Samples, probe: Probe) -> str:
@@ -351,8 +351,8 @@ def _check_untouched(before: Manifest, after: Manifest, touched: set[str], *, co
             )
 
 
-KINDS: dict[str, tuple[int, Callable[[Random, Samples, Probe], str]]] = {
-    "header": (18, header),
+KINDS: dict[str, tuple[int, Case]] = {
+    "header": (18, headers_of_slices),
     "pixels": (26, pixels),
     "volume": (6, volume),
     "nifti": (10, nifti),

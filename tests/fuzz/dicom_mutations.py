@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
 from mutations import BYTES, Mutator, flip_bits, mutate
+from pydicom.datadict import tag_for_keyword
 
 LONG = (b"OB", b"OD", b"OF", b"OL", b"OV", b"OW", b"SQ", b"SV", b"UC", b"UN", b"UR", b"UT", b"UV")
 """Types whose length has four bytes."""
@@ -40,35 +41,14 @@ TEXTS = (
     *("ISO 2022 IR 87", "\\ISO_IR 192\\ISO 2022 IR 149", "ISO_IR 999", "1.2.840.10008.5.1.4.1.1.7", "1.2." + "3" * 300),
 )
 
-NAMES = {
-    0x00020010: "TransferSyntaxUID",
-    0x00080005: "SpecificCharacterSet",
-    0x00080008: "ImageType",
-    0x00080016: "SOPClassUID",
-    0x00080018: "SOPInstanceUID",
-    0x00080060: "Modality",
-    0x00100020: "PatientID",
-    0x00181120: "GantryDetectorTilt",
-    0x0020000E: "SeriesInstanceUID",
-    0x00200013: "InstanceNumber",
-    0x00200032: "ImagePositionPatient",
-    0x00200037: "ImageOrientationPatient",
-    0x00280002: "SamplesPerPixel",
-    0x00280004: "PhotometricInterpretation",
-    0x00280008: "NumberOfFrames",
-    0x00280010: "Rows",
-    0x00280011: "Columns",
-    0x00280030: "PixelSpacing",
-    0x00280100: "BitsAllocated",
-    0x00280101: "BitsStored",
-    0x00280102: "HighBit",
-    0x00280103: "PixelRepresentation",
-    0x00281052: "RescaleIntercept",
-    0x00281053: "RescaleSlope",
-    0x00289145: "PixelValueTransformationSequence",
-    0x52009229: "SharedFunctionalGroupsSequence",
-    0x52009230: "PerFrameFunctionalGroupsSequence",
-}
+KEYWORDS = """
+    TransferSyntaxUID SpecificCharacterSet ImageType SOPClassUID SOPInstanceUID Modality PatientID
+    GantryDetectorTilt SeriesInstanceUID InstanceNumber ImagePositionPatient ImageOrientationPatient
+    SamplesPerPixel PhotometricInterpretation NumberOfFrames Rows Columns PixelSpacing BitsAllocated BitsStored
+    HighBit PixelRepresentation RescaleIntercept RescaleSlope PixelValueTransformationSequence
+    SharedFunctionalGroupsSequence PerFrameFunctionalGroupsSequence
+"""
+KNOWN = set(map(tag_for_keyword, KEYWORDS.split()))
 """Elements that readers use."""
 
 
@@ -117,10 +97,14 @@ def _encode(tag: int, vr: bytes, value: bytes) -> bytes:
     return start + struct.pack("<H", len(value) & 0xFFFF) + value
 
 
+def _all_known(content: bytes) -> list[Element]:
+    """The elements that readers use."""
+    return [element for element in scan(content) if element.tag in KNOWN]
+
+
 def _known(random: Random, content: bytes) -> Element | None:
-    """An element that readers use."""
-    found = [element for element in scan(content) if element.tag in NAMES]
-    return random.choice(found) if found else None
+    known = _all_known(content)
+    return random.choice(known) if known else None
 
 
 def _odd_value(random: Random, element: Element) -> bytes:
@@ -139,59 +123,60 @@ def nested_items(random: Random) -> bytes:
     return item * random.choice((3, 50, 400, 3000))
 
 
-def change_value(random: Random, content: bytes) -> bytes:
+Change = Callable[[Random, bytes, Element], bytes]
+
+
+def of_element(change: Change) -> Mutator:
+    """The change of an element that readers use; some bits are flipped where none can be found."""
+
+    def mutator(random: Random, content: bytes) -> bytes:
+        element = _known(random, content)
+        return flip_bits(random, content) if element is None else change(random, content, element)
+
+    return mutator
+
+
+def _with(content: bytes, element: Element, replacement: bytes) -> bytes:
+    return content[: element.start] + replacement + content[element.end :]
+
+
+@of_element
+def change_value(random: Random, content: bytes, element: Element) -> bytes:
     """Writes another value correctly."""
-    element = _known(random, content)
-    if element is None:
-        return flip_bits(random, content)
-    return (
-        content[: element.start]
-        + _encode(element.tag, element.vr, _odd_value(random, element))
-        + content[element.end :]
-    )
+    return _with(content, element, _encode(element.tag, element.vr, _odd_value(random, element)))
 
 
-def change_type(random: Random, content: bytes) -> bytes:
-    element = _known(random, content)
-    if element is None:
-        return flip_bits(random, content)
-    vr = random.choice(
-        (b"US", b"SS", b"DS", b"IS", b"UI", b"OB", b"OW", b"SQ", b"UN", b"UT", b"FD", b"??", b"\0\0", b"zz")
-    )
+TYPES = tuple(b"US SS DS IS UI OB OW SQ UN UT FD ?? \0\0 zz".split())
+
+
+@of_element
+def change_type(random: Random, content: bytes, element: Element) -> bytes:
+    vr = random.choice(TYPES)
     if random.random() < 0.5:  # only the two letters: the length is then read from elsewhere
         return content[: element.start + 4] + vr + content[element.start + 6 :]
-    return (
-        content[: element.start]
-        + _encode(element.tag, vr, content[element.value : element.end])
-        + content[element.end :]
-    )
+    return _with(content, element, _encode(element.tag, vr, content[element.value : element.end]))
 
 
-def change_length(random: Random, content: bytes) -> bytes:
-    element = _known(random, content)
-    if element is None:
-        return flip_bits(random, content)
+@of_element
+def change_length(random: Random, content: bytes, element: Element) -> bytes:
     kind, place = ("<I", element.start + 8) if element.vr in LONG else ("<H", element.start + 6)
     most = 2 ** (8 * struct.calcsize(kind)) - 1
     length = random.choice((0, 1, element.length + 1, element.length + 2, element.length * 2, 1000, most - 1, most))
     return content[:place] + struct.pack(kind, length & most) + content[place + struct.calcsize(kind) :]
 
 
-def remove_element(random: Random, content: bytes) -> bytes:
-    element = _known(random, content)
-    return flip_bits(random, content) if element is None else content[: element.start] + content[element.end :]
+@of_element
+def remove_element(random: Random, content: bytes, element: Element) -> bytes:
+    return _with(content, element, b"")
 
 
-def move_element(random: Random, content: bytes) -> bytes:
+@of_element
+def move_element(random: Random, content: bytes, element: Element) -> bytes:
     """Moves or repeats an element: the standard wants ascending tags, once each."""
-    element, other = _known(random, content), _known(random, content)
-    if element is None or other is None:
-        return flip_bits(random, content)
-    moved = content[element.start : element.end]
+    place, moved = random.choice(_all_known(content)).start, content[element.start : element.end]
     if random.random() < 0.5:
-        return content[: other.start] + moved + content[other.start :]
-    rest = content[: element.start] + content[element.end :]
-    place = min(other.start, len(rest))
+        return content[:place] + moved + content[place:]
+    rest = _with(content, element, b"")
     return rest[:place] + moved + rest[place:]
 
 
@@ -290,10 +275,7 @@ def change_fragments(random: Random, content: bytes) -> bytes:
     return content[:start] + items + random.choice((END_OF_ITEMS + b"\0\0\0\0",) * 3 + (b"", b"\xff" * 8))
 
 
-SIZE_MARKERS = (
-    *(b"\xff\xc3", b"\xff\xf7", b"\xff\xc0", b"\xff\x51", b"\xff\xc4", b"\xff\xda", b"\xff\x52", b"\xff\x90"),
-    b"\xff\xf8",
-)
+SIZE_MARKERS = tuple(bytes((0xFF, code)) for code in (0xC3, 0xF7, 0xC0, 0x51, 0xC4, 0xDA, 0x52, 0x90, 0xF8))
 """Frame headers of JPEG, JPEG-LS, baseline and JPEG 2000; tables, scans, coding styles, tiles, presets."""
 
 
@@ -322,8 +304,7 @@ DICOM: tuple[Mutator, ...] = (
 
 PIXEL: tuple[Mutator, ...] = (
     *(change_codestream, change_pixels, change_fragments) * 2,
-    change_value,
-    change_pixel_length,
+    *(change_value, change_pixel_length),
 )
 
 

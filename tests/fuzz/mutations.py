@@ -1,4 +1,4 @@
-"""Damage to any bytes, and to NIfTI files, whose headers have their fields at fixed places.
+"""Damage to any bytes, to NIfTI files, whose headers have their fields at fixed places, and to archives.
 
 A mutator takes a random generator and the content, and returns other content; the same generator gives the same damage.
 """
@@ -6,8 +6,12 @@ A mutator takes a random generator and the content, and returns other content; t
 from __future__ import annotations
 
 import gzip
+import io
 import struct
-from collections.abc import Callable
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable
 from random import Random
 
 Mutator = Callable[[Random, bytes], bytes]
@@ -54,16 +58,8 @@ def repeat(random: Random, content: bytes) -> bytes:
 
 def replace_all(random: Random, content: bytes) -> bytes:
     """Replaces the content."""
-    others = (
-        b"",
-        b"\0" * 256,
-        random.randbytes(300),
-        b"\0" * 128 + b"DICM",
-        b"PK\x03\x04",
-        b"<html></html>",
-        content * 2,
-    )
-    return random.choice(others)
+    others = (b"", b"\0" * 256, b"\0" * 128 + b"DICM", b"PK\x03\x04", b"<html></html>")
+    return random.choice((*others, random.randbytes(300), content * 2))
 
 
 BYTES: tuple[Mutator, ...] = (flip_bits, flip_bits, overwrite, overwrite, truncate, insert, delete, repeat, replace_all)
@@ -131,11 +127,7 @@ def _put(content: bytes, start: int, kind: str, value: float) -> bytes:
 
 NIFTI: tuple[Mutator, ...] = (
     *(change_nifti_field,) * 6,
-    change_nifti_shape,
-    change_nifti_shape,
-    flip_bits,
-    truncate,
-    insert,
+    *(change_nifti_shape, change_nifti_shape, flip_bits, truncate, insert),
 )
 
 
@@ -148,3 +140,101 @@ def mutate_nifti(random: Random, content: bytes) -> bytes:
     inside = mutate(random, gzip.decompress(content), NIFTI)
     padding = random.choice((0, 0, 0, 2**24))  # zeros take no room, and make sizes that are lies believable
     return gzip.compress(inside + b"\0" * padding, 1, mtime=0)
+
+
+HOSTILE = (
+    *("../evil.dcm", "../../evil.dcm", "a/../../evil.dcm", "..\\evil.dcm", "/tmp/evil.dcm", "//host/evil.dcm"),
+    *("C:\\evil.dcm", "c:evil.dcm", "\\\\host\\share\\evil.dcm", "..", ".", "./", "a//b.dcm", "a/./b.dcm", "a/.."),
+    *("~/evil.dcm", "x.zip!y.dcm", "deep.zip", "a!b.dcm", "!", "a\nb.dcm", "a\rb", "\x1b[31m.dcm", "ä日本.dcm"),
+    *("=1+1.dcm", "x" * 5000, " ", "CON", "nul.dcm", ".hidden", "%2e%2e/evil.dcm", "a/b/c/d/e/f/g/h/" * 50 + "1.dcm"),
+    *("\u202egpj.dcm", "1.dcm/", "1.dcm/2"),
+)
+"""Names of members."""
+
+NAMES = (
+    *(*HOSTILE, "../outside/secret.dcm", "z.zip!../outside/secret.dcm", "z.zip!../../outside/secret.dcm", "z.zip!"),
+    *("z.zip", "", "a\0b", "\ud800", "y" * 300, "z.zip!" + "y" * 1500, "link", "link/secret.dcm", "z.zip!/etc/passwd"),
+    "z.zip/1.dcm",
+)
+"""Names that a reader may receive."""
+
+
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA)
+
+
+def zip_of(members: Iterable[tuple[str | zipfile.ZipInfo, bytes]], method: int = zipfile.ZIP_STORED) -> bytes:
+    """An archive without today's date; a member given as ZipInfo has its own method."""
+    buffer = io.BytesIO()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # two members of one name
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for name, content in members:
+                info = name
+                if isinstance(info, str):
+                    info = zipfile.ZipInfo(info)
+                    info.compress_type = method
+                archive.writestr(info, content)
+    return buffer.getvalue()
+
+
+def hostile_zip(random: Random, members: dict[str, bytes]) -> bytes:
+    """An archive of these members and some hostile ones; sometimes it is damaged, too."""
+    first = next(iter(members.values()))
+    hostile = [_hostile_member(random, first) for _ in range(random.randrange(5))]
+    content = zip_of([*members.items(), *hostile], zipfile.ZIP_DEFLATED)
+    change = random.random()
+    if change < 0.3:
+        return mutate(random, content, BYTES)
+    return lie(random, content) if change < 0.6 else content
+
+
+def _hostile_member(random: Random, content: bytes) -> tuple[zipfile.ZipInfo, bytes]:
+    info = zipfile.ZipInfo(random.choice(HOSTILE))
+    info.compress_type = random.choice(METHODS)
+    kind = random.randrange(8)
+    if kind == 0:  # a symbolic link, as Unix packs it
+        info.create_system, info.external_attr = 3, 0o120777 << 16
+        content = b"../../outside/secret.dcm"
+    elif kind == 1:
+        info.external_attr = random.choice((0o010666 << 16, 0o060666 << 16, 0x10))  # a pipe, a device, a folder
+    elif kind == 2 and info.compress_type == zipfile.ZIP_BZIP2:
+        content = b"\0" * 2**26  # some hundred bytes of archive
+    elif kind == 3:
+        content = zip_of([("../evil.dcm", content)])
+    return info, content
+
+
+def lie(random: Random, content: bytes) -> bytes:
+    """Changes a field of a member in the archive's directory, of its own header, or of the directory's end."""
+    signature, size, fields = random.choice(
+        (
+            (b"PK\x01\x02", 46, (6, 8, 10, 16, 20, 24, 28, 30, 32, 34, 38, 42)),
+            (b"PK\x03\x04", 30, (4, 6, 8, 14, 18, 22, 26, 28)),
+            (b"PK\x05\x06", 22, (4, 6, 8, 10, 12, 16, 20)),
+        )
+    )
+    places = [place for place in range(len(content) - size) if content[place : place + 4] == signature]
+    if not places:
+        return mutate(random, content, BYTES)
+    place = random.choice(places) + random.choice(fields)
+    value = random.choice((0, 1, 2, 8, 9, 12, 14, 20, 93, 99, 0x41, 0x800, 0xFFFF, 2**20, 2**30, 2**31, 2**32 - 1))
+    return content[:place] + struct.pack("<I", value)[: random.choice((2, 4))] + content[place + 4 :]
+
+
+def bomb(name: bytes, head: bytes, gigabytes: int, declared: int | None = None) -> bytes:
+    """An archive of some megabytes with one member: `head` and gigabytes of zeros; its size is `declared` wrongly."""
+    zeros, size, check = b"\0" * 2**24, declared, 0
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
+    piece = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)  # it stands alone, and may be repeated
+    packed += piece * (64 * gigabytes) + packer.flush()
+    if size is None:
+        size, check = len(head) + gigabytes * 2**30, zlib.crc32(head)
+        for _ in range(64 * gigabytes):
+            check = zlib.crc32(zeros, check)
+    sizes = struct.pack("<III", check, len(packed), min(size, 2**32 - 1))
+    fixed = struct.pack("<HHHHH", 20, 0, zipfile.ZIP_DEFLATED, 0, 0x21) + sizes + struct.pack("<HH", len(name), 0)
+    local = b"PK\x03\x04" + fixed + name
+    central = b"PK\x01\x02" + struct.pack("<H", 20) + fixed + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
+    start = len(local) + len(packed)
+    return local + packed + central + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), start, 0)

@@ -9,14 +9,13 @@ from collections.abc import Callable
 from random import Random
 
 import numpy as np
-from guard import MEMORY, Probe, attempt
-from samples import Samples
+from harness import MEMORY, Case, Probe, attempt
 
 from normal_guidance.base.errors import UnreadableError, UserError
 
 
-def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Callable[[Random, Samples, Probe], str]:
-    def case(random: Random, samples: Samples, probe: Probe) -> str:
+def _planted(defect: Callable[[Probe], object], *, native: bool = False) -> Case:
+    def case(random: Random, samples: object, probe: Probe) -> str:
         with probe.watched():
             probe.tell(native)
             return attempt(lambda: defect(probe))
@@ -44,25 +43,24 @@ def _ask_for_too_much(probe: Probe) -> None:
         raise UnreadableError("unreadable", f"{type(error).__name__}: {error}") from error
 
 
-KINDS = {
-    name: (1, _planted(defect, native=name == "decoder"))
-    for name, defect in {
-        "traceback": lambda probe: {}["Rows"],
-        "warning": lambda probe: np.float64(1) / np.float64(0),
-        "hang": lambda probe: time.sleep(60),
-        "write": lambda probe: (probe.folder / "evil.dcm").write_bytes(b""),
-        "write above": lambda probe: (probe.folder.parent / "evil.dcm").write_bytes(b""),
-        "write input": lambda probe: (probe.root / "a.dcm").write_bytes(b""),
-        "link": lambda probe: os.symlink("/", probe.root / "link"),
-        "native write": _write_natively,
-        "read": lambda probe: (probe.outside / "secret.dcm").read_bytes(),
-        "memory": _fill_memory,
-        "asked": _ask_for_too_much,
-        "abort": lambda probe: os.abort(),
-        "decoder": lambda probe: os.abort(),
-        "mute": lambda probe: _raise(UnreadableError("unreadable", "")),
-        "good": lambda probe: (probe.out / "fine").write_bytes(b""),
-        "good error": lambda probe: _raise(UserError("scan 'A17' has no slices; remove its row")),
-    }.items()
+DEFECTS: dict[str, tuple[Callable[[Probe], object], str]] = {
+    "traceback": (lambda probe: {}["Rows"], "FINDING: traceback"),
+    "warning": (lambda probe: np.float64(1) / np.float64(0), "FINDING: traceback"),
+    "hang": (lambda probe: time.sleep(60), "FINDING: hang"),
+    "write": (lambda probe: (probe.folder / "evil.dcm").write_bytes(b""), "FINDING: outside"),
+    "write above": (lambda probe: (probe.folder.parent / "evil.dcm").write_bytes(b""), "FINDING: outside"),
+    "write input": (lambda probe: (probe.root / "a.dcm").write_bytes(b""), "FINDING: outside"),
+    "link": (lambda probe: os.symlink("/", probe.root / "link"), "FINDING: outside"),
+    "native write": (_write_natively, "FINDING: outside"),
+    "read": (lambda probe: (probe.outside / "secret.dcm").read_bytes(), "FINDING: outside"),
+    "memory": (_fill_memory, "FINDING: memory"),
+    "asked": (_ask_for_too_much, "FINDING: memory"),
+    "abort": (lambda probe: os.abort(), "FINDING: crash"),
+    "decoder": (lambda probe: os.abort(), "decoder died: SIGABRT"),
+    "mute": (lambda probe: _raise(UnreadableError("unreadable", "")), "FINDING: wrong"),
+    "good": (lambda probe: (probe.out / "fine").write_bytes(b""), "read"),
+    "good error": (lambda probe: _raise(UserError("scan 'A17' has no slices; remove its row")), "user error"),
 }
-"""All of these are findings except the last two and the decoder."""
+"""What a reader does, and how its case must end."""
+
+KINDS = {f"{name} -> {end}": (1, _planted(defect, native=name == "decoder")) for name, (defect, end) in DEFECTS.items()}

@@ -5,7 +5,7 @@
 
 A case is a file or a dataset, damaged at random, and the code that reads it.  It may end well or with a clear error: a
 UserError, an UnreadableError, a line of problems.csv.  Anything else is a finding: another exception or a warning, no
-answer within `PATIENCE`, more memory than `guard.MEMORY`, a file made or changed outside the output folder, a secret
+answer within `PATIENCE`, more memory than `harness.MEMORY`, a file made or changed outside the output folder, a secret
 read, the loss of an undamaged scan, the death of the process.  Only a native decoder of compressed pixels may die:
 `nguide encode` runs it in worker processes and records the scan as failed; such deaths are counted.  HDF5 may die as
 well, in the process that reads it for `nguide store import`.
@@ -26,7 +26,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from serve import Outcome, Runner, Setup
+from harness import Outcome, Runner, Setup
 
 from normal_guidance.base.workers import Failure, Pool
 

@@ -1,6 +1,6 @@
-"""Damage to label tables: bytes, columns, rows and cells, and paths that lead elsewhere.
+"""Damage to tables, csv or parquet: bytes, columns, rows and cells, and paths that lead elsewhere.
 
-Damage to rows returns the changed rows, so that the others can be checked afterwards.
+Damage to rows of a label table returns the changed rows, so that the others can be checked afterwards.
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ CELLS = (
 """Unusual texts for a cell."""
 
 VALUES: tuple[Any, ...] = (
-    *(float("inf"), float("-inf"), float("nan"), 1e300, -1, 0, 1, 2**62, True, None, b"\xff\x00", b"1"),
-    *([0, 1], [0.0, float("inf")], [None], [[0, 1]], {"a": 1}, "text", "../outside"),
+    *(None, 0, 1, -1, 2, 127, -128, 2**31 - 1, -(2**31), 2**62, 2**63 - 1, 0.5, 1e38, 1e300, float("nan")),
+    *(float("inf"), float("-inf"), True, b"\xff\x00", b"1", [0, 1], [0.0, float("inf")], [None], [[0, 1]], {"a": 1}),
 )
 """Unusual values for a cell of a parquet file."""
+
+KINDS = (
+    *(pa.string(), pa.int64(), pa.float64(), pa.float16(), pa.bool_(), pa.binary(), pa.timestamp("s")),
+    *(pa.list_(pa.int64()), pa.date64(), pa.timestamp("ns"), pa.decimal128(30, 5), pa.duration("s")),
+)
+"""Types of a column."""
 
 
 class Table(NamedTuple):
@@ -119,34 +125,67 @@ def _encoding(random: Random, content: bytes) -> Table:
 
 
 def mutate_parquet(random: Random, content: bytes) -> Table:
-    """The csv table as parquet, with columns of other types, or with damaged bytes."""
+    """The csv table as parquet, with another cell, other columns, or damaged bytes."""
     header, *rows = read_rows(content)
-    columns: dict[str, list[Any]] = {name: [row[place] for row in rows] for place, name in enumerate(header)}
-    change = random.randrange(4)
-    touched: set[int] | None = set()
-    if change == 0:
-        name, value = random.choice(header), random.choice(VALUES)
-        columns[name], touched = [value] * len(rows), None
-    elif change == 1:
-        number = random.randrange(len(rows))
-        columns[random.choice(header)][number] = random.choice((*CELLS, None))
-        touched = {number}
-    elif change == 2:
-        name = random.choice(header)
-        touched = None
-        if len(header) > 1 and random.random() < 0.5:
-            del columns[name]
-        else:
-            kind = random.choice(
-                (pa.date64(), pa.timestamp("ns"), pa.decimal128(30, 5), pa.float16(), pa.duration("s"))
-            )
-            table = pa.table({**columns, name: pa.nulls(len(rows), kind)})
-            return Table(_parquet(table), None)
-    packed = _parquet(pa.table(columns))
-    return Table(mutate(random, packed, BYTES), None) if change == 3 else Table(packed, touched)
+    number, place = random.randrange(len(rows)), random.randrange(len(header))
+    change = random.random()
+    if change < 0.25:
+        rows[number][place] = random.choice(CELLS)
+    table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(header)})
+    if change < 0.25:
+        return Table(write_parquet(table), {number})
+    if change < 0.5:
+        return Table(mutate(random, write_parquet(table), BYTES), None)
+    return Table(write_parquet(change_table(random, table)), None)
 
 
-def _parquet(table: pa.Table) -> bytes:
+def write_parquet(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
     return buffer.getvalue()
+
+
+def change_table(random: Random, table: pa.Table) -> pa.Table:
+    """The table with other rows, or with other, fewer or renamed columns."""
+    change = random.random()
+    if change < 0.2:
+        return random.choice(
+            (table.slice(0, 0), pa.concat_tables([table] * 2), table.slice(1), table.take([0] * len(table)))
+        )
+    if change < 0.35:
+        old = random.choice(table.column_names)
+        new = random.choice((f"{old}x", "scan_id", ""))
+        names = [new if name == old else name for name in table.column_names]
+        return random.choice((table.drop_columns([old]), table.rename_columns(names), table.select([old])))
+    for _ in range(random.choice((1, 1, 2))):
+        place = random.randrange(table.num_columns)
+        table = table.set_column(place, table.column_names[place], change_column(random, table.column(place)))
+    return table
+
+
+def change_column(random: Random, column: pa.ChunkedArray) -> pa.Array:
+    """The column with other values, or with values of another type."""
+    values, kind = column.to_pylist(), column.type
+    if random.random() < 0.15 or not values:
+        return pa.nulls(len(values), random.choice(KINDS))
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    number = random.randrange(len(values))
+    if pa.types.is_list(kind):
+        old = values[number] or []
+        cell = _cell(random, kind.value_type)
+        value = random.choice((None, [], old[:-1], old * 2, [*old, cell], [cell] * len(old)))
+    else:
+        value = random.choice((values[0], *[_cell(random, kind)] * 9))
+    every = random.random() < 0.2
+    changed = [value if every or place == number else before for place, before in enumerate(values)]
+    for wanted in (kind, None, pa.float64()):
+        try:
+            return pa.array(changed, wanted)
+        except (pa.ArrowException, OverflowError, TypeError):
+            continue
+    return pa.array([str(value) for value in changed])
+
+
+def _cell(random: Random, kind: pa.DataType) -> Any:
+    return random.choice(CELLS if pa.types.is_string(kind) and random.random() < 0.8 else VALUES)

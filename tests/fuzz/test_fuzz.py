@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -29,56 +30,28 @@ def fuzz(*arguments: str) -> tuple[int, dict, str]:
     return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout
 
 
-def test_a_sample_of_mutated_files_tables_and_features_finds_nothing():
-    code, report, output = fuzz("--cases", "440", "--seed", "2024", "--patience", "600")
+def test_a_sample_of_mutated_files_tables_features_and_flipped_bits_finds_nothing():
+    code, report, output = fuzz("--cases", "550", "--seed", "2024", "--patience", "600")
     assert report["findings"] == [], output
     assert code == 0
     kinds = {
-        "header",
-        "pixels",
-        "volume",
-        "nifti",
-        "archive",
+        *("header", "pixels", "volume", "nifti", "archive"),
         *(f"{what} of {source}" for what in ("files", "table") for source in SOURCES),
         *(f"features: {name}" for name in FEATURES),
-        *(f"own: {name}" for name in OWN),
+        *(f"{what}: {name}" for what in ("own", "flip") for name in OWN),
     }
-    assert report["cases"] == 440
+    assert report["cases"] == 550
     assert set(report["outcomes"]) == kinds
     read = sum(counts.get("read", 0) for counts in report["outcomes"].values())
     assert 0 < read < report["cases"], "nothing, or everything, can still be read: the damage is wrong"
-
-
-@pytest.mark.slow
-def test_a_sample_of_flipped_bits_is_refused_or_changes_nothing():
-    words = [sys.executable, str(RUN.with_name("flips.py")), "--per-file", "5", "--jobs", "1", "--seed", "5"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=3600)
-    assert done.returncode == 0, done.stdout + done.stderr
-    report = json.loads(done.stdout.splitlines()[-1])
-    assert {Path(file).parts[0] for file in report["files"]} == set(OWN)
-    assert report["findings"] == 0
-    assert report["outcomes"]["refused"] > 140, done.stdout
-    assert set(report["files"]["study/ng/1/report.json"]) <= {"refused", "same"}
-
-
-EXPECTED = {
-    "traceback": {"FINDING: traceback"},
-    "warning": {"FINDING: traceback"},
-    "hang": {"FINDING: hang"},
-    "write": {"FINDING: outside"},
-    "write above": {"FINDING: outside"},
-    "write input": {"FINDING: outside"},
-    "link": {"FINDING: outside"},
-    "native write": {"FINDING: outside"},
-    "read": {"FINDING: outside"},
-    "memory": {"FINDING: memory"},
-    "asked": {"FINDING: memory"},
-    "abort": {"FINDING: crash"},
-    "decoder": {"decoder died: SIGABRT"},
-    "mute": {"FINDING: wrong"},
-    "good": {"read"},
-    "good error": {"user error"},
-}
+    flips = Counter()
+    for kind, counts in report["outcomes"].items():
+        if kind.startswith("flip: "):
+            for outcome, count in counts.items():
+                flips[outcome.rpartition(": ")[2]] += count
+    assert flips["user error"] > 0.75 * flips.total()
+    ends = {outcome.rpartition(": ")[2] for outcome in report["outcomes"]["flip: study"]}
+    assert ends <= {"user error", "same"}, "a bit that only people see was flipped in a sealed file"
 
 
 @pytest.fixture(scope="module")
@@ -89,14 +62,16 @@ def planted() -> tuple[int, dict, str]:
 @pytest.mark.slow
 def test_planted_defects_are_found(planted):
     code, report, output = planted
-    assert {kind: set(counts) for kind, counts in report["outcomes"].items()} == EXPECTED, output
+    ended = {kind: set(counts) for kind, counts in report["outcomes"].items()}
+    assert ended == {kind: {kind.partition(" -> ")[2]} for kind in ended}, output
+    assert len(ended) == 16
     assert code == 1
 
 
 @pytest.mark.slow
 def test_a_finding_says_how_to_repeat_it(planted):
     _, report, output = planted
-    finding = next(finding for finding in report["findings"] if finding["of"] == "traceback")
+    finding = next(finding for finding in report["findings"] if finding["of"] == "traceback -> FINDING: traceback")
     assert finding["detail"] == "KeyError: 'Rows'"
     assert f"run.py --seed 7 --case {finding['case']}" in output
     again = fuzz("--of", str(RUN.with_name("planted.py")), "--seed", "7", "--case", str(finding["case"]))

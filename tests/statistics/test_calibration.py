@@ -67,8 +67,8 @@ def test_probabilities_at_the_threshold_are_positive_in_both_sets(sensitivity):
     other, truth = draw(9, scans=50)
     chosen = choose_operation(logits, labels, sensitivity=sensitivity, test=(other, truth))
     for scores, known, counts in ((logits, labels, chosen.point.validation), (other, truth, chosen.point.test)):
-        threshold = chosen.point.threshold
-        positive = torch.tensor([chosen.calibration.probability(score) >= threshold for score in scores.tolist()])
+        probabilities = [chosen.calibration.probability(score) for score in scores.tolist()]
+        positive = torch.tensor(probabilities, dtype=torch.float64) >= chosen.point.threshold
         assert counts.found == int((positive & (known == 1)).sum())
         assert counts.spared == int((~positive & (known == 0)).sum())
     assert f"on the test scans {chosen.point.test}" in describe(chosen)[0]
@@ -93,15 +93,16 @@ def test_what_cannot_be_calibrated_is_not(logits, note):
     assert note in chosen.notes[-1]
 
 
-@pytest.mark.parametrize("sensitivity", [0.0, 1.1, -1.0])
-def test_an_impossible_sensitivity_is_refused(sensitivity):
-    with pytest.raises(UserError, match="give a share above 0 and at most 1"):
-        choose_operation(*draw(1), sensitivity=sensitivity)
-
-
-def test_a_diverged_model_is_refused():
-    with pytest.raises(UserError, match="not a finite number"):
-        choose_operation(torch.tensor([0.0, torch.nan]), torch.tensor([0, 1]))
+@pytest.mark.parametrize(
+    ("logit", "sensitivity", "message"),
+    [
+        *((1.0, sensitivity, "give a share above 0 and at most 1") for sensitivity in (0.0, 1.1, -1.0)),
+        (torch.nan, None, "not a finite number"),
+    ],
+)
+def test_an_impossible_sensitivity_and_a_diverged_model_are_refused(logit, sensitivity, message):
+    with pytest.raises(UserError, match=message):
+        choose_operation(torch.tensor([0.0, logit]), torch.tensor([0, 1]), sensitivity=sensitivity)
 
 
 def test_json_and_back():

@@ -109,11 +109,10 @@ def test_where_attention_is_0_intervals_still_grow() -> None:
 
 def test_the_threshold_by_hand() -> None:
     # From slice 4 to 3, then to 5, nearer than 2: .55 of the attention in 3 of 10 slices.
-    attention, lengths = torch.tensor(FOUND), torch.tensor([10])
-    calibration = calibrate_intervals(attention.repeat(9), lengths.repeat(9), torch.tensor(LABELS).repeat(9))
+    calibration = calibrate()
     assert (calibration.coverage, calibration.scans) == (0.9, 9)
     assert calibration.threshold == pytest.approx((0.55 + 0.3) / 2)
-    assert [end.item() for end in calibration.interval(attention, lengths)] == [3, 5]
+    assert [end.item() for end in calibration.interval(torch.tensor(FOUND), torch.tensor([10]))] == [3, 5]
 
 
 @pytest.mark.parametrize(("scans", "coverage", "k"), [(9, 0.9, 9), (30, 0.9, 28), (100, 0.9, 91), (19, 0.8, 16)])
@@ -154,41 +153,33 @@ def test_a_calibration_survives_json() -> None:
     assert IntervalCalibration.from_dict(json.loads(json.dumps(calibration.to_dict()))) == calibration
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"version": 2}, "version 2, this software's is 1; calibrate them again"),
-        ({"coverage": 1.0}, r"coverage is 1.0; give a number between 0 and 1"),
-        ({"coverage": "0.9"}, "the calibration of intervals.coverage is '0.9', not a number"),
-        ({"scans": 8}, "8 scans with positive slices cannot calibrate"),
-        ({"scans": True}, "intervals.scans is True, not a whole number"),
-        ({"threshold": None}, "intervals.threshold is None, not a number"),
-        ({"threshold": 1.1}, "the threshold of intervals is 1.1, not in"),
-    ],
-)
-def test_a_calibration_that_cannot_be_right_is_refused(changed: dict[str, object], complaint: str) -> None:
-    content = {**IntervalCalibration(0.9, 30, 0.75).to_dict(), **changed}
-    with pytest.raises(UserError, match=complaint):
-        IntervalCalibration.from_dict(content)
+def read_again(**changed: object) -> None:
+    IntervalCalibration.from_dict({**IntervalCalibration(0.9, 30, 0.75).to_dict(), **changed})
+
+
+def calibrate(**changed: object) -> IntervalCalibration:
+    nine = {"attention": torch.tensor(FOUND).repeat(9), "slice_labels": torch.tensor(LABELS).repeat(9)}
+    return calibrate_intervals(**{**nine, "lengths": torch.tensor([10] * 9), **changed})  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    ("changed", "complaint"),
+    ("make", "changed", "complaint"),
     [
-        ({"coverage": 0.0}, "coverage is 0.0; give a number between 0 and 1"),
-        ({"lengths": torch.tensor([10] * 8)}, r"lengths add up to 80 slices, but attention has shape \(90,\)"),
-        ({"slice_labels": torch.full((90,), 2)}, "bag 0 has slice label 2"),
-        ({"attention": torch.full((90,), -1.0)}, "scan 0, slice 0: attention -1.0 is not a finite number"),
-        ({"attention": torch.zeros(90)}, "scan 0: attention is 0 on all of its slices"),
+        (read_again, {"version": 2}, "version 2, this software's is 1; calibrate them again"),
+        (read_again, {"coverage": 1.0}, r"coverage is 1.0; give a number between 0 and 1"),
+        (read_again, {"coverage": "0.9"}, "the calibration of intervals.coverage is '0.9', not a number"),
+        (read_again, {"scans": 8}, "8 scans with positive slices cannot calibrate"),
+        (read_again, {"scans": True}, "intervals.scans is True, not a whole number"),
+        (read_again, {"threshold": None}, "intervals.threshold is None, not a number"),
+        (read_again, {"threshold": 1.1}, "the threshold of intervals is 1.1, not in"),
+        (calibrate, {"coverage": 0.0}, "coverage is 0.0; give a number between 0 and 1"),
+        (calibrate, {"lengths": torch.tensor([10] * 8)}, r"lengths add up to 80 slices, but attention has shape \(90,"),
+        (calibrate, {"slice_labels": torch.full((90,), 2)}, "bag 0 has slice label 2"),
+        (calibrate, {"attention": torch.full((90,), -1.0)}, "scan 0, slice 0: attention -1.0 is not a finite number"),
+        (calibrate, {"attention": torch.zeros(90)}, "scan 0: attention is 0 on all of its slices"),
     ],
 )
-def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], complaint: str) -> None:
-    usual = {
-        "attention": torch.tensor(FOUND).repeat(9),
-        "lengths": torch.tensor([10] * 9),
-        "slice_labels": torch.tensor(LABELS).repeat(9),
-    }
+def test_what_cannot_be_right_is_refused(make, changed: dict[str, object], complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
-        calibrate_intervals(**{**usual, **changed})  # type: ignore[arg-type]
+        make(**changed)

@@ -125,24 +125,24 @@ def test_measures_equal_their_definitions(
         attention, labels, lengths, positions=positions, tops=(1, 2, 5), shares=(float(share),), gap=gap
     )
     by_auroc = localization(attention, labels, lengths)  # the same scans
-    for name in ("unlabelled", "all_negative", "all_positive"):
-        assert getattr(found, name) == getattr(by_auroc, name)
+    assert all(getattr(found, of) == getattr(by_auroc, of) for of in ("unlabelled", "all_negative", "all_positive"))
     mixed = [scan for scan, (_, label) in enumerate(drawn) if set(label) == {0, 1}]
     assert by_auroc.kept.tolist() == mixed
     assert found.kept.tolist() == mixed
     where = positions.split(lengths.tolist())
     for row, scan in enumerate(mixed):
         values, label = drawn[scan]
-        for k, hit in found.hits.items():
-            assert hit[row].item() == pytest.approx(try_all_top(values, label, k), abs=1e-12)
-        error = mean_peak_error(values, label, list(range(len(label))))
-        assert found.peak_error_slices[row].item() == pytest.approx(error, abs=1e-12)
-        error = mean_peak_error(values, label, where[scan].tolist())
-        assert found.peak_error_mm[row].item() == pytest.approx(error, abs=1e-9)
-        overlap = set_overlap(*try_all_intervals(values, share), label, gap)
-        assert found.overlaps[float(share)][row].item() == pytest.approx(overlap, abs=1e-12)
         held = sum(value for value, positive in zip(values, label, strict=True) if positive) / sum(values)
-        assert found.attention_on_positives[row].item() == pytest.approx(held, abs=1e-9)
+        expected = {
+            **{f"top_{k}_hit": try_all_top(values, label, k) for k in (1, 2, 5)},
+            "peak_error_slices": mean_peak_error(values, label, list(range(len(label)))),
+            "peak_error_mm": mean_peak_error(values, label, where[scan].tolist()),
+            f"overlap_{100 * float(share):g}": set_overlap(*try_all_intervals(values, share), label, gap),
+            "attention_on_positives": held,
+        }
+        assert {name: column[row].item() for name, column in found.columns().items()} == pytest.approx(
+            expected, abs=1e-9
+        )
 
 
 def measure(attention: list[float], labels: list[int], **options: object) -> LocalizationMeasures:
@@ -231,55 +231,35 @@ def test_without_any_scan_to_measure() -> None:
     assert all(number.scans == 0 and math.isnan(number.value) for number in found.summary().values())
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("changed", "complaint"),
-    [
-        ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices, but attention has shape \(4,\)"),
-        ({"lengths": torch.tensor([4, 0])}, r"lengths must be a vector of positive slice counts, got \[4, 0\]"),
-        ({"attention": torch.ones(2, 2)}, r"attention has shape \(2, 2\)"),
-        ({"attention": torch.tensor([1.0, 1.0, math.nan, 1.0])}, "scan 1, slice 0: attention nan is not a finite"),
-        ({"attention": torch.tensor([1.0, -0.5, 1.0, 1.0])}, "scan 0, slice 1: attention -0.5 is not a finite"),
-        ({"attention": torch.tensor([0.0, 1.0, 0.0, 0.0])}, "scan 1: attention is 0 on all of its slices"),
-    ],
-)
-def test_attention_that_cannot_be_right_is_refused(changed: dict[str, Tensor], complaint: str) -> None:
-    attention, lengths = (changed.get(name, usual) for name, usual in USUAL.items())
-    with pytest.raises(UserError, match=complaint):
-        smallest_interval(attention, lengths)
-    with pytest.raises(UserError, match=complaint):
-        localization_measures(attention, torch.tensor([0, 1, 0, 1]), lengths)
-
-
-USUAL = {"attention": torch.ones(4), "lengths": torch.tensor([2, 2])}
-
-
-@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
-def test_a_share_lies_in_0_to_1(share: float) -> None:
-    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
-        smallest_interval(**USUAL, share=share)
-    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
-        localization_measures(**USUAL, slice_labels=torch.tensor([0, 1, 0, 1]), shares=(0.5, share))
+REFUSED = [
+    ({"lengths": torch.tensor([2, 3])}, r"lengths add up to 5 slices, but attention has shape \(4,\)"),
+    ({"lengths": torch.tensor([4, 0])}, r"lengths must be a vector of positive slice counts, got \[4, 0\]"),
+    ({"attention": torch.ones(2, 2)}, r"attention has shape \(2, 2\)"),
+    ({"attention": torch.tensor([1.0, 1.0, math.nan, 1.0])}, "scan 1, slice 0: attention nan is not a finite"),
+    ({"attention": torch.tensor([1.0, -0.5, 1.0, 1.0])}, "scan 0, slice 1: attention -0.5 is not a finite"),
+    ({"attention": torch.tensor([0.0, 1.0, 0.0, 0.0])}, "scan 1: attention is 0 on all of its slices"),
+    *(({"shares": (share,)}, f"share is {share}; it must be above 0 and at") for share in (0.0, -0.1, 1.01, math.nan)),
+    ({"slice_labels": torch.ones(3)}, r"lengths add up to 4 slices, but slice_labels has shape \(3,\)"),
+    ({"slice_labels": torch.tensor([0, 1, 2, 1])}, "bag 1 has slice label 2"),
+    ({"scores": torch.ones(5)}, r"add up to 4 slices, but scores has shape \(5,\): give one number for every"),
+    ({"scores": torch.tensor([0.0, 1.0, 2.0, math.nan])}, "scan 1, slice 1: its score is NaN"),
+    ({"positions": torch.ones(1, 4)}, r"lengths add up to 4 slices, but positions has shape \(1, 4\)"),
+    ({"positions": torch.tensor([0.0, math.inf, 2.0, 3.0])}, "scan 0, slice 1: its position is infinite"),
+    ({"spacing": torch.ones(4)}, r"spacing has shape \(4,\); give one number for each of 2 scans"),
+    ({"spacing": torch.tensor([1.0, 0.0])}, "scan 1: slice spacing 0 mm; use NaN where it is unknown"),
+    ({"positions": torch.ones(4), "spacing": torch.ones(2)}, "both positions and spacing are given"),
+    ({"tops": (1, 0)}, "top-0 hit: k must be 1 or more"),
+    ({"gap": -1}, "gap must be 0 or more negative slices, got -1"),
+]
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"slice_labels": torch.ones(3)}, r"slice_labels has shape \(3,\) but there are 4 slices: give one per slice"),
-        ({"slice_labels": torch.tensor([0, 1, 2, 1])}, "bag 1 has slice label 2"),
-        ({"scores": torch.ones(5)}, r"scores has shape \(5,\) but there are 4 slices"),
-        ({"scores": torch.tensor([0.0, 1.0, 2.0, math.nan])}, "scan 1, slice 1: its score is NaN"),
-        ({"positions": torch.ones(1, 4)}, r"positions has shape \(1, 4\) but there are 4 slices"),
-        ({"positions": torch.tensor([0.0, math.inf, 2.0, 3.0])}, "scan 0, slice 1: its position is infinite"),
-        ({"spacing": torch.ones(4)}, r"spacing has shape \(4,\) but there are 2 scans: give one per scan"),
-        ({"spacing": torch.tensor([1.0, 0.0])}, "scan 1: slice spacing 0 mm; use NaN where it is unknown"),
-        ({"positions": torch.ones(4), "spacing": torch.ones(2)}, "both positions and spacing are given"),
-        ({"tops": (1, 0)}, "top-0 hit: k must be 1 or more"),
-        ({"gap": -1}, "gap must be 0 or more negative slices, got -1"),
-    ],
-)
-def test_other_input_that_cannot_be_right_is_refused(options: dict[str, object], complaint: str) -> None:
-    arguments = {"slice_labels": torch.tensor([0, 1, 0, 1]), **USUAL, **options}
+@pytest.mark.parametrize(("changed", "complaint"), REFUSED)
+def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], complaint: str) -> None:
+    usual = {"attention": torch.ones(4), "lengths": torch.tensor([2, 2]), "slice_labels": torch.tensor([0, 1, 0, 1])}
+    arguments = {**usual, **changed}
     with pytest.raises(UserError, match=complaint):
         localization_measures(**arguments)  # type: ignore[arg-type]
+    if changed.keys() & {"attention", "lengths", "shares"}:
+        with pytest.raises(UserError, match=complaint):
+            smallest_interval(arguments["attention"], arguments["lengths"], *arguments.get("shares", ()))

@@ -17,19 +17,13 @@ def test_scores_are_scikit_learns_over_positive_scans() -> None:
     bags = shifted_mean(60, 1, features=2)
     slices, scans = torch.randn(len(bags.features)), torch.randn(60)
     got = score(bags, slices, scans)
-    pairs = [
-        (bag.slice_labels.numpy(), part.numpy())
-        for bag, part in zip(bags, slices.split(bags.lengths.tolist()), strict=True)
-        if bag.label
-    ]
-    assert got.localization_auroc == pytest.approx(np.mean([roc_auc_score(*pair) for pair in pairs]), abs=1e-12)
-    assert got.localization_auprc == pytest.approx(
-        np.mean([average_precision_score(*pair) for pair in pairs]), abs=1e-12
-    )
-    assert got.scan_auroc == pytest.approx(roc_auc_score(bags.labels.numpy(), scans.numpy()), abs=1e-12)
-    assert got.scan_auprc == pytest.approx(average_precision_score(bags.labels.numpy(), scans.numpy()), abs=1e-12)
-    assert got.localized == len(pairs)
-    assert got.left_out == 0
+    parts = zip(bags, slices.split(bags.lengths.tolist()), strict=True)
+    pairs = [(bag.slice_labels.numpy(), part.numpy()) for bag, part in parts if bag.label]
+    for name, theirs in (("auroc", roc_auc_score), ("auprc", average_precision_score)):
+        localized, scanned = np.mean([theirs(*pair) for pair in pairs]), theirs(bags.labels.numpy(), scans.numpy())
+        assert getattr(got, f"localization_{name}") == pytest.approx(localized, abs=1e-12)
+        assert getattr(got, f"scan_{name}") == pytest.approx(scanned, abs=1e-12)
+    assert (got.localized, got.left_out) == (len(pairs), 0)
 
 
 def test_scans_that_cannot_be_localized_are_counted() -> None:
@@ -37,16 +31,9 @@ def test_scans_that_cannot_be_localized_are_counted() -> None:
     labels = bags.slice_labels.clone()
     first, second, third = bags.localizable.nonzero().flatten().tolist()[:3]
     starts = [0, *bags.lengths.cumsum(0).tolist()]
-    labels[starts[first] : starts[first + 1]] = UNKNOWN
-    labels[starts[second] : starts[second + 1]] = 0
-    labels[starts[third] : starts[third + 1]] = 1
+    for scan, label in ((first, UNKNOWN), (second, 0), (third, 1)):
+        labels[starts[scan] : starts[scan + 1]] = label
     got = score(replace(bags, slice_labels=labels), torch.randn(len(bags.features)))
-    assert got.left_out == 3
-    assert got.localized == int(bags.labels.sum()) - 3
-    assert got.scan_auroc is None
-
-
-def test_without_slice_labels_there_is_nothing_to_localize() -> None:
-    bags = replace(shifted_mean(5, 1, features=2), slice_labels=None)
+    assert (got.localized, got.left_out, got.scan_auroc) == (int(bags.labels.sum()) - 3, 3, None)
     with pytest.raises(UserError, match="no slice labels"):
-        score(bags, torch.randn(len(bags.features)))
+        score(replace(bags, slice_labels=None), torch.randn(len(bags.features)))

@@ -235,6 +235,24 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
+FORMAT = 3
+"""Version of everything on disk: stores, manifests, jobs, runs, bundles, results and the node's queue."""
+
+HEAD = "format"  # the first member of a JSON object of ours, which holds that version
+
+LAST_TO_READ = "0.2"  # the newest normal-guidance that reads an older format
+
+
+def check_format(path: Path, version: object) -> None:
+    """Refuses a file of another version, and names the software that reads it."""
+    if version == FORMAT:
+        return
+    if type(version) is not int:
+        raise ContentError(f"its format {shorten(repr(version))} is not a whole number")
+    action = f"open it with normal-guidance {LAST_TO_READ}, or make it again" if version < FORMAT else "update it"
+    raise UserError(f"{path} has format {version}, but this normal-guidance reads format {FORMAT}; {action}")
+
+
 SEAL = "seal"  # the member of a JSON object, and the metadata of a parquet file, that hold the seal
 
 AGAIN = "copy the run again, or delete its folder"
@@ -248,21 +266,22 @@ def read_sealed(path: Path, again: str = AGAIN) -> bytes:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes a JSON object with a seal, atomically."""
+    """Writes a JSON object with its format and a seal, atomically."""
     write_atomically(path, sealed_json(content))
 
 
 def sealed_json(content: Mapping[str, Any]) -> bytes:
     """The bytes that `write_json` writes, where something else puts them into a file."""
-    return seal(json.dumps({**content, SEAL: OPEN}, indent=2, allow_nan=False).encode())
+    return seal(json.dumps({HEAD: FORMAT, **content, SEAL: OPEN}, indent=2, allow_nan=False).encode())
 
 
 def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
-    """Reads a JSON object that `write_json` wrote, without its seal; damage is refused, and `again` says what to do."""
+    """Reads a JSON object that `write_json` wrote, without format and seal; `again` says what to do about damage."""
     with reading(path, again):
         content = parse_json(read_sealed(path, again))
         if not isinstance(content, dict):
             raise ContentError("it is not a JSON object")
+        check_format(path, content.pop(HEAD, FORMAT))
     content.pop(SEAL, None)
     return content
 
@@ -296,6 +315,7 @@ def read_parquet_about(path: Path, key: str, again: str = AGAIN) -> dict[str, An
         about = parse_json((pq.read_schema(pa.BufferReader(content)).metadata or {}).get(key.encode(), b"{}"))
         if not isinstance(about, dict):
             raise ContentError("its metadata are not a JSON object")
+        check_format(path, about.pop(HEAD, FORMAT))
     return about
 
 

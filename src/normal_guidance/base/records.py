@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 
 DEEPEST = 100  # levels of nesting that a file may have; ours have ten
+NULL_IS_NAN = "null is NaN"  # in `Annotated[float, NULL_IS_NAN]`: JSON has no NaN
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,8 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if kind is Any:
         return value
     if origin is Annotated:
+        if value is None and NULL_IS_NAN in inner:
+            return math.nan
         value = _read(inner[0], value, name)
         for bound in inner[1:]:
             if isinstance(bound, Between) and not bound.low <= value <= bound.high:

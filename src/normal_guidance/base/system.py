@@ -214,7 +214,7 @@ class Connection:
         import ray
 
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        room = sum(fits(node, needs) for node in nodes)
+        room = sum(int(min(node.get(name, 0.0) // count for name, count in needs.items())) for node in nodes)
         if not room:
             wanted = ", ".join(f"{count:g} {name}" for name, count in needs.items())
             raise UserError(
@@ -265,11 +265,6 @@ def connected(address: str) -> Iterator[Connection]:
         yield Connection(address)
     finally:
         ray.shutdown()
-
-
-def fits(node: Mapping[str, float], needs: Mapping[str, float]) -> int:
-    """The number of tasks that a machine can run at a time."""
-    return int(min(node.get(name, 0.0) // count for name, count in needs.items()))
 
 
 class _Face(ModuleType):

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from normal_guidance.base.errors import ContentError, UserError, reading, shorten
 from normal_guidance.base.files import MARK, read_sealed
 from normal_guidance.base.records import read_as
-from normal_guidance.base.workers import check_parquet, parquet_columns
+from normal_guidance.base.workers import ask, parquet_columns
 
 Row = TypeVar("Row")
 
@@ -74,7 +74,7 @@ def read_columns(
     """The columns of a schema in its types, but `optional` ones that the file lacks; null only in `nullable` ones."""
     with reading(path, again, pa.ArrowException):
         content = read_sealed(path, again)
-        known = parquet_columns(path, scan=True) if MARK.encode() in content else check_parquet(path)
+        known = parquet_columns(path, scan=True) if MARK.encode() in content else ask(parquet_columns, path)
         schema = pa.schema([field for field in schema if field.name in known or field.name not in optional])
         if missing := [name for name in schema.names if name not in known]:
             raise UserError(f"{path} has no column {missing[0]!r}; {again}")

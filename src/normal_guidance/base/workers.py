@@ -22,7 +22,6 @@ import math
 import mmap
 import os
 import pickle
-import queue
 import select
 import signal
 import socket
@@ -33,6 +32,7 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -156,35 +156,19 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None, None]:
     """The same items, which a thread makes up to `depth` ahead; its error is raised here."""
-    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
-    stopping = threading.Event()
+    iterator, end = iter(items), object()
 
-    def put(good: bool, item: Any) -> None:
-        while not stopping.is_set():
-            with suppress(queue.Full):
-                made.put((good, item), timeout=POLL_SECONDS)
-                return
+    def make() -> Any:
+        return next(iterator, end)
 
-    def make() -> None:
-        try:
-            for item in items:
-                put(True, item)
-                if stopping.is_set():
-                    return
-            put(False, None)
-        except BaseException as error:
-            put(False, error)
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
+    thread = ThreadPoolExecutor(1)
+    ahead = deque(thread.submit(make) for _ in range(depth + 1))
     try:
-        while (result := made.get())[0]:
-            yield result[1]
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(thread.submit(make))
+            yield item
     finally:
-        stopping.set()
-        thread.join()
-    if result[1] is not None:
-        raise result[1]
+        thread.shutdown(cancel_futures=True)
 
 
 class StartError(UserError):
@@ -327,16 +311,12 @@ class _Work(Generic[Task]):
     open: deque[_Job] = field(default_factory=deque)  # begun, but without a worker
     next_begun: int = 0
     next_out: int = 0
-    exhausted: bool = False
 
     def _draw(self) -> bool:
         """Reads a batch of tasks, if there is room and tasks are left."""
         room = len(self.begun) < self.most and sum(batch.size for batch in self.begun.values()) < self.ahead
-        if self.exhausted or not (room or not self.begun):
-            return False
-        tasks = list(islice(self.tasks, self.batch))
+        tasks = list(islice(self.tasks, self.batch)) if room or not self.begun else []
         if not tasks:
-            self.exhausted = True
             return False
         self.begun[self.next_begun] = _TaskBatch(tasks, sum(map(self.size_of, tasks)))
         self.open.append(_Job(self.next_begun, range(len(tasks)), attempt=1))
@@ -529,15 +509,10 @@ def check_array(file: io.BufferedIOBase | IO[bytes], size: int, stored: int) -> 
         raise ValueError(f"it {problem}")
 
 
-def check_parquet(path: Path) -> list[str]:
-    """`parquet_columns` by the other process: pyarrow aborts on some damaged files."""
-    return ask(parquet_columns, path)
-
-
 def parquet_columns(path: Path, *, scan: bool = False) -> list[str]:
     """The names of a parquet file's columns; one that declares far more values than it has bytes is refused."""
-    # With `scan`, all values are read first, without keeping any: where damage would make pyarrow abort, a scan ends
-    # with an error.
+    # Pyarrow aborts on some damaged files, so `ask` for the columns of a foreign one.  With `scan`, all values are read
+    # first, without keeping any: where damage would make pyarrow abort, a scan ends with an error.
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -15,8 +15,8 @@ import typer
 from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
-from normal_guidance.cli.command import ENCODERS, Out, need_extras, one_of, print_json
-from normal_guidance.cli.options import Device, choose_execution, choose_precision
+from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
+from normal_guidance.cli.options import Device, choose_execution
 
 if TYPE_CHECKING:
     import ssl
@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from normal_guidance.clinic.predict.dicomweb import DicomWeb
     from normal_guidance.clinic.results.result_folder import Written
     from normal_guidance.fit.bundle import Bundle
-    from normal_guidance.scans.features.encoders import Encoder
     from normal_guidance.scans.index.problems import Problem
-    from normal_guidance.sweep.config import Execution
 
 
 def predict(
@@ -88,7 +86,15 @@ def predict(
     bundle = load_bundle(model)
     dicom = dicom or store is not None
     about = {"force": force, "keys": keys, "share": share, "dicom": dicom, "anonymize": anonymize}
-    archive = _archive(store, anonymize)  # a wrong address is refused before hours of work
+    archive = None
+    if store is not None:  # refused before hours of work
+        from normal_guidance.clinic.predict.dicomweb import parse_server
+
+        archive = parse_server(store)
+        if anonymize:
+            raise UserError(
+                "--store puts results into the patient's study, which --anonymize hides; leave one of them out"
+            )
     given = [re.sub(r"^(https?):/+", r"\1://", str(scan)) for scan in scans]  # a Path loses a slash of https://
     identity = identity_of(bundle, given, about)
     before = completed(out, identity)
@@ -109,12 +115,15 @@ def predict(
         accepted = bundle.expects.modalities
         found = find_scans(paths, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
-        loaded = _load_encoder(bundle, encoder, weights, execution, offline) if found.rows else None
+        loaded = None
+        if found.rows:
+            device, precision = execution.device, execution.precision
+            loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
     def show(outcome: Written) -> None:
         if as_json:
-            print_json(outcome_json(outcome, bundle, anonymize=anonymize), indent=None)
+            typer.echo(json_text(outcome_json(outcome, anonymize=anonymize), indent=None))
         else:
             for line in scan_lines(outcome, bundle):
                 typer.echo(line, err=not outcome.complete)
@@ -143,13 +152,6 @@ def predict(
         raise typer.Exit(endings.NOT_ALL.code)
 
 
-def _load_encoder(
-    bundle: Bundle, encoder: str | None, weights: Path | None, execution: Execution, offline: bool
-) -> Encoder:
-    precision = choose_precision("auto", execution.device)
-    return bundle.load_encoder(encoder, weights=weights, device=execution.device, precision=precision, offline=offline)
-
-
 def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
     """Return the paths of the scans, after fetching those on servers into a folder beside the results."""
     from normal_guidance.clinic.predict.new_scans import is_url
@@ -163,17 +165,6 @@ def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
         paths += fetch_all(parse_place(scan), folder, bundle.expects.modalities) if is_url(scan) else [Path(scan)]
     typer.echo(f"scans from DICOMweb lie in {folder}; nguide view needs them", err=True)
     return paths
-
-
-def _archive(url: str | None, anonymize: bool) -> DicomWeb | None:
-    """Return the server that results are stored on."""
-    if url is None:
-        return None
-    from normal_guidance.clinic.predict.dicomweb import parse_server
-
-    if anonymize:
-        raise UserError("--store puts results into the patient's study, which --anonymize hides; leave one of them out")
-    return parse_server(url)
 
 
 def _store(archive: DicomWeb | None, out: Path) -> None:
@@ -193,7 +184,7 @@ def _print_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> No
 
     if as_json:
         for scan in summary_json(out, summary):
-            print_json(scan, indent=None)
+            typer.echo(json_text(scan, indent=None))
     else:
         typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
     if not is_all(summary["scans"]):
@@ -346,7 +337,9 @@ def node(
     )
     status_host, status_port = parse_place(status)
     bundle = load_bundle(model)
-    loaded = _load_encoder(bundle, encoder, weights, choose_execution(device, "auto"), offline=True)
+    execution = choose_execution(device, "auto")
+    device, precision = execution.device, execution.precision
+    loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=True)
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
         run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),

@@ -28,9 +28,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 Out = Annotated[Path, typer.Option("--out", "-o")]
 
 
-def print_json(value: Any, *, indent: int | None = 2) -> None:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    return json.dumps(valid_json(value), indent=indent, allow_nan=False)
+
+
+def print_json(value: Any) -> None:
     """Print a document; a command that also writes it to a file writes the same."""
-    typer.echo(json.dumps(valid_json(value), indent=indent, allow_nan=False))
+    typer.echo(json_text(value))
 
 
 def print_result(as_json: bool, document: Any, lines: Iterable[str]) -> None:
@@ -284,7 +288,9 @@ def need_extras(what: str, *extras: str) -> None:
 def lacking_lines(options: Mapping[str, Any]) -> list[str]:
     """Return a line for each store among the options that lacks scans, except for the one that is written."""
     lines = []
-    for path in dict.fromkeys(_paths(value for name, value in options.items() if name != "out")):
+    given = [value if isinstance(value, list | tuple) else [value] for name, value in options.items() if name != "out"]
+    words = [word for several in given for word in several if isinstance(word, str | Path)]
+    for path in dict.fromkeys(map(Path, words)):
         if os.path.isfile(path / "store.json"):  # any text may stand here; this one never raises
             from normal_guidance.scans.features.store import LACKING, read_store_file
 
@@ -296,11 +302,3 @@ def lacking_lines(options: Mapping[str, Any]) -> list[str]:
                         "why, and the same nguide encode takes them up"
                     )
     return lines
-
-
-def _paths(values: Iterator[Any]) -> Iterator[Path]:
-    for value in values:
-        if isinstance(value, str | Path):
-            yield Path(value)
-        elif isinstance(value, list | tuple):
-            yield from _paths(iter(value))

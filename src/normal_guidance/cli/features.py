@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,17 +25,16 @@ from normal_guidance.cli.command import (
     CommandGroup,
     Out,
     add_command,
+    json_text,
     make_group,
     one_of,
-    print_json,
     print_result,
     some_of,
 )
 from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from normal_guidance.cli.progress import Shown
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
     from normal_guidance.scans.features.preprocessing import Statistics
     from normal_guidance.scans.features.windows import Window
@@ -96,7 +94,7 @@ def encode(
     """
     from functools import partial
 
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress import make_console, say, watch
     from normal_guidance.scans.features import encoding
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding_job import REPORT
@@ -139,13 +137,9 @@ def encode(
         estimate = encoding.estimate_encoding(manifest, load, out, **arguments)
         print_result(as_json, asdict(estimate), estimate_lines(estimate, out))
         return
-    with _watch(console) as watch:
-        outcome = encoding.encode(manifest, load, out, ray=ray, watch=watch, **arguments)
-    if as_json:
-        print_json(read_json(outcome.store.folder / REPORT))
-    else:
-        for line in outcome_lines(outcome):
-            say(console, line)
+    with watch(console, "encoding", show_progress) as update:
+        outcome = encoding.encode(manifest, load, out, ray=ray, watch=update, **arguments)
+    print_result(as_json, read_json(outcome.store.folder / REPORT), outcome_lines(outcome))
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
 
@@ -235,28 +229,12 @@ def _counts(of: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in of.items())
 
 
-def _watch(console: Console) -> AbstractContextManager[Callable[[EncodingProgress], None]]:
-    """Show the progress of each stage of encoding."""
-    from normal_guidance.cli.progress import Pace, Shown, watch
+def show_progress(now: EncodingProgress) -> Shown:
+    """Return how the progress of encoding is shown."""
+    from normal_guidance.cli.progress import Shown
 
-    stage, pace = "", Pace(0.0)
-
-    def show(now: EncodingProgress) -> Shown:
-        nonlocal stage, pace
-        if now.stage != stage:
-            stage, pace = now.stage, Pace(float(now.begun_with))
-        speed = pace.per_second(float(now.slices))
-        return Shown(stage, now.slices / now.of if now.of else 0.0, describe_progress(now, speed))
-
-    return watch(console, "encoding", show)
-
-
-def describe_progress(now: EncodingProgress, speed: float | None) -> str:
-    """Return the slices that are done and, where the speed is known, speed and time left."""
-    text = f"{now.slices:,} of {now.of:,} slices"
-    if speed is None:
-        return text
-    return f"{text}, {speed:,.0f} slices/s, {time_text((now.of - now.slices) / speed)} left"
+    share = now.slices / now.of if now.of else 0.0
+    return Shown(now.stage, share, f"{now.slices:,} of {now.of:,} slices", now.of)
 
 
 store_app = make_group("Show, verify, import and export feature stores.")
@@ -271,28 +249,22 @@ def show(store: Path, as_json: AsJson = False) -> None:
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
-    if not as_json:
-        typer.echo(repr(opened))
-        typer.echo(f"recipe: {opened.recipe or 'unknown'}")
-        typer.echo(f"fingerprint: {opened.fingerprint}")
-        print_json(opened.provenance)
-        return
-    print_json(
-        {
-            "folder": opened.folder,
-            "scans": len(opened),
-            "positive": int((opened.labels == 1).sum()),
-            "slices": int(opened.lengths.sum()),
-            "features": opened.width,
-            "dtype": str(opened.dtype).removeprefix("torch."),
-            "bytes": opened.memory,
-            "findings": [finding.as_json() for finding in opened.findings],
-            "parts": {str(part): int(count) for part, count in opened.scans["part"].value_counts(sort=False).items()},
-            "recipe": opened.recipe or None,
-            "fingerprint": opened.fingerprint,
-            "provenance": opened.provenance,
-        }
-    )
+    document = {
+        "folder": opened.folder,
+        "scans": len(opened),
+        "positive": int((opened.labels == 1).sum()),
+        "slices": int(opened.lengths.sum()),
+        "features": opened.width,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "bytes": opened.memory,
+        "findings": [finding.as_json() for finding in opened.findings],
+        "parts": {str(part): int(count) for part, count in opened.scans["part"].value_counts(sort=False).items()},
+        "recipe": opened.recipe or None,
+        "fingerprint": opened.fingerprint,
+        "provenance": opened.provenance,
+    }
+    about = (f"recipe: {opened.recipe or 'unknown'}", f"fingerprint: {opened.fingerprint}")
+    print_result(as_json, document, [repr(opened), *about, json_text(opened.provenance)])
 
 
 def verify(store: Path, as_json: AsJson = False) -> None:
@@ -418,14 +390,10 @@ def check(as_json: AsJson = False) -> None:
         raise UserError(f"{', '.join(damaged)}: damaged; delete it and import it again (nguide weights import)")
 
 
-COMMANDS: tuple[tuple[typer.Typer, str, Callable[..., None]], ...] = (
-    (store_app, "show", show),
-    (store_app, "verify", verify),
-    (store_app, "import", import_features),
-    (store_app, "export", export_features),
-    (weights_app, "list", list_weights),
-    (weights_app, "import", import_weights),
-    (weights_app, "check", check),
-)
-for group, word, command in COMMANDS:
-    add_command(group, command, word)
+add_command(store_app, show)
+add_command(store_app, verify)
+add_command(store_app, import_features, "import")
+add_command(store_app, export_features, "export")
+add_command(weights_app, list_weights, "list")
+add_command(weights_app, import_weights, "import")
+add_command(weights_app, check)

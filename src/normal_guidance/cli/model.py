@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,12 +11,13 @@ import typer
 from normal_guidance.base.system import LARGEST_SEED
 from normal_guidance.cli.command import AsJson, Out, add_command, make_group, print_result
 from normal_guidance.cli.options import Device, Track, choose_execution, parse_list
-from normal_guidance.cli.train import check_track, track_fits
+from normal_guidance.cli.train import track_fits
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from normal_guidance.fit.bundle import Bundle
-    from normal_guidance.fit.fitting import FittedModel
-    from normal_guidance.scans.features.store import FeatureStore
+    from normal_guidance.fit.fitting import FittedFindings, FittedModel
 
 
 def fit(
@@ -55,10 +55,11 @@ def fit(
     check_store(store)  # before the imports below, which take seconds
     from normal_guidance.cli.progress import Shown, make_console, say, watch
     from normal_guidance.fit.fit_committee import make_plan
-    from normal_guidance.fit.fitting import fit_model, training_scans
+    from normal_guidance.fit.fit_page import PAGE
+    from normal_guidance.fit.fitting import fit_findings, fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
+    from normal_guidance.statistics.calibration import describe
 
-    check_track(track)
     asked = {"store": store, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
     opened = open_store(store)
     if split is not None:
@@ -66,45 +67,41 @@ def fit(
     names = [known.name for known in opened.findings] if finding is None else parse_list("--finding", finding, str)
     options: dict[str, Any] = {"sensitivity": sensitivity, "coverage": coverage}
     options["device"] = choose_execution(device, "auto").device
+    console = make_console(stderr=as_json)
     models: Mapping[str, FittedModel]
-    if len(names) > 1:
-        models = _fit_findings(opened, out, names, as_json, seed=seed, **options)
-    else:
-        scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
-        plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
-        console = make_console(stderr=as_json)
-        say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {int(scans.labels.sum())} positive")
 
-        def show(share: float) -> Shown:
-            return Shown("fit", share, f"{share:.0%}")
+    def show(now: tuple[str, float]) -> Shown:
+        return Shown(now[0], now[1], f"{now[1]:.0%}")
 
-        with watch(console, "fit", show) as update:
-            fitted = fit_model(scans, out, test=test, plan=plan, watch=update, **options)
-        _print_model(out, fitted, as_json)
-        models = {"fit": fitted}
+    with watch(console, "fit", show) as update:
+        if len(names) > 1:
+            say(console, f"{len(opened)} scans of {len({*opened.patient_ids})} patients, findings {', '.join(names)}")
+            of_each = fit_findings(
+                opened, out, names, seed=seed, watch=lambda name, share: update((f"fit {name}", share)), **options
+            )
+            models, bundle = of_each.models, of_each.bundle
+            document, lines = _findings_result(out, of_each)
+        else:
+            scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
+            positive = int(scans.labels.sum())
+            say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {positive} positive")
+            plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
+            fitted = fit_model(scans, out, test=test, plan=plan, watch=lambda share: update(("fit", share)), **options)
+            models, bundle = {"fit": fitted}, fitted.bundle
+            document = _model_json(out, fitted)
+            lines = [*fitted.sentences(), *describe(bundle.operation), *fitted.intervals.sentences()]
+    print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
 
 
-def _fit_findings(
-    store: FeatureStore, out: Path, names: list[str], as_json: bool, **options: Any
-) -> Mapping[str, FittedModel]:
-    """Fit a model of each finding, and print the sentences about each."""
-    from normal_guidance.cli.progress import Shown, make_console, say, watch
+def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any], list[str]]:
+    """Return the document and the sentences about the model of each finding."""
     from normal_guidance.fit.fit_page import PAGE
-    from normal_guidance.fit.fitting import fit_findings
 
-    console = make_console(stderr=as_json)
-    say(console, f"{len(store)} scans of {len({*store.patient_ids})} patients, findings {', '.join(names)}")
-
-    def show(now: tuple[str, float]) -> Shown:
-        return Shown(f"fit {now[0]}", now[1], f"{now[1]:.0%}")
-
-    with watch(console, "fit", show) as update:
-        fitted = fit_findings(store, out, names, watch=lambda name, share: update((name, share)), **options)
     lines = []
     for name, model in fitted.models.items():
         notes = [fitted.notes[name]] if name in fitted.notes else []
-        about = (*model.sentences(), *model.measured.intervals.sentences(), *notes)
+        about = (*model.sentences(), *model.intervals.sentences(), *notes)
         lines += [f"{name}: {line}" for line in about]
     lines += [f"{name}: skipped: {reason}" for name, reason in fitted.skipped.items()]
     document = {
@@ -113,17 +110,7 @@ def _fit_findings(
         "findings": [{"name": name, **_model_json(out / name, model)} for name, model in fitted.models.items()],
         "skipped": [{"name": name, "reason": reason} for name, reason in fitted.skipped.items()],
     }
-    print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, fitted.bundle)])
-    return fitted.models
-
-
-def _print_model(out: Path, fitted: FittedModel, as_json: bool) -> None:
-    from normal_guidance.fit.fit_page import PAGE
-    from normal_guidance.statistics.calibration import describe
-
-    lines = [*fitted.sentences(), *describe(fitted.bundle.operation), *fitted.measured.intervals.sentences()]
-    lines += [f"Report: {out / PAGE}", next_line(out, fitted.bundle)]
-    print_result(as_json, _model_json(out, fitted), lines)
+    return document, lines
 
 
 def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
@@ -135,7 +122,7 @@ def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
         "members": len(fitted.fit.committee),
         "plan": asdict(fitted.fit.plan),
         "sentences": fitted.sentences(),
-        "intervals": fitted.measured.intervals.as_json(),
+        "intervals": fitted.intervals.as_json(),
         "out_of_fold": asdict(fitted.out_of_fold),
         "test": None if fitted.test is None else asdict(fitted.test),
     }

@@ -59,10 +59,20 @@ def option(name: str, *words: str, **more: Any) -> Any:
     return typer.Option(*words, help=about["help"], rich_help_panel=panel, metavar=metavar, **more)
 
 
+def _check_track(tracker: str | None) -> str | None:
+    """Refuse a tracker that is unknown or not installed, before the command begins."""
+    if tracker is not None:
+        from normal_guidance.sweep.tracking import check_tracker
+
+        check_tracker(tracker)
+    return tracker
+
+
 Track = Annotated[
     str | None,
     one_of(TRACKERS),
     typer.Option(
+        callback=_check_track,
         metavar="TRACKER",
         help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/track.md.",
     ),
@@ -161,7 +171,11 @@ class TrainingOptions:
         from normal_guidance.core.methods import METHODS as PAPER
 
         known = [EVERY_METHOD[name] for name in methods if name in EVERY_METHOD]
-        given = [*self.given_guidance(), *more]
+        default = TrainingOptions()
+        options = {name: getattr(self, name) for name in ("guidance_weight", "divergence", *GUIDES)}
+        options = {name: value for name, value in options.items() if value != getattr(default, name)}
+        given = [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in options.items()]
+        given += more
         if any(method.regularizer is not None for method in known):  # these two are of any regularizer
             given = [option for option in given if not option.startswith(("--guidance-weight", "--warmup"))]
         if given and not any(method.guided for method in known):
@@ -189,13 +203,6 @@ class TrainingOptions:
         term = TERMS[self.regularizer]
         names = [EVERY_METHOD[name].regularized(term).name if name in changed else name for name in methods]
         return list(dict.fromkeys(names))
-
-    def given_guidance(self) -> list[str]:
-        """Return the options of guidance that differ from the defaults, as one types them."""
-        names = ("guidance_weight", "divergence", *GUIDES)
-        default = TrainingOptions()
-        given = {name: getattr(self, name) for name in names if getattr(self, name) != getattr(default, name)}
-        return [f"--no-{name}" if value is False else f"{_flag(name)} {value}" for name, value in given.items()]
 
     def _width(self, spacing: float | None = None) -> float:
         """Return --least-width in slices; `spacing` is the mm between two slices, if it is known."""
@@ -249,7 +256,6 @@ def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}
     names: list[str] = []
     for word in parse_list("--methods", text, str):
-        tables.refuse_removed(word)
         kept = [name for name, method in groups.get(word, {}).items() if keep(method)]
         names += kept if word in groups else [word]
     return list(dict.fromkeys(names))

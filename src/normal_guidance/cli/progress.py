@@ -39,17 +39,30 @@ class Shown(NamedTuple):
     title: str
     share: float | None  # the share of the work that is done, from 0 to 1; None where it is unknown
     note: str
+    slices: int = 0  # those of all the work, where the line tells the speed
 
 
 @contextmanager
 def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[Callable[[P], None]]:
-    """Yield a function that receives the progress of a job and shows it."""
+    """Yield a function that receives the progress of a job and shows it, with the time left once it is known."""
+    begun: dict[str, tuple[float, float]] = {}  # when each stage was first seen: a resumed job does not begin at 0
+
+    def timed(now: P) -> Shown:
+        shown = show(now)
+        share, clock = shown.share or 0.0, time.monotonic()
+        first, begin = begun.setdefault(shown.title, (share, clock))
+        if share <= first or clock <= begin:
+            return shown
+        speed = (share - first) / (clock - begin)
+        pace = f", {speed * shown.slices:,.0f} slices/s" if shown.slices else ""
+        return shown._replace(note=f"{shown.note}{pace}, {time_text((1 - share) / speed)} left")
+
     if not console.is_terminal:
         last = time.monotonic()
 
         def print_line(now: P) -> None:
             nonlocal last
-            shown = show(now)
+            shown = timed(now)
             if time.monotonic() - last >= LINE_SECONDS:
                 last = time.monotonic()
                 say(console, f"{shown.title}: {shown.note}")
@@ -64,44 +77,23 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
         task = bars.add_task(title, total=None, note="begins")
 
         def update(now: P) -> None:
-            shown = show(now)
+            shown = timed(now)
             total = None if shown.share is None else 1.0
             bars.update(task, description=shown.title, total=total, completed=shown.share or 0.0, note=shown.note)
 
         yield update
 
 
-class Pace:
-    """The speed of a job since it was first seen: a resumed job does not begin at 0."""
-
-    def __init__(self, done: float) -> None:
-        self.before, self.begin = done, time.monotonic()
-
-    def per_second(self, done: float) -> float | None:
-        """Return how much is done in a second; None while nothing was done."""
-        seconds = time.monotonic() - self.begin
-        return (done - self.before) / seconds if done > self.before and seconds else None
-
-
 @contextmanager
 def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
     """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result."""
-    pace: Pace | None = None
 
     def show(now: SweepProgress) -> Shown:
-        nonlocal pace
-        pace = pace or Pace(now.done)
-        speed = pace.per_second(now.done)
-        return Shown(title, now.done, describe(now, None if speed is None else (1 - now.done) / speed))
+        best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
+        epochs = f"epoch {now.epoch} of {now.epochs}, best validation AUROC {best}"
+        return Shown(title, now.done, f"{epochs}, {now.slices_per_second:,.0f} slices/s")
 
     if not console.is_terminal:
         say(console, f"{title}: begins")
     with watch(console, title, show) as update:
         yield update
-
-
-def describe(now: SweepProgress, left: float | None) -> str:
-    """Return epoch, best validation AUROC so far, speed, and the seconds left if they are known."""
-    best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
-    text = f"epoch {now.epoch} of {now.epochs}, best validation AUROC {best}, {now.slices_per_second:,.0f} slices/s"
-    return text if left is None else f"{text}, {time_text(left)} left"

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import count_text, time_text
+from normal_guidance.base.system import count_text
 from normal_guidance.cli.command import (
     ANATOMIES,
     COMPRESSIONS,
@@ -32,7 +32,6 @@ from normal_guidance.cli.options import parse_list
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from normal_guidance.cli.progress import Shown
     from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.scans.index.indexing import Index, IndexProgress
     from normal_guidance.scans.index.manifest import Manifest
@@ -81,7 +80,7 @@ def index(
             any=1386000,epidural. The first is the main one, which must be known for every scan.
         workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.index.indexing import check_options
     from normal_guidance.scans.index.manifest import parse_findings
 
@@ -91,23 +90,23 @@ def index(
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
     for warning in filter(None, (left_out_line(made, out), modality_line(made, table))):
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
-    if as_json:
-        print_json(made.report)
-    else:
-        for line in summary_lines(made, out):
-            say(console, line)
+    print_result(as_json, made.report, summary_lines(made, out))
 
 
 def make_watched(
     source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
 ) -> Index:
     """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
-    from normal_guidance.cli.progress import say, watch
+    from normal_guidance.cli.progress import Shown, say, watch
     from normal_guidance.scans.index.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     title = f"Reading headers in {root}, layout {source}"
-    with watch(console, title, shown_as(title)) as update:
+
+    def show(now: IndexProgress) -> Shown:
+        return Shown(title, now.done, f"{now.files:,} files, {now.scans:,} scans")
+
+    with watch(console, title, show) as update:
 
         def report(now: IndexProgress) -> None:
             if not now.files and not console.is_terminal:
@@ -115,21 +114,6 @@ def make_watched(
             update(now)
 
         return make_index(source, root, out, workers=count, watch=report, **options)
-
-
-def shown_as(title: str) -> Callable[[IndexProgress], Shown]:
-    """Return how the progress of indexing is shown: files, scans and, where it is known, the time left."""
-    from normal_guidance.cli.progress import Pace, Shown
-
-    pace = Pace(0.0)
-
-    def show(now: IndexProgress) -> Shown:
-        done = now.done or 0.0
-        speed = pace.per_second(done)
-        left = "" if speed is None else f", {time_text((1 - done) / speed)} left"
-        return Shown(title, now.done, f"{now.files:,} files, {now.scans:,} scans{left}")
-
-    return show
 
 
 def summary_lines(made: Index, out: Path) -> list[str]:
@@ -332,7 +316,7 @@ def describe(
     values = valid_json({part: description.to_dict() for part, description in described.items()})
     print_result(as_json, values, [page])
     if out is not None:
-        from normal_guidance.study.figures.datasets import draw_density
+        from normal_guidance.study.figures.attention import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())

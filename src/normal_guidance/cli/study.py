@@ -24,7 +24,7 @@ from normal_guidance.cli.options import (
     print_estimates,
     refuse_ray_and_dry_run,
 )
-from normal_guidance.cli.train import check_track, track_runs
+from normal_guidance.cli.train import track_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -80,7 +80,6 @@ def experiment(
     from normal_guidance.study import experiment as experiments
     from normal_guidance.study.reproduction import sensitivity_jobs
 
-    check_track(track)
     names = tuple(training.regularized(choose_methods(methods, sensitivity=False)))
     training.check_guidance(names, *["--sensitivity"] * sensitivity)
     data = experiments.stored_dataset(stores, [*(split or []), *(splits or [])], dataset)

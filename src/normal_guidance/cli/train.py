@@ -142,14 +142,6 @@ def trust(
     say(console, f"Details: {out / 'trust.md'}")
 
 
-def check_track(tracker: str | None) -> None:
-    """Refuse a tracker that is unknown or not installed, before training."""
-    if tracker is not None:
-        from normal_guidance.sweep.tracking import check_tracker
-
-        check_tracker(tracker)
-
-
 def track_runs(tracker: str | None, out: Path, console: Console) -> None:
     """Write the winners of the complete runs in a folder, with their curves."""
     if tracker is not None:
@@ -220,9 +212,9 @@ def sweep(
         save_epochs: Save the state of a run after so many epochs, for resuming.
         save_minutes: Save it also after so many minutes.
     """
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress import make_console, say, watch_run
+    from normal_guidance.sweep.run import check_sweep, run_sweep
 
-    check_track(track)
     execution = training.execution()
     names = training.regularized(parse_methods(methods))
     training.check_guidance(names)
@@ -230,15 +222,25 @@ def sweep(
     training = training.in_slices(parts[0].slice_spacing)
     grids = make_grids(names, parse_list("--seeds", seeds, int), training, len(parts[0]))
     console = make_console(stderr=as_json)
+    for (method, seed), configs in grids.items():  # all of them, before the first is trained
+        check_sweep(out / method / str(seed), configs, *parts, execution)
     if dry_run:
-        _estimate(console, out, grids, parts, execution, as_json)
+        _estimate(console, grids, parts, execution, as_json)
         return
     given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
-    saving = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
+    saving: dict[str, Any] = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
     options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
     options = {name: value for name, value in options.items() if value is not None}
-    runs = _run_all(console, out, grids, parts, execution, options=options, **saving)
+    runs = {}
+    for (method, seed), configs in grids.items():
+        title = f"{method}, seed {seed}"
+        with watch_run(console, title) as watch:
+            folder = out / method / str(seed)
+            run = run_sweep(folder, configs, *parts, execution, watch=watch, options=options, **saving)
+        for line in outcome_lines(run):
+            say(console, f"{title}: {line}")
+        runs[method, seed] = run
     track_runs(track, out, console)
     if as_json:
         rows = [
@@ -252,42 +254,15 @@ def sweep(
     say(console, f"Runs: {out}")
 
 
-def _estimate(console: Console, out: Path, grids: Grids, parts: Parts, execution: Execution, as_json: bool) -> None:
+def _estimate(console: Console, grids: Grids, parts: Parts, execution: Execution, as_json: bool) -> None:
     """Print what the runs would take; the seeds of a method take equally long."""
     from normal_guidance.sweep.estimate import estimate_sweep
 
-    _check_runs(out, grids, parts, execution)
     grids_of: dict[str, list[tuple[Config, ...]]] = {}
     for (method, _), configs in grids.items():
         grids_of.setdefault(method, []).append(configs)
     estimates = [(estimate_sweep(same[0], *parts[:2], execution), len(same)) for same in grids_of.values()]
     print_estimates(estimates, console, as_json)
-
-
-def _check_runs(out: Path, grids: Grids, parts: Parts, execution: Execution) -> None:
-    from normal_guidance.sweep.run import check_sweep
-
-    for (method, seed), configs in grids.items():
-        check_sweep(out / method / str(seed), configs, *parts, execution)
-
-
-def _run_all(
-    console: Console, out: Path, grids: Grids, parts: Parts, execution: Execution, **arguments: Any
-) -> dict[tuple[str, int], Run]:
-    """Train one run for each method and seed, after checking all of them."""
-    from normal_guidance.cli.progress import say, watch_run
-    from normal_guidance.sweep.run import run_sweep
-
-    _check_runs(out, grids, parts, execution)
-    runs = {}
-    for (method, seed), configs in grids.items():
-        title = f"{method}, seed {seed}"
-        with watch_run(console, title) as watch:
-            run = run_sweep(out / method / str(seed), configs, *parts, execution, watch=watch, **arguments)
-        for line in outcome_lines(run):
-            say(console, f"{title}: {line}")
-        runs[method, seed] = run
-    return runs
 
 
 def make_grids(

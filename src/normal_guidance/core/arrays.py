@@ -25,6 +25,8 @@ class HasArray(Protocol):
 Array = Tensor | HasArray | Sequence[Any]
 """A tensor, a numpy array, a pandas column, or a list of numbers, which may be nested."""
 
+PerBag = Int[Tensor, "bags"]  # a whole number for each bag, such as its length or its first row
+
 
 def as_tensor(values: object, name: str, like: Tensor | None = None) -> Tensor:
     """The values as a tensor, on the device of `like`; a tensor stays as it is, with its gradient and its device."""
@@ -118,7 +120,7 @@ def check_device(device: torch.device | str | None) -> None:
         raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
 
 
-def bag_of_rows(lengths: Int[Tensor, "bags"], total: int | None = None) -> Int64[Tensor, "rows"]:
+def bag_of_rows(lengths: PerBag, total: int | None = None) -> Int64[Tensor, "rows"]:
     """The number of each row's bag; given the `total` of the lengths, it does not wait for a GPU."""
     bags = torch.arange(len(lengths), device=lengths.device)
     return torch.repeat_interleave(bags, lengths, output_size=total)
@@ -130,7 +132,7 @@ def find_bags(rows: Int[Tensor, "rows"], lengths: Int[Tensor, "*steps bags"]) ->
     return torch.searchsorted(lengths.cumsum(-1), rows, right=True)
 
 
-def place_in_bag(lengths: Int[Tensor, "bags"]) -> Int64[Tensor, "rows"]:
+def place_in_bag(lengths: PerBag) -> Int64[Tensor, "rows"]:
     """Each row's place in its bag, counted from 0."""
     bag = bag_of_rows(lengths)
     return torch.arange(len(bag), device=lengths.device) - (lengths.cumsum(0) - lengths)[bag]
@@ -141,7 +143,7 @@ def running_sum(values: Shaped[Tensor, "rows"]) -> Shaped[Tensor, "rows_and_one"
     return F.pad(values.cumsum(0), (1, 0))
 
 
-def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) -> Shaped[Tensor, "bags"]:
+def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: PerBag) -> Shaped[Tensor, "bags"]:
     """The sum of each bag's values; flags and whole numbers are exact, as differences of two running sums."""
     if values.is_floating_point():  # added within each bag: a running sum over all bags would lose their digits
         return values.new_zeros(len(lengths)).index_add(0, bag_of_rows(lengths), values)
@@ -149,7 +151,7 @@ def sum_per_bag(values: Shaped[Tensor, "rows"], lengths: Int[Tensor, "bags"]) ->
     return running[stops] - running[stops - lengths]
 
 
-def check_lengths(lengths: Int[Tensor, "bags"], values: Shaped[Tensor, "..."], name: str) -> None:
+def check_lengths(lengths: PerBag, values: Shaped[Tensor, "..."], name: str) -> None:
     """Refuse lengths that are not counts of at least 1, or that do not add up to a vector of `values`."""
     if lengths.ndim != 1 or (len(lengths) and int(lengths.min()) < 1):
         raise UserError(

@@ -16,18 +16,17 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Bool, Float, Shaped
+from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, as_tensor, is_number
 from normal_guidance.core.bells import Positions
-from normal_guidance.core.layout import Layout, as_mask
+from normal_guidance.core.layout import Layout, Mask, as_mask
 from normal_guidance.core.prediction import Features
 
 Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]
-Mask = Bool[Tensor, "bags longest"]
 Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]
 
@@ -85,14 +84,10 @@ class AttentionTerm(nn.Module):
         at most; compiled code never looks.
 
         Args:
-            attention: `(B, S)` or `(B, H, S)`, or packed `(N,)` or `(H, N)` with `lengths`.  Slices come last.  It must
-                be a tensor, because no gradient flows through an array; all others may be arrays or lists too.
-            mask: True for real slices; without it all are real.
-            lengths: slices per bag, for packed attention; or the bags' `Layout`, made once and used again.
-            from_logits: `attention` holds logits before the softmax (or log-attention), more exact than probabilities.
+            attention, mask, lengths, from_logits, positions: as for `normal_reference`, but attention must be a tensor,
+                because no gradient flows through an array.
             labels: 0 or 1 for each bag; other numbers are refused on the CPU, and make the loss NaN elsewhere if it
                 depends on labels.
-            positions: places of the slices instead of their numbers (`normal_reference`).
             features: the embeddings of the slices, in the same form as attention.
         """
         refuse_arrays(attention, ". For the value alone, call per_bag(attention)")
@@ -112,8 +107,7 @@ class AttentionTerm(nn.Module):
     ) -> Float[Tensor, "bags"] | Float[Tensor, "bags heads"]:
         """One value per bag (and head), without lambda; arguments as for `forward`, attention in any form."""
         values = as_tensor(attention, "attention")
-        real = None if mask is None else as_mask(mask, values)
-        padded, layout = as_padded(values, real, lengths)
+        padded, layout = as_padded(values, mask, lengths)
         given = Given(
             None if labels is None else _checked_labels(as_tensor(labels, "labels", values), layout),
             None if positions is None else as_tensor(positions, "positions", values),
@@ -122,8 +116,8 @@ class AttentionTerm(nn.Module):
         if not (self._looked or torch.compiler.is_compiling()):
             shape = tuple(values.shape) if mask is None and lengths is None else None
             self._looked = check_values(padded, layout, type(self).__name__, from_logits, shape)
-        if self.in_order and real is not None:
-            padded, layout, moved = _moved_to_front(padded, real, given.features)
+        if self.in_order and mask is not None:
+            padded, layout, moved = _moved_to_front(padded, layout.mask, given.features)
             given = given._replace(features=moved)
         with full_precision(values):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
@@ -169,10 +163,10 @@ def log_probability(probability: Padded) -> Padded:
 
 
 def as_padded(
-    values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str = "attention"
+    values: Shaped[Tensor, "*shape"], mask: Array | None, lengths: Lengths | None, name: str = "attention"
 ) -> tuple[Padded, Layout]:
     """Attention, or what `name` says, in any accepted form as `(bags, heads, longest)`, and its layout."""
-    layout = _layout(values, mask, lengths, name)
+    layout = _layout(values, None if mask is None else as_mask(mask, values), lengths, name)
     values = values if values.is_floating_point() else values.to(torch.get_default_dtype())
     padded = layout.fold(values) if layout.is_packed else values
     return (padded[:, None] if is_single_head(values, layout) else padded), layout
@@ -324,7 +318,7 @@ def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Length
             f"mask: bags {empty} have no real slice; leave empty bags out, or write ~mask if True marks padding in it"
         )
     # Slice numbers count real slices only, so the padding may be anywhere.
-    return Layout(lengths=mask.sum(1), mask=mask, sizes=None, pad_index=None, unpad_index=None)
+    return Layout(mask.sum(1), mask)
 
 
 def _fits(shape: tuple[int, ...], mask: Mask) -> bool:

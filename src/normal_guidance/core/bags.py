@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
@@ -94,22 +94,19 @@ def _as_slice_labels(values: Array, rows: Tensor, who: str) -> Int[Tensor, "slic
     if labels.shape != rows.shape[:1]:
         count = len(labels) if labels.ndim == 1 else f"shape {tuple(labels.shape)} of"
         raise UserError(f"{who}: {count} slice labels for {len(rows)} slices; give one for each slice")
-    wrong = _wrong_slice_labels(labels)
-    if len(wrong):
-        row = int(wrong[0])
-        raise UserError(f"{who}, {_wrong_slice_label(labels, row, row)}")
+    _refuse_wrong_slice_labels(labels, lambda row: (who, row))
     return labels.long()
 
 
-def _wrong_slice_labels(labels: Shaped[Tensor, "slices"]) -> Int[Tensor, "wrong"]:
-    return ((labels != 0) & (labels != 1) & (labels != UNKNOWN)).nonzero().flatten()
-
-
-def _wrong_slice_label(labels: Shaped[Tensor, "slices"], row: int, position: int) -> str:
-    return (
-        f"slice {position}: label {labels[row].item()}; slice labels are 0 or 1, or {UNKNOWN} for all slices of a scan "
-        "without labels"
-    )
+def _refuse_wrong_slice_labels(labels: Shaped[Tensor, "slices"], locate: Callable[[int], tuple[str, int]]) -> None:
+    """Refuse labels other than 0, 1 and unknown; `locate` says which slice of which scan a row is."""
+    wrong = ((labels != 0) & (labels != 1) & (labels != UNKNOWN)).nonzero().flatten()
+    if len(wrong):
+        who, position = locate(int(wrong[0]))
+        raise UserError(
+            f"{who}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or {UNKNOWN} for all "
+            "slices of a scan without labels"
+        )
 
 
 def _as_label(label: object, who: str) -> int:
@@ -205,10 +202,8 @@ class Bags:
 
         Args:
             arrays: the features of each scan, as tensors, numpy arrays or lists.
-            labels: one 0 or 1 per scan.
+            labels, scan_ids, patient_ids: as for `Bags`.
             slice_labels: for each scan one 0 or 1 per slice, or None for a scan without slice labels.
-            scan_ids: unique names; numbered by default.
-            patient_ids: one per scan; by default each scan is its own patient.
 
         Example:
             >>> arrays = [torch.randn(2, 8), torch.randn(3, 8)]
@@ -224,9 +219,7 @@ class Bags:
         of_slices = [None] * len(scans) if slice_labels is None else list(slice_labels)
         patients = checked_ids(patient_ids, "patient_ids") or names
         given = {"labels": known, "slice_labels": of_slices, "scan_ids": names, "patient_ids": patients}
-        for name, values in given.items():
-            if len(values) != len(scans):
-                raise UserError(f"{name}: {len(values)} for {len(scans)} scans; give one per scan")
+        _check_one_per_scan(len(scans), given)
         return cls.pack([Bag(*scan) for scan in zip(scans, known, of_slices, names, patients, strict=True)])
 
     @classmethod
@@ -270,7 +263,7 @@ class Bags:
 
     def unpack(self) -> list[Bag]:
         """The scans as a list of views: the inverse of `pack`."""
-        return [self[i] for i in range(len(self))]
+        return list(self)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -320,18 +313,11 @@ class Bags:
     def to(self, device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> Bags:
         """A copy with its tensors on `device`, and its features (not its labels) in `dtype`."""
         check_device(device)
-        return self._unchecked(
-            features=self.features.to(device=device, dtype=dtype),
-            lengths=self.lengths.to(device),
-            labels=self.labels.to(device),
-            slice_labels=None if self.slice_labels is None else self.slice_labels.to(device),
-        )
+        return self._with_tensors(lambda tensor: tensor.to(device, dtype if tensor is self.features else None))
 
     def pin_memory(self) -> Bags:
         """A copy in pinned memory, as a `DataLoader` with `pin_memory=True` asks for it."""
-        tensors = {name: getattr(self, name) for name in ("features", "lengths", "labels", "slice_labels")}
-        pinned = {name: tensor.pin_memory() for name, tensor in tensors.items() if tensor is not None}
-        return self._unchecked(**pinned)
+        return self._with_tensors(Tensor.pin_memory)
 
     @property
     def width(self) -> int:
@@ -422,6 +408,11 @@ class Bags:
             scan_ids=tuple(self.scan_ids[i] for i in chosen),
             patient_ids=tuple(self.patient_ids[i] for i in chosen),
         )
+
+    def _with_tensors(self, change: Callable[[Tensor], Tensor]) -> Bags:
+        """A copy with every tensor changed."""
+        fields = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return self._unchecked(**{name: change(value) for name, value in fields.items() if isinstance(value, Tensor)})
 
     def _unchecked(self, **changes: object) -> Bags:
         """A part or a copy of these bags, which are checked already."""
@@ -544,19 +535,20 @@ def _vector(values: Array, name: str, rows: Tensor, what: str) -> Shaped[Tensor,
 
 def checked_ids(ids: Sequence[str], name: str) -> tuple[str, ...]:
     """The ids as texts; what is not a list of them is refused."""
-    if isinstance(ids, str):
-        raise UserError(f"{name}: got the text {ids!r}; give a list, one for each scan")
-    if not isinstance(ids, Iterable):
+    if isinstance(ids, str) or not isinstance(ids, Iterable):
         raise UserError(f"{name}: got {type(ids).__name__} {ids!r}; give a list, one for each scan, or leave it out")
     return tuple(map(str, ids))
 
 
+def _check_one_per_scan(scans: int, given: Mapping[str, Sized]) -> None:
+    for name, values in given.items():
+        if len(values) != scans:
+            raise UserError(f"{name}: {len(values)} for {scans} scans; give one per scan")
+
+
 def _check_sizes(bags: Bags) -> None:
     scans = len(bags.lengths)
-    given = {"labels": len(bags.labels), "scan_ids": len(bags.scan_ids), "patient_ids": len(bags.patient_ids)}
-    for what, count in given.items():
-        if count != scans:
-            raise UserError(f"{what}: {count} for {scans} scans; give one per scan")
+    _check_one_per_scan(scans, {name: getattr(bags, name) for name in ("labels", "scan_ids", "patient_ids")})
     doubled = [name for name, count in Counter(bags.scan_ids).items() if count > 1]
     if doubled:
         raise UserError(f"scan {doubled[0]!r} appears more than once ({len(doubled)} such ids); ids must be unique")
@@ -585,11 +577,7 @@ def _check_slice_labels(bags: Bags) -> None:
     labels = bags.slice_labels
     if labels is None:
         return
-    wrong = _wrong_slice_labels(labels)
-    if len(wrong):
-        row = int(wrong[0])
-        scan, position = _locate(bags, row)
-        raise UserError(f"scan {bags.scan_ids[scan]!r}, {_wrong_slice_label(labels, row, position)}")
+    _refuse_wrong_slice_labels(labels, partial(_locate, bags))
     unknown = sum_per_bag(labels == UNKNOWN, bags.lengths.long())
     mixed = ((unknown > 0) & (unknown < bags.lengths)).nonzero().flatten().tolist()
     if mixed:
@@ -615,14 +603,14 @@ def _check_finite(bags: Bags) -> None:
         if finite.all():
             continue  # finite values whose sum overflows
         row, column = (~finite).nonzero()[0].tolist()
-        scan, position = _locate(bags, start + row)
+        who, position = _locate(bags, start + row)
         raise UserError(
-            f"scan {bags.scan_ids[scan]!r}, slice {position}, feature {column}: value {rows[row, column].item()}; "
+            f"{who}, slice {position}, feature {column}: value {rows[row, column].item()}; "
             "features must be finite: encode this scan again or leave it out"
         )
 
 
-def _locate(bags: Bags, row: int) -> tuple[int, int]:
-    """The scan of a row, and the row's place in the scan."""
+def _locate(bags: Bags, row: int) -> tuple[str, int]:
+    """The scan of a row, for a message, and the row's place in the scan."""
     scan = int(find_bags(torch.tensor([row], device=bags.lengths.device), bags.lengths))
-    return scan, row - int(bags.lengths[:scan].sum())
+    return f"scan {bags.scan_ids[scan]!r}", row - int(bags.lengths[:scan].sum())

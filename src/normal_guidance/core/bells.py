@@ -127,6 +127,8 @@ def _add_windows(taps: Float[Tensor, "taps rows"], bag: Int[Tensor, "rows"]) -> 
 # values in reach are left out; a GPU would have to wait for either.  A Fourier transform would be faster, but its error
 # is relative to the largest sum, while the logarithm of attention needs the smallest ones exactly.
 
+Rows = Float[Tensor, "*many rows longest"]
+
 AT_ONCE = 2**22  # numbers that blocks read together
 
 DENSE_SUMS = 2048
@@ -138,9 +140,7 @@ def is_long(longest: int) -> bool:
     return longest > DENSE_SUMS
 
 
-def window_sums(
-    values: Float[Tensor, "*many rows longest"], taps: Float[Tensor, "*many reach"]
-) -> Float[Tensor, "*many rows longest"]:
+def window_sums(values: Rows, taps: Float[Tensor, "*many reach"]) -> Rows:
     """Sums under windows, tap 0 at the slice itself and the others at their distance; rows are 0 beyond a scan."""
     # `many` is at most one dimension.  The last taps that are 0 get no gradient on the CPU.
     if torch.compiler.is_exporting():  # of one configuration, without blocks: their number would be fixed in the graph
@@ -163,9 +163,9 @@ def _gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None
 
 @operator(
     "window_sums",
-    lambda values, taps: values.new_empty(values.shape),
     stacked=2,
     gradient=_gradients,
+    like=lambda values, taps: values.new_empty(values.shape),
     schema="(Tensor values, Tensor taps) -> Tensor",
 )
 def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
@@ -183,8 +183,8 @@ def stacked_sums(values: Tensor, taps: Tensor) -> Tensor:
 
 @operator(
     "window_sums_tap_gradient",
-    lambda gradient, values, taps: taps.new_empty(taps.shape),
     stacked=3,
+    like=lambda gradient, values, taps: taps.new_empty(taps.shape),
     schema="(Tensor gradient, Tensor values, Tensor taps) -> Tensor",
 )
 def stacked_tap_gradient(gradient: Tensor, values: Tensor, taps: Tensor) -> Tensor:
@@ -336,6 +336,9 @@ def _starting_at(value: float) -> nn.Parameter:
 # prior, so a model that knows nothing looks where findings usually lie, and not at noise.
 
 CENTRAL_WIDTH = 0.2  # standard deviation of the central prior, in lengths of the scan
+Window = Float64[Tensor, "reach"]  # from its middle to its last slice
+Evidence = Float64[Tensor, "bags members longest"]
+
 INSIDE = 4.0  # the prior of a window is this power of the part of it that is inside the scan
 FLATNESS = 8.0  # the shape of windows: 2 would be a normal's bell, and large numbers are boxes
 
@@ -377,22 +380,22 @@ class ScanPlaces:
     """The places of some scans; `Places.of` makes it."""
 
     layout: Layout
-    taps: Float64[Tensor, "reach"] | None
-    """A window, from its middle to its last slice; None for a window that is the whole scan."""
+    taps: Window | None
+    """None for a window that is the whole scan."""
     whole: Float64[Tensor, "*bags_1_1"]  # the size of a window that is inside the scan, or of each scan
     log_prior: Float64[Tensor, "bags longest"]
 
-    def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
+    def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Evidence:
         """The evidence of the window around every slice; 0 in the padding."""
         padding = ~self.layout.mask[:, None]
         sums = smooth(evidence.masked_fill(padding, 0.0).flatten(0, 1), self.taps).view(evidence.shape)
         return (sums / self.whole).masked_fill(padding, 0.0)
 
-    def log_odds(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members"]:
+    def log_odds(self, windows: Evidence) -> Float64[Tensor, "bags members"]:
         """log-odds of the scans, but for a constant."""
         return self.layout.hide(self.log_prior[:, None] + windows).logsumexp(2)
 
-    def attend(self, windows: Float64[Tensor, "bags members longest"]) -> Float64[Tensor, "bags members longest"]:
+    def attend(self, windows: Evidence) -> Evidence:
         """log-attention; very low in the padding."""
         places = self.layout.log_softmax(self.log_prior[:, None] + windows)
         spread = smooth(places.exp().flatten(0, 1), self.taps).view(windows.shape)
@@ -400,9 +403,7 @@ class ScanPlaces:
         return self.layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
 
 
-def smooth(
-    values: Float[Tensor, "rows longest"], taps: Float64[Tensor, "reach"] | None
-) -> Float64[Tensor, "rows longest"]:
+def smooth(values: Float[Tensor, "rows longest"], taps: Window | None) -> Float64[Tensor, "rows longest"]:
     """Sums under a window of any shape around every slice, or over all; `values` are 0 beyond the scan."""
     values, longest = values.double(), values.shape[1]
     if taps is None:
@@ -432,6 +433,8 @@ EM_STEPS = 5
 
 Padded = Float[Tensor, "bags heads longest"]
 Shares = Float[Tensor, "bags heads modes longest"]
+Weights = Float[Tensor, "bags heads 1 longest"]
+Coordinates = Float[Tensor, "bags 1 dimensions longest"]
 
 
 def log_normal(log_a: Padded, layout: Layout, least_width: float = 0.0) -> Padded:
@@ -473,9 +476,7 @@ def _floor(least_width: float) -> float:
     return max(VARIANCE_FLOOR, least_width**2)
 
 
-def _maximize(
-    weights: Shares, x: Float[Tensor, "bags 1 dimensions longest"], floor: float
-) -> tuple[Float[Tensor, "bags heads modes 1"], Shares]:
+def _maximize(weights: Shares, x: Coordinates, floor: float) -> tuple[Float[Tensor, "bags heads modes 1"], Shares]:
     """The log of each mode's weight, and squared distances from its mean in units of the common covariance."""
     mass = weights.sum(-1, keepdim=True).clamp_min(torch.finfo(weights.dtype).tiny)  # a mode may have died out
     log_pi = mass.log() - mass.sum(2, keepdim=True).log()
@@ -494,13 +495,7 @@ def _maximize(
     return log_pi, torch.linalg.solve_triangular(root[:, :, None], away, upper=False).square().sum(3)
 
 
-def _first_guess(
-    weights: Float[Tensor, "bags heads 1 longest"],
-    x: Float[Tensor, "bags 1 dimensions longest"],
-    modes: int,
-    *,
-    ordered: bool,
-) -> Shares:
+def _first_guess(weights: Weights, x: Coordinates, modes: int, *, ordered: bool) -> Shares:
     """Attention in `modes` parts along its main axis: one cut after the other, each where it removes most variance."""
     shares = torch.ones_like(weights)
     if modes == 1:
@@ -519,9 +514,7 @@ def _first_guess(
     return shares if order is None else shares.gather(-1, order.argsort(-1).expand_as(shares))
 
 
-def _cut(
-    weights: Float[Tensor, "bags heads 1 longest"], axis: Float[Tensor, "bags heads 1 longest"], shares: Shares
-) -> Float[Tensor, "bags heads modes_and_one longest"]:
+def _cut(weights: Weights, axis: Weights, shares: Shares) -> Float[Tensor, "bags heads modes_and_one longest"]:
     r"""Cut the part P into L and R that removes most variance, $w_L w_R (m_L - m_R)^2 / w_P$."""
     mass = (weights * shares).cumsum(-1)
     moment = (weights * shares * axis).cumsum(-1)

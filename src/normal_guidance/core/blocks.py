@@ -27,46 +27,36 @@ class SliceCounts:
     positive: Int64[Tensor, "bags"]
     negative: Int64[Tensor, "bags"]
     unknown: Int64[Tensor, "bags"]
-
-    @property
-    def unlabelled(self) -> Bool[Tensor, "bags"]:
-        """Bags whose slice labels are unknown."""
-        return self.unknown > 0
-
-    @property
-    def all_negative(self) -> Bool[Tensor, "bags"]:
-        """Bags with negative slices only."""
-        return (self.unknown == 0) & (self.positive == 0)
-
-    @property
-    def all_positive(self) -> Bool[Tensor, "bags"]:
-        """Bags with positive slices only."""
-        return (self.unknown == 0) & (self.negative == 0)
-
-    @property
-    def mixed(self) -> Bool[Tensor, "bags"]:
-        """Bags with slices of both classes, whose slices can be ranked."""
-        return (self.positive > 0) & (self.negative > 0)
+    unlabelled: Bool[Tensor, "bags"]
+    all_negative: Bool[Tensor, "bags"]
+    all_positive: Bool[Tensor, "bags"]
+    mixed: Bool[Tensor, "bags"]  # bags with slices of both classes, whose slices can be ranked
 
 
 def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> SliceCounts:
     """Count the slices of each class in each packed bag, and refuse invalid labels; waits for a GPU."""
     lengths = lengths.to(slice_labels.device)
     check_lengths(lengths, slice_labels, "slice_labels")
-    counts = SliceCounts(*(sum_per_bag(slice_labels == label, lengths) for label in (1, 0, -1)))
-    outside = counts.positive + counts.negative + counts.unknown != lengths
+    positive, negative, unknown = (sum_per_bag(slice_labels == label, lengths) for label in (1, 0, -1))
+    outside = positive + negative + unknown != lengths
     if outside.any():
         known = (slice_labels == 1) | (slice_labels == 0) | (slice_labels == -1)
         value, bag = slice_labels[~known][0].item(), int(outside.nonzero()[0])
         raise UserError(f"bag {bag} has slice label {value}: use 1 positive, 0 negative, -1 unknown")
-    partly = (counts.unknown > 0) & (counts.unknown < lengths)
+    partly = (unknown > 0) & (unknown < lengths)
     if partly.any():
         bag = int(partly.nonzero()[0])
         raise UserError(
-            f"bag {bag} has {int(counts.unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
+            f"bag {bag} has {int(unknown[bag])} unknown (-1) of {int(lengths[bag])} slice labels: "
             "label all of its slices, or set all to -1"
         )
-    return counts
+    return SliceCounts(
+        *(positive, negative, unknown),
+        unlabelled=unknown > 0,
+        all_negative=(unknown == 0) & (positive == 0),
+        all_positive=(unknown == 0) & (negative == 0),
+        mixed=(positive > 0) & (negative > 0),
+    )
 
 
 def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64[Tensor, "blocks 2"]:

@@ -44,7 +44,7 @@ from normal_guidance.core.attention_term import (
     refuse_arrays,
 )
 from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
-from normal_guidance.core.layout import Layout, as_mask
+from normal_guidance.core.layout import Layout
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]
 
@@ -111,7 +111,7 @@ def normal_reference(
         tensor([[0.0700, 0.4300, 0.0100, 0.0100, 0.4300, 0.0700]])
     """
     values = as_tensor(attention, "attention")
-    padded, layout = as_padded(values, None if mask is None else as_mask(mask, values), lengths)
+    padded, layout = as_padded(values, mask, lengths)
     places = None if positions is None else as_tensor(positions, "positions", values)
     with torch.no_grad(), full_precision(values):
         log_a = log_attention(padded, layout, from_logits, renormalize=True)
@@ -142,16 +142,16 @@ def divergence(
     """
     choose_one_of("divergence", kind, DIVERGENCES)
     given = as_tensor(attention, "attention")
-    wanted, real = as_tensor(reference, "reference", given), None if mask is None else as_mask(mask, given)
+    wanted = as_tensor(reference, "reference", given)
     if wanted.shape != given.shape:
         raise UserError(
             f"reference of shape {tuple(wanted.shape)} and attention of shape {tuple(given.shape)} differ; give a "
             "reference for each head and bag: normal_reference(attention) has its shape"
         )
-    padded, layout = as_padded(given, real, lengths)
+    padded, layout = as_padded(given, mask, lengths)
     with full_precision(given):
         log_a = log_attention(padded, layout, from_logits, renormalize=from_logits)
-        log_r = layout.hide(log_probability(as_padded(wanted, real, lengths)[0]))
+        log_r = layout.hide(log_probability(as_padded(wanted, mask, lengths)[0]))
         values = _divergence(log_r, log_a, kind)
     return values.squeeze(1) if is_single_head(given, layout) else values
 
@@ -245,7 +245,7 @@ def label_reference(
                 [0.2500, 0.2500, 0.2500, 0.2500]])
     """
     values = as_tensor(slice_labels, "slice_labels").to(torch.get_default_dtype())
-    padded, layout = as_padded(values, None if mask is None else as_mask(mask, values), lengths, "slice_labels")
+    padded, layout = as_padded(values, mask, lengths, "slice_labels")
     if not is_single_head(values, layout):
         raise UserError(
             f"slice_labels of shape {tuple(values.shape)}; give (B, S), or packed (N,) with lengths; labels have no "
@@ -311,8 +311,7 @@ class LabelGuidance(nn.Module):
         The first call looks at attention as `NormalGuidance` does.
         """
         refuse_arrays(attention)
-        real = None if mask is None else as_mask(mask, attention)
-        padded, layout = as_padded(attention, real, lengths)
+        padded, layout = as_padded(attention, mask, lengths)
         slices = tuple(layout.mask.shape) if lengths is None else tuple(attention.shape[-1:])
         labels = as_tensor(slice_labels, "slice_labels", attention)
         if tuple(labels.shape) != slices:
@@ -322,7 +321,7 @@ class LabelGuidance(nn.Module):
             )
         if not (self._looked or torch.compiler.is_compiling()):
             self._looked = check_values(padded, layout, "LabelGuidance", from_logits, unmasked=None)
-        reference, _ = as_padded(label_reference(labels, real, lengths=lengths), real, lengths)
+        reference, _ = as_padded(label_reference(labels, mask, lengths=lengths), mask, lengths)
         with full_precision(attention):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
             values = _divergence(layout.hide(log_probability(reference)).expand_as(log_a), log_a, self.divergence)

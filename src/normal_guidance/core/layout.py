@@ -21,8 +21,12 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import Array, as_tensor, bag_of_rows, find_bags
+from normal_guidance.core.arrays import Array, PerBag, as_tensor, bag_of_rows, find_bags
 from normal_guidance.core.kernels import products
+from normal_guidance.core.kernels.products import Queries, Rows, Weights
+
+Mask = Bool[Tensor, "bags longest"]  # True for real slices
+Folded = Shaped[Tensor, "bags *heads longest"]
 
 SMOOTHING_BLOCK = 32  # slices in one block of `Layout.windows`: with a halo of 10 a block reads 52 rows to smooth 32
 
@@ -38,12 +42,12 @@ class Layout:
                 [3., 4., 5.]])
     """
 
-    lengths: Int[Tensor, "bags"]
-    mask: Bool[Tensor, "bags longest"]
-    sizes: tuple[int, ...] | None
+    lengths: PerBag
+    mask: Mask
+    sizes: tuple[int, ...] | None = None
     """The lengths as Python integers for packed rows; None for `bags x longest` rows, padding included."""
-    pad_index: Int[Tensor, "bags longest"] | None
-    unpad_index: Int[Tensor, "rows"] | None
+    pad_index: Int[Tensor, "bags longest"] | None = None
+    unpad_index: Int[Tensor, "rows"] | None = None
 
     @classmethod
     def packed(cls, lengths: Array) -> Layout:
@@ -58,13 +62,13 @@ class Layout:
         device, counts = counts.device, counts.long()
         rows, longest = sum(sizes), max(sizes)
         starts = counts.cumsum(0) - counts
-        place = torch.arange(longest, device=device)
+        offset = torch.arange(longest, device=device)
         bag = bag_of_rows(counts, rows)
         return cls(
             lengths=counts,
-            mask=place < counts[:, None],
+            mask=products.inside_bags(counts, longest),
             sizes=sizes,
-            pad_index=(starts[:, None] + place).clamp_max(rows - 1),
+            pad_index=(starts[:, None] + offset).clamp_max(rows - 1),
             unpad_index=bag * longest + torch.arange(rows, device=device) - starts[bag],
         )
 
@@ -82,13 +86,12 @@ class Layout:
         return cls.padded_unchecked(counts, longest)
 
     @classmethod
-    def padded_unchecked(cls, lengths: Int[Tensor, "bags"], longest: int) -> Layout:
+    def padded_unchecked(cls, lengths: PerBag, longest: int) -> Layout:
         """The same without a look at the lengths, also where `vmap` hides them."""
-        mask = torch.arange(longest, device=lengths.device) < lengths[:, None]
-        return cls(lengths=lengths, mask=mask, sizes=None, pad_index=None, unpad_index=None)
+        return cls(lengths, products.inside_bags(lengths, longest))
 
     @classmethod
-    def from_mask(cls, mask: Bool[Tensor, "bags longest"]) -> Layout:
+    def from_mask(cls, mask: Mask) -> Layout:
         """The padded layout of a boolean mask, True for real slices, which must come first."""
         mask = as_mask(mask)
         layout = cls.padded_unchecked(mask.sum(1), mask.shape[1])
@@ -117,13 +120,13 @@ class Layout:
         """The shape of the caller's feature tensor without its last dimension."""
         return (self.bags, self.longest) if self.sizes is None else (sum(self.sizes),)
 
-    def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+    def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Folded:
         """Numbers per row as `(bags, longest)`, or with heads.  The padding is arbitrary: `hide` it before use."""
         if self.pad_index is None:
             return values.view(*values.shape[:-1], self.bags, self.longest).movedim(-2, 0)
         return values[..., self.pad_index].movedim(-2, 0)
 
-    def pad(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+    def pad(self, values: Shaped[Tensor, "*heads rows"]) -> Folded:
         """Like `fold`, with zeros in the padding; on packed rows the inverse of `restore`."""
         padded = self.fold(values)
         return padded.masked_fill(~self._mask_for(padded), 0)
@@ -132,12 +135,10 @@ class Layout:
         """Scores with the lowest finite number in the padding: its exponential is 0, and 0 times it is 0, not NaN."""
         return scores.masked_fill(~self._mask_for(scores), torch.finfo(scores.dtype).min)
 
-    def _mask_for(self, padded: Shaped[Tensor, "bags *heads longest"]) -> Bool[Tensor, "bags *one longest"]:
+    def _mask_for(self, padded: Folded) -> Bool[Tensor, "bags *one longest"]:
         return self.mask if padded.ndim == 2 else self.mask[:, None]
 
-    def restore(
-        self, padded: Shaped[Tensor, "bags *heads longest"]
-    ) -> Shaped[Tensor, "*heads rows"] | Shaped[Tensor, "bags *heads longest"]:
+    def restore(self, padded: Folded) -> Shaped[Tensor, "*heads rows"] | Folded:
         """Numbers per slice in the caller's form: `(rows,)` or `(heads, rows)` if packed, unchanged if padded."""
         if self.unpad_index is None:
             return padded
@@ -156,24 +157,24 @@ class Layout:
         tokens = Layout.packed([size + 1 for size in self.sizes])
         return tokens.to(self.lengths.device)
 
-    def prepend(self, token: Float[Tensor, "1 features"], rows: Float[Tensor, "rows features"]) -> Tensor:
+    def prepend(self, token: Float[Tensor, "1 features"], rows: Rows) -> Tensor:
         """The rows of `with_class_token`: the token before each bag's slices."""
         if self.sizes is None:
             padded = rows.view(self.bags, self.longest, -1)
             return torch.cat([token.expand(self.bags, 1, -1), padded], dim=1).flatten(0, 1)
         return torch.cat([piece for bag in rows.split(self.sizes) for piece in (token, bag)])
 
-    def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
+    def take_first(self, rows: Rows) -> Float[Tensor, "bags features"]:
         """Row 0 of each bag."""
         return take_rows(rows, self.starts)
 
     def first_rows(self, count: int) -> Int[Tensor, "bags count"]:
         """Row numbers of each bag's first slices; shorter bags repeat their last one."""
-        place = torch.arange(count, device=self.lengths.device)
-        return self.starts[:, None] + torch.minimum(place, self.lengths[:, None] - 1)
+        offset = torch.arange(count, device=self.lengths.device)
+        return self.starts[:, None] + torch.minimum(offset, self.lengths[:, None] - 1)
 
     @property
-    def starts(self) -> Int[Tensor, "bags"]:
+    def starts(self) -> PerBag:
         """The row at which each bag begins."""
         if self.pad_index is not None:
             return self.pad_index[:, 0]
@@ -185,18 +186,14 @@ class Layout:
         """Every row times the transposed weight."""
         return rows @ weight.mT
 
-    def dot(
-        self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]
-    ) -> Float[Tensor, "bags queries longest"]:
+    def dot(self, queries: Queries, rows: Rows) -> Weights:
         """Products of each bag's queries with its own rows: s_bqj = u_bq . x_bj.  The padding is arbitrary."""
         if self.sizes is None or self.pad_index is None:
             return queries @ rows.view(self.bags, self.longest, -1).transpose(1, 2)
         scores = [u @ x.T for u, x in zip(queries.unbind(), rows.split(self.sizes), strict=True)]
         return torch.cat(scores, dim=1)[:, self.pad_index].movedim(1, 0)
 
-    def pool(
-        self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
-    ) -> Float[Tensor, "bags heads features"]:
+    def pool(self, weights: Weights, rows: Rows) -> Queries:
         """Weighted sums over each bag's own rows: z_bh = sum_j a_bhj x_bj.  Weights must be 0 in the padding."""
         weights = weights.to(rows.dtype)
         if self.sizes is None:
@@ -228,13 +225,7 @@ class Layout:
         """The same layout with its tensors on another device."""
         if self.lengths.device == torch.device(device):
             return self
-        return Layout(
-            lengths=self.lengths.to(device),
-            mask=self.mask.to(device),
-            sizes=self.sizes,
-            pad_index=None if self.pad_index is None else self.pad_index.to(device),
-            unpad_index=None if self.unpad_index is None else self.unpad_index.to(device),
-        )
+        return replace(self, **{name: value.to(device) for name, value in vars(self).items() if hasattr(value, "to")})
 
 
 def _whole_numbers(lengths: Array) -> Shaped[Tensor, "bags"]:
@@ -254,7 +245,7 @@ def mirror(position: Int[Tensor, "*shape"], length: Int[Tensor, "*or_one"]) -> I
     return torch.minimum(folded, period - folded).minimum(length - 1)
 
 
-def take_rows(rows: Float[Tensor, "rows features"], index: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape features"]:
+def take_rows(rows: Rows, index: Int[Tensor, "*shape"]) -> Float[Tensor, "*shape features"]:
     """`rows[index]`, five times faster backward on the CPU."""
     # Not `index_select`: inductor (torch 2.13, CPU) multiplies its gradient in `vmap` by the number of configurations.
     return F.embedding(index, rows)
@@ -262,9 +253,9 @@ def take_rows(rows: Float[Tensor, "rows features"], index: Int[Tensor, "*shape"]
 
 def as_rows(
     features: Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"],
-    bags: Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int] | None,
+    bags: Layout | PerBag | Mask | Sequence[int] | None,
     width: int | None = None,
-) -> tuple[Float[Tensor, "rows features"], Layout]:
+) -> tuple[Rows, Layout]:
     """The rows and the layout of bags in any form: lengths, a boolean mask (finite padding), or a `Layout`."""
     if bags is None:
         raise UserError(
@@ -300,7 +291,7 @@ def as_rows(
     return features.reshape(-1, shape[-1]), layout
 
 
-def as_mask(mask: Array, like: Tensor | None = None) -> Bool[Tensor, "bags longest"]:
+def as_mask(mask: Array, like: Tensor | None = None) -> Mask:
     """A boolean mask in any form, True for real slices; another type is refused, as 0 and 1 may also be lengths."""
     tensor = as_tensor(mask, "mask", like)
     if tensor.ndim != 2:
@@ -326,7 +317,7 @@ def _layout_of(bags: Array) -> Layout:
     )
 
 
-def pack(padded: Array, mask: Array) -> tuple[Shaped[Tensor, "slices *features"], Int[Tensor, "bags"]]:
+def pack(padded: Array, mask: Array) -> tuple[Shaped[Tensor, "slices *features"], PerBag]:
     """Pack padded values: the real slices of all bags one below the other, and the lengths.
 
     Args:
@@ -348,9 +339,7 @@ def pack(padded: Array, mask: Array) -> tuple[Shaped[Tensor, "slices *features"]
     return values[real], real.sum(1)
 
 
-def unpack(
-    rows: Array, lengths: Array
-) -> tuple[Shaped[Tensor, "bags longest *features"], Bool[Tensor, "bags longest"]]:
+def unpack(rows: Array, lengths: Array) -> tuple[Shaped[Tensor, "bags longest *features"], Mask]:
     """Pad packed values with zeros, and return the mask too: the exact inverse of `pack`.
 
     Args:
@@ -375,50 +364,37 @@ def unpack(
     return padded.view(layout.bags, layout.longest, *values.shape[1:]), layout.mask
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SlottedLayout(Layout):
     """A batch in a fixed number of rows, whose lengths are tensors: the same compiled code and CUDA graph serve all."""
 
     # Bag b takes a row for its class token, so that it is prepended without moving rows, then `lengths[b]` rows for its
     # slices; unused rows come last.  Numbers per slice are returned padded, `(bags, heads, longest)`.
 
-    first: Int[Tensor, "bags"]  # the row of each bag's class token
+    first: PerBag  # the row of each bag's class token
     bag: Int[Tensor, "rows"]  # the bag of each row; the number of bags for an unused row
     counts_token: bool = False  # whether `lengths` and `starts` include the class token's row
 
     @classmethod
-    def of(cls, lengths: Int[Tensor, "bags"], rows: int, longest: int) -> SlottedLayout:
+    def of(cls, lengths: PerBag, rows: int, longest: int) -> SlottedLayout:
         """The layout of bags with these lengths; `rows` must hold them and their tokens.  Does not wait for the GPU."""
         first = (lengths + 1).cumsum(0) - lengths - 1
         bag = find_bags(torch.arange(rows, device=lengths.device), lengths + 1)
         return cls.at(lengths, first, bag, longest)
 
     @classmethod
-    def at(
-        cls, lengths: Int[Tensor, "bags"], first: Int[Tensor, "bags"], bag: Int[Tensor, "rows"], longest: int
-    ) -> SlottedLayout:
+    def at(cls, lengths: PerBag, first: PerBag, bag: Int[Tensor, "rows"], longest: int) -> SlottedLayout:
         """The layout from parts that were computed beforehand, for a whole epoch at once."""
-        place = torch.arange(longest, device=lengths.device)
-        return cls(
-            lengths=lengths,
-            mask=place < lengths[:, None],
-            sizes=None,
-            pad_index=(first[:, None] + 1 + place).clamp_max(bag.shape[0] - 1),
-            unpad_index=None,
-            first=first,
-            bag=bag,
-        )
-
-    @property
-    def rows(self) -> int:
-        return self.bag.shape[0]
+        offset = torch.arange(longest, device=lengths.device)
+        pad_index = (first[:, None] + 1 + offset).clamp_max(bag.shape[0] - 1)
+        return cls(lengths, products.inside_bags(lengths, longest), None, pad_index, first=first, bag=bag)
 
     @property
     def row_shape(self) -> tuple[int, ...]:
-        return (self.rows,)
+        return tuple(self.bag.shape)
 
     @property
-    def starts(self) -> Int[Tensor, "bags"]:
+    def starts(self) -> PerBag:
         return self.first if self.counts_token else self.first + 1
 
     def is_token(self) -> Bool[Tensor, "rows"]:
@@ -426,27 +402,27 @@ class SlottedLayout(Layout):
         previous = F.pad(self.bag[:-1], (1, 0), value=-1)
         return (self.bag != previous) & (self.bag < self.bags)
 
-    def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Shaped[Tensor, "bags *heads longest"]:
+    def fold(self, values: Shaped[Tensor, "*heads rows"]) -> Folded:
         assert self.pad_index is not None
         return products.fold(values, self.starts, self.lengths, self.bag, self.pad_index).movedim(-2, 0)
 
     def with_class_token(self) -> SlottedLayout:
         """The same rows, with the class token's row counted as row 0 of its bag."""
         lengths, longest = self.lengths + 1, self.longest + 1
-        place = torch.arange(longest, device=lengths.device)
+        offset = torch.arange(longest, device=lengths.device)
         return replace(
             self,
             lengths=lengths,
-            mask=place < lengths[:, None],
-            pad_index=(self.first[:, None] + place).clamp_max(self.rows - 1),
+            mask=products.inside_bags(lengths, longest),
+            pad_index=(self.first[:, None] + offset).clamp_max(len(self.bag) - 1),
             counts_token=True,
         )
 
-    def prepend(self, token: Float[Tensor, "1 features"], rows: Float[Tensor, "rows features"]) -> Tensor:
+    def prepend(self, token: Float[Tensor, "1 features"], rows: Rows) -> Tensor:
         """The rows with the token in every class token's row."""
         return torch.where(self.is_token()[:, None], token.to(rows.dtype), rows)
 
-    def take_first(self, rows: Float[Tensor, "rows features"]) -> Float[Tensor, "bags features"]:
+    def take_first(self, rows: Rows) -> Float[Tensor, "bags features"]:
         if not self.counts_token:
             return super().take_first(rows)
         return products.take_first(rows, self.first, self.bag, self.is_token())
@@ -456,12 +432,8 @@ class SlottedLayout(Layout):
     ) -> Float[Tensor, "*parts rows outputs"]:
         return products.project(rows, weight)
 
-    def dot(
-        self, queries: Float[Tensor, "bags queries features"], rows: Float[Tensor, "rows features"]
-    ) -> Float[Tensor, "bags queries longest"]:
+    def dot(self, queries: Queries, rows: Rows) -> Weights:
         return products.dot(queries, rows, self.starts, self.lengths, self.longest)
 
-    def pool(
-        self, weights: Float[Tensor, "bags heads longest"], rows: Float[Tensor, "rows features"]
-    ) -> Float[Tensor, "bags heads features"]:
+    def pool(self, weights: Weights, rows: Rows) -> Queries:
         return products.pool(weights, rows, self.starts, self.lengths)

@@ -94,20 +94,6 @@ EVERY_METHOD: dict[str, Method] = {
 DISTINCT: tuple[str, ...] = (*NAMED, *(f"abmil_{name}" for name in REGULARIZERS if f"abmil_{name}" in EVERY_METHOD))
 """Every model and every regularizer at least once: what checks of all methods run through."""
 
-REMOVED = ("bells", "posterior_bells", "abmil_bells", "transmil_bells")
-"""Heads of earlier runs, each also with `_ng`, which this version cannot build."""
-
-LAST_WITH_REMOVED = "4bbc9f6"  # the last commit that has them
-
-
-def refuse_removed(method: str) -> None:
-    """Refuse a removed method, and say which commit still has it."""
-    if method.removesuffix("_ng") in REMOVED:
-        raise UserError(
-            f"method {method!r} was removed; load it with commit {LAST_WITH_REMOVED}, or train one of "
-            f"{', '.join(BEYOND)}"
-        )
-
 
 def build_model(method: str, features: int = FEATURES, **options: int | float | bool) -> nn.Module:
     """A new model of a method, by its name in `METHODS` or in `core.methods.EVERY_METHOD`.
@@ -152,7 +138,6 @@ def model_options(method: str) -> dict[str, object]:
 def _row(method: str) -> Method:
     if not isinstance(method, str):
         raise UserError(f"method: got {type(method).__name__}; give the name of one, such as 'abmil'")
-    refuse_removed(method)
     if method not in EVERY_METHOD:
         choose_one_of("method", method, NAMED, near_miss(method))
     return EVERY_METHOD[method]
@@ -194,5 +179,5 @@ def method_title(method: str, dataset: str = "") -> str:
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 
-REFERENCES = (SLICE_REFERENCE, SCAN_REFERENCE)  # models that are trained with slice labels
+REFERENCES = tuple(REFERENCE_TITLES)  # models that are trained with slice labels
 EVERYTHING = (*COMPARED, CEILING, *REFERENCES)  # all names that a study's folder may hold

@@ -154,10 +154,10 @@ def localization(scores: Array, slice_labels: Array, lengths: Array | None = Non
     rocs = scores.new_empty((*scores.shape[:-1], len(kept)), dtype=torch.float64)
     prcs = torch.empty_like(rocs)
     for chunk, longest in _chunks(sizes, configs=math.prod(scores.shape[:-1])):
-        place = torch.arange(longest, device=scores.device)
-        real = place < sizes[chunk, None]
+        offset = torch.arange(longest, device=scores.device)
+        real = offset < sizes[chunk, None]
         # Padding reads slice 0, but is never counted.
-        index = torch.where(real, starts[chunk, None] + place, 0)
+        index = torch.where(real, starts[chunk, None] + offset, 0)
         padded = scores.index_select(-1, index.flatten()).unflatten(-1, index.shape)
         ranking = _rank(padded, positive[index], real)
         rocs[..., chunk], prcs[..., chunk] = _auroc(ranking), _auprc(ranking)

@@ -15,10 +15,10 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor, nn
@@ -28,10 +28,11 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
-from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD, refuse_removed
+from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
 from normal_guidance.fit.committee import Committee
 from normal_guidance.scans.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSummary, is_encoded, scans_behind
+from normal_guidance.scans.features.store import DtypeName
 from normal_guidance.scans.features.windows import plane_of
 from normal_guidance.scans.index.manifest import Finding, ScanRow, ValueRange, Values, findings_in, write_findings
 from normal_guidance.statistics.calibration import Operation, choose_operation
@@ -43,10 +44,10 @@ from normal_guidance.sweep.run import (
     REPORT,
     Run,
     Selected,
-    environments_of,
     find_folders,
     load_run,
     load_winner,
+    record_as_json,
     refuse_data,
     winner_model,
 )
@@ -185,7 +186,6 @@ class ModelIdentity:
         return asdict(self)
 
 
-FORMAT = 1  # version of bundle.json; a bundle of another version is refused
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"
 AGAIN = "make the bundle again: nguide bundle RUN -o BUNDLE"
 
@@ -198,8 +198,23 @@ class EncoderId:
     fingerprint: str
 
 
-@dataclass(frozen=True, eq=False)
-class Bundle:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BundleFacts:
+    """What a bundle and its file hold in the same form; `Bundle` says what each is."""
+
+    config: Config | None
+    features: Annotated[int, Between(1.0, 2.0**31)]
+    dtype: DtypeName
+    encoder: EncoderId | None
+    repair: bool
+    expects: Expectations
+    operation: Operation
+    finding: Finding | None = None
+    cautions: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Bundle(BundleFacts):
     """A model, ready for new scans.
 
     Args:
@@ -220,19 +235,10 @@ class Bundle:
         further: models of other findings, of the same features; scans are encoded once for all.
     """
 
-    config: Config | None
     model: nn.Module
-    features: int
-    dtype: str
-    encoder: EncoderId | None
     preprocessing: Preprocessing | None
-    repair: bool
-    expects: Expectations
-    operation: Operation
     training: Mapping[str, Any]
     intervals: IntervalCalibration | None = None
-    finding: Finding | None = None
-    cautions: tuple[str, ...] = ()
     further: tuple[Bundle, ...] = ()
 
     @property
@@ -253,7 +259,7 @@ class Bundle:
     @cached_property
     def identity(self) -> ModelIdentity:
         """Which model this is, for its results."""
-        about = {name: value for name, value in self.as_json().items() if name not in ("format", "normal_guidance")}
+        about = {name: value for name, value in self.as_json().items() if name != "normal_guidance"}
         digest = hashlib.sha256(json.dumps(about, sort_keys=True).encode())
         for name, tensor in self.model.state_dict().items():
             digest.update(name.encode() + tensor.cpu().contiguous().numpy().tobytes())
@@ -269,23 +275,18 @@ class Bundle:
 
     def as_json(self) -> dict[str, Any]:
         """Everything but the weights."""
+        facts = {each.name: record_as_json(getattr(self, each.name)) for each in fields(BundleFacts)}
+        for name in ("finding", "cautions"):
+            if not facts[name]:
+                del facts[name]
         return {
-            "format": FORMAT,
             "normal_guidance": __version__,
             "method": self.method,
-            "config": None if self.config is None else self.config.as_json(),
+            **facts,
             "committee": self.model.as_json() if isinstance(self.model, Committee) else None,
-            "features": self.features,
-            "dtype": self.dtype,
-            "encoder": None if self.encoder is None else asdict(self.encoder),
             "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
-            "repair": self.repair,
-            "expects": asdict(self.expects),
-            "operation": asdict(self.operation),
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
-            **({} if self.finding is None else {"finding": self.finding.as_json()}),
-            **({"cautions": list(self.cautions)} if self.cautions else {}),
         }
 
     def encoding(self) -> tuple[EncoderId, Preprocessing]:
@@ -343,15 +344,7 @@ def load_bundle(folder: str | Path) -> Bundle:
     findings = findings_in(folder)
     if findings:
         return _together(folder, {finding: load_bundle(folder / finding.name) for finding in findings})
-    if (folder / BUNDLE).is_file():
-        return _read(folder)
-    refuse_data(folder)
-    if (folder / REPORT).is_file():
-        return bundle_run(folder)
-    raise UserError(
-        f"{folder} is neither a bundle (no {BUNDLE}) nor a complete run (no {REPORT}); give the folder of one"
-        f"{_runs_below(folder)}"
-    )
+    return _read(folder) if (folder / BUNDLE).is_file() else bundle_run(folder)
 
 
 def _together(folder: Path, bundles: Mapping[Finding, Bundle]) -> Bundle:
@@ -365,12 +358,6 @@ def _together(folder: Path, bundles: Mapping[Finding, Bundle]) -> Bundle:
                 "findings again: nguide fit STORE -o MODEL"
             )
     return replace(first, further=tuple(others))
-
-
-def _runs_below(folder: Path) -> str:
-    """Name a run in a folder of runs, METHOD/SEED, which people give by mistake."""
-    first = next((run for _, _, run in find_folders(folder) if (run / REPORT).is_file()), None)
-    return "" if first is None else f", such as {first}"
 
 
 def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None = None) -> Bundle:
@@ -389,7 +376,12 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         return _with_threshold(folder, sensitivity)
     refuse_data(folder)
     if not (folder / REPORT).is_file():
-        raise UserError(f"{folder} is not a complete run (no {REPORT}); give the folder of one{_runs_below(folder)}")
+        # People give a folder of runs, METHOD/SEED, by mistake.
+        below = [f", such as {run}" for _, _, run in find_folders(folder) if (run / REPORT).is_file()]
+        raise UserError(
+            f"{folder} is neither a bundle (no {BUNDLE}) nor a complete run (no {REPORT}); give the folder of one"
+            f"{below[0] if below else ''}"
+        )
     run = load_run(folder)
     winner = run.winner(group, choose=f"choose a group with nguide bundle {folder} --group NAME")
     method = EVERY_METHOD.get(winner.config.method)
@@ -464,13 +456,12 @@ def _operation(folder: Path, scans: str, sensitivity: float | None, group: str =
 
 
 def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
-    scores: Mapping[str, Any] = next(row for row in run.report["winners"] if row["group"] == winner.group)
     return training_record(
         features["provenance"],
-        environments_of(run.report)[0],
+        run.report["environments"][0],
         scans={part: about["scans"] for part, about in run.report["data"].items()},
         validation_auroc=winner.val_auroc,
-        test=scores["test"],
+        test=record_as_json(winner.test),
         epoch=winner.epoch,
         seed=winner.config.seed,
     )
@@ -490,37 +481,31 @@ def training_record(provenance: Mapping[str, Any], made: Mapping[str, Any], **kn
 
 def write_bundle(bundle: Bundle, out: str | Path) -> Path:
     """Write a bundle into a folder that is empty or does not exist; the folder appears when it is complete."""
-    findings = [model.finding for model in bundle.each if model.finding]
     with folder_atomically(out) as draft:
-        if bundle.further:
-            for finding, model in zip(findings, bundle.each, strict=True):
-                make_folder(draft / finding.name)
-                fill_folder(model, draft / finding.name)
-            write_findings(draft, findings)
-        else:
-            fill_folder(bundle, draft)
+        fill_folder(bundle, draft)
     return Path(out)
 
 
 def fill_folder(bundle: Bundle, folder: Path) -> None:
+    if bundle.further:
+        models = {model.finding: model for model in bundle.each if model.finding}
+        for finding, model in models.items():
+            make_folder(folder / finding.name)
+            fill_folder(replace(model, further=()), folder / finding.name)
+        write_findings(folder, list(models))
+        return
     weights = {name: tensor.contiguous() for name, tensor in bundle.model.state_dict().items()}
-    write_tensors(folder / WEIGHTS, weights, {"format": FORMAT, "method": bundle.method})
+    write_tensors(folder / WEIGHTS, weights, {"method": bundle.method})
     sha256 = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
-    write_json(folder / BUNDLE, {**bundle.as_json(), "weights": {"file": WEIGHTS, "sha256": sha256}})
+    write_json(folder / BUNDLE, {**bundle.as_json(), "weights": sha256})
 
 
 def _read(folder: Path) -> Bundle:
     path, again = folder / BUNDLE, f"copy the bundle again, or {AGAIN}"
     content = read_json(path, again)
-    if content.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {content.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}"
-        )
     with reading(path, again, StopIteration, wrong="is damaged"):
-        if isinstance(config := content.get("config"), dict):
-            refuse_removed(str(config.get("method")))
         known = read_as(BundleFile, content)
-    file, wanted = folder / WEIGHTS, known.weights.sha256
+    file, wanted = folder / WEIGHTS, known.weights
     with reading(file, again, wrong="cannot be read or checked"):
         digest = hashlib.sha256(file.read_bytes()).hexdigest()
     if digest != wanted:
@@ -528,9 +513,8 @@ def _read(folder: Path) -> Bundle:
         raise UserError(f"{file} is not the file that {BUNDLE} names ({different}); {AGAIN}")
     weights, _ = read_tensors(file, again)
     with reading(path, again, StopIteration, wrong="is damaged"):
-        same = ("config", "features", "dtype", "encoder", "repair", "expects", "operation", "finding", "cautions")
         return Bundle(
-            **{name: getattr(known, name) for name in same},
+            **{each.name: getattr(known, each.name) for each in fields(BundleFacts)},
             model=winner_model(known.config, known.features, weights)
             if known.config
             else Committee.from_json(known.committee or {}, weights),
@@ -572,30 +556,14 @@ class _Training:
     repeats: int | None = None
 
 
-@dataclass(frozen=True)
-class _WeightsFile:
-    file: str
-    sha256: str
-
-
-@dataclass(frozen=True)
-class BundleFile:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BundleFile(BundleFacts):
     """The types of bundle.json."""
 
-    format: int
     normal_guidance: str
-    config: Config | None
-    features: Annotated[int, Between(1.0, 2.0**31)]
-    dtype: Literal["float16", "bfloat16", "float32", "float64"]
-    encoder: EncoderId | None
-    preprocessing: dict[str, Any] | None
-    repair: bool
-    expects: Expectations
-    operation: Operation
-    training: _Training
-    weights: _WeightsFile
     method: str
     committee: dict[str, Any] | None
+    preprocessing: dict[str, Any] | None
     intervals: dict[str, Any] | None
-    finding: Finding | None = None
-    cautions: tuple[str, ...] = ()
+    training: _Training
+    weights: str  # the SHA-256 of their file

@@ -229,7 +229,7 @@ def fit_evidence(
             log_a, of_scans = attend(chunk.places, scale[fold][:, :, None] * evidence, certain[fold])
             odds.append(of_scans)
             attention[:, chunk.slices] = chunk.places.layout.restore(log_a.exp()).float()
-        last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds)
+        last = _calibrated(weights, certain, _scatter(chunks, odds).T, attention, scans.labels, folds, training)
         made.append(last.to("cpu"))
     return tuple(made)
 
@@ -352,9 +352,9 @@ def _calibrated(
     attention: Float[Tensor, "penalties slices"],
     labels: Int[Tensor, "scans"],
     folds: Int[Tensor, "scans"],
+    training: Bool[Tensor, "folds scans"],
 ) -> Fitted:
     """The members with gain and bias, each fitted to the scans of the other folds."""
-    training = folds != torch.arange(len(weights), device=folds.device)[:, None]
     lines, without_evidence = (
         fit_lines(raw.repeat(len(training), 1), labels, training.repeat_interleave(len(raw), 0))
         for raw in (odds, 0.0 * odds)

@@ -282,17 +282,14 @@ def _unchecked() -> Iterator[None]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' notes about torchvision, opsets and files of their own."""
-    noisy = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in noisy]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in noisy:
-            logger.setLevel(logging.ERROR)
-        try:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
             yield
-        finally:
-            for logger, level in zip(noisy, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)
 
 
 OUTPUTS = ("probability", "logit", "attention")

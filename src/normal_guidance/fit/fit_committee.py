@@ -132,13 +132,13 @@ def fit_committee(
     settings: list[Setting] = []
     fits: list[list[tuple[Fitted, int]]] = [[] for _ in folds]
 
-    def add(kind: Kind, repeat: int, first: int, made: Sequence[Fitted]) -> None:
-        for turn, fitted in enumerate(made):
-            fits[repeat] += [(fitted, place) for place in range(len(penalties))]
-            settings.extend(Setting(*kind, penalty, first + turn) for penalty in penalties if repeat == 0)
-
-    def fit(kind: Kind, repeat: int, **options: Any) -> tuple[Fitted, ...]:
-        return fit_evidence(scaled, folds[repeat], kind[0], penalties, power=kind[1], **options)
+    def fit(kind: Kind, repeat: int, first: int, **options: Any) -> Fitted:
+        """Fit and keep the members of a few turns from the `first` on; return those of that one."""
+        made = fit_evidence(scaled, folds[repeat], kind[0], penalties, power=kind[1], **options)
+        for turn, fitted in enumerate(made, start=first):
+            fits[repeat] += [(fitted, number) for number in range(len(penalties))]
+            settings.extend(Setting(*kind, penalty, turn) for penalty in penalties if repeat == 0)
+        return made[0]
 
     done, begun = 0.0, {}
 
@@ -149,13 +149,12 @@ def fit_committee(
             watch(done)
 
     for kind, repeat in product(kinds, range(plan.repeats)):
-        begun[kind, repeat] = fit(kind, repeat, turns=1)
-        add(kind, repeat, 1, begun[kind, repeat])
+        begun[kind, repeat] = fit(kind, repeat, 1, turns=1)
         advance(1 / (TURNS * len(kinds) * plan.repeats))
     looking = [kind for kind in kinds if not kind[0].whole_scan]  # the whole scan has no attention to find in turns
     going = _promising(looking, settings, _logits(fits).mean(0), scans.labels, patient_ids)
     for kind, repeat in product(going, range(plan.repeats)):
-        add(kind, repeat, 2, fit(kind, repeat, turns=TURNS - 1, before=begun[kind, repeat][0]))
+        fit(kind, repeat, 2, turns=TURNS - 1, before=begun[kind, repeat])
         advance((1 - 1 / TURNS) / (len(going) * plan.repeats))
     logits = _logits(fits)
     choice = choose(settings, logits.mean(0), scans.labels, patient_ids)
@@ -174,7 +173,7 @@ def fit_committee(
 
 
 def _logits(fits: Sequence[Sequence[tuple[Fitted, int]]]) -> Float64[Tensor, "repeats settings scans"]:
-    return torch.stack([torch.stack([fitted.logits[place] for fitted, place in repeat]) for repeat in fits])
+    return torch.stack([torch.stack([fitted.logits[column] for fitted, column in repeat]) for repeat in fits])
 
 
 def _promising(
@@ -226,7 +225,7 @@ def _out_of_fold(
             slices = fold_of_slice == fold
             if choice.shown:
                 own_fits = [fits[repeat][number] for number in choice.kept]
-                every = torch.stack([fitted.attention[place][slices] for fitted, place in own_fits])
+                every = torch.stack([fitted.attention[column][slices] for fitted, column in own_fits])
                 attention[repeat, slices] = of_attention.float() @ every
             else:
                 attention[repeat, slices] = prior_attention(places, scans.lengths[~others])
@@ -299,5 +298,5 @@ def _assemble(
     chosen = [member for repeat in members for member in repeat]
     used, folds = list(dict.fromkeys(places)), len(chosen[0][0].bias)
     kind = [used.index(sought) for _ in members for sought in places for _ in range(folds)]
-    learned = {name: torch.cat([getattr(fitted, name)[:, place] for fitted, place in chosen]) for name in LEARNED}
+    learned = {name: torch.cat([getattr(fitted, name)[:, column] for fitted, column in chosen]) for name in LEARNED}
     return Committee(scaling, used, torch.tensor(kind), **learned, shown=shown).eval()

@@ -46,6 +46,7 @@ PAGE = "report.html"
 POINTS = 50  # relative positions at which mean attention is drawn
 BINS, IN_A_BIN = 8, 10  # the most points of the calibration curve, and the fewest scans of each
 ACROSS = 3  # examples in a row
+NO_LABELS = "no slice labels"
 GUESS = "0.25"  # the colour of what knows nothing of the scan: chance, and the prior
 
 
@@ -130,8 +131,7 @@ def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]])
     entries: dict[str, Artist] = {}
     for panel, (title, attention, prior, slice_labels) in zip(panels, examples, strict=False):
         slices = np.arange(1, len(attention) + 1)
-        if slice_labels is not None:
-            fill_truth(panel, slice_labels)
+        fill_truth(panel, slice_labels)
         panel.plot(slices, attention, color=GREEN, lw=1.6, label="attention, out of fold")
         panel.plot(slices, prior, color=GUESS, lw=1.1, ls="--", label="prior")
         panel.set(xlim=(0.5, len(slices) + 0.5), title=title)
@@ -182,7 +182,7 @@ def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScans, test: La
 def _results(result: MeasuredFit) -> str:
     columns = {"Out of fold": result.out_of_fold, **({"Test": result.test} if result.test else {})}
     measures = [_column(measured) for measured in columns.values()]
-    rows = [[name, *(column[name] for column in measures)] for name in measures[0]]
+    rows = [[name, *(column.get(name, NO_LABELS) for column in measures)] for name in max(measures, key=len)]
     caption = (
         "Numbers in brackets are 95 % intervals, with patients as units. Out of fold: each training scan, predicted by "
         "members of the committee that were not trained on it"
@@ -198,7 +198,7 @@ def _column(measured: Measured) -> dict[str, str]:
         "Scan AUROC (chance: .5)": str(measured.scans),
     }
     if skill is None or measured.localization is None or specific is None:
-        return {**column, **dict.fromkeys(("Localization AUROC", "Skill", "Patient-specific"), "no slice labels")}
+        return {**column, "Localization AUROC": NO_LABELS}
     return {
         **column,
         "Localization AUROC": str(measured.localization),
@@ -396,7 +396,7 @@ def findings_page(models: Mapping[Finding, MeasuredFit], skipped: Mapping[str, s
             "test scans" if result.test else "scans out of fold",
             f"{measured.positive} and {measured.negative}",
             str(measured.scans),
-            "no slice labels" if skill is None else str(localized),
+            NO_LABELS if skill is None else str(localized),
             "" if skill is None else _signed(skill.skill, skill),
         ]
         rows.append([f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>", *map(escape, cells)])

@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 
@@ -21,9 +22,9 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.core.arrays import check_device
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle, training_record
-from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, make_plan
+from normal_guidance.fit.fit_committee import make_plan
 from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
-from normal_guidance.fit.measured import OUT_OF_FOLD, Measured, MeasuredFit, fit_and_measure
+from normal_guidance.fit.measured import OUT_OF_FOLD, MeasuredFit, fit_and_measure
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import choose_finding, write_findings
@@ -35,52 +36,21 @@ from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
 
 
 @dataclass(frozen=True, eq=False)
-class FittedModel:
+class FittedModel(MeasuredFit):
     """What `fit_model` has made."""
 
     bundle: Bundle
-    measured: MeasuredFit
-
-    @property
-    def fit(self) -> CommitteeFit:
-        return self.measured.fit
-
-    @property
-    def out_of_fold(self) -> Measured:
-        return self.measured.out_of_fold
-
-    @property
-    def test(self) -> Measured | None:
-        return self.measured.test
-
-    def sentences(self) -> list[str]:
-        """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
-        return self.measured.sentences()
 
 
-def fit_model(
-    scans: FeatureStore,
-    out: str | Path,
-    *,
-    test: FeatureStore | None = None,
-    plan: FoldPlan | None = None,
-    sensitivity: float | None = None,
-    coverage: float | None = None,
-    device: torch.device | str = "cpu",
-    watch: Callable[[float], None] | None = None,
-) -> FittedModel:
+def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None = None, **options: Any) -> FittedModel:
     """Fit a committee (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
     features = features_of(scans)
     assert features is not None
     with folder_atomically(out) as draft:
-        result = fit_and_measure(
-            scans, plan, test=test, sensitivity=sensitivity, coverage=coverage, device=device, watch=watch
-        )
-        training = _training(scans, test, result)
-        calibrated = result.intervals.calibration
+        result = fit_and_measure(scans, test=test, **options)
+        training, calibrated = _training(scans, test, result), result.intervals.calibration
         bundle = make_bundle(None, result.fit.committee, features, result.operation, training, calibrated)
-        named = "" if bundle.finding is None else bundle.finding.name
-        bundle = replace(bundle, cautions=result.cautions(named))
+        bundle = replace(bundle, cautions=result.cautions(bundle.finding.name if bundle.finding else ""))
         tables = []
         for part, store, prediction in ((OUT_OF_FOLD, scans, result.predicted), ("test", test, result.tested)):
             if store is not None and prediction is not None:
@@ -89,7 +59,7 @@ def fit_model(
         write_predictions_table(draft / PREDICTION_TABLE, tables)
         write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
         fill_folder(bundle, draft)
-    return FittedModel(bundle, result)
+    return FittedModel(**vars(result), bundle=bundle)
 
 
 def _training(scans: FeatureStore, test: FeatureStore | None, result: MeasuredFit) -> dict[str, object]:
@@ -242,16 +212,14 @@ def fit_findings(
     out: str | Path,
     names: Sequence[str] = (),
     *,
-    sensitivity: float | None = None,
-    coverage: float | None = None,
     seed: int = 0,
-    device: torch.device | str = "cpu",
     watch: Callable[[str, float], None] | None = None,
+    **options: Any,
 ) -> FittedFindings:
     """Fit and write a model of each finding, or of those named; those with too few scans are skipped, but not all."""
-    check_sensitivity(sensitivity)  # a mistake of the command is not one of a finding
-    if coverage is not None:
-        check_coverage(coverage)
+    check_sensitivity(options.get("sensitivity"))  # a mistake of the command is not one of a finding
+    if options.get("coverage") is not None:
+        check_coverage(options["coverage"])
     chosen = [choose_finding(store.findings, name, f"store {store.folder}") for name in names] or store.findings
     models: dict[str, FittedModel] = {}
     skipped: dict[str, str] = {}
@@ -272,23 +240,14 @@ def fit_findings(
                     alike = "positive" if test.labels.any() else "negative"
                     notes[name] = f"All {len(test)} test scans are {alike}, so it was not tested."
                     test = None
-                models[name] = fit_model(
-                    train,
-                    draft / name,
-                    test=test,
-                    plan=plan,
-                    sensitivity=sensitivity,
-                    coverage=coverage,
-                    device=device,
-                    watch=report,
-                )
+                models[name] = fit_model(train, draft / name, test=test, plan=plan, watch=report, **options)
             except UserError as error:
                 skipped[name] = str(error)
                 notes.pop(name, None)
         if not models:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in skipped.items())
             raise UserError(f"no finding of store {store.folder} can be fitted: {reasons}")
-        made = {finding: models[finding.name].measured for finding in chosen if finding.name in models}
+        made = {finding: models[finding.name] for finding in chosen if finding.name in models}
         write_findings(draft, list(made), skipped)
         write_atomically(draft / PAGE, findings_page(made, skipped, notes).encode())
     return FittedFindings(load_bundle(out), models, skipped, notes)

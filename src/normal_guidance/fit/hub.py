@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -21,12 +21,12 @@ from typing import Any
 import torch
 
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, reason
 from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.base.system import importing
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import method_title
-from normal_guidance.fit.bundle import BUNDLE, WEIGHTS, Bundle, load_bundle, write_bundle
+from normal_guidance.fit.bundle import BUNDLE, WEIGHTS, Bundle, fill_folder, load_bundle
 from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
 from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
@@ -169,17 +169,13 @@ def push_to_hub(
     hub = _hub()
     with tempfile.TemporaryDirectory() as draft:
         files = _fill(Path(model), repository, Path(draft))
-        try:
+        login = "check the connection, and log in with a token that may write: hf auth login"
+        with _refused(hub, f"{repository} could not be written", login):
             api = hub.HfApi(library_name="normal-guidance")
             api.create_repo(repository, private=private, exist_ok=True)
             api.upload_folder(
                 repo_id=repository, folder_path=draft, allow_patterns=files, commit_message="Upload the model"
             )
-        except _refusals(hub) as error:
-            raise UserError(
-                f"{repository} could not be written ({_first_line(error)}); check the connection, and log in with a "
-                "token that may write: hf auth login"
-            ) from error
     return files
 
 
@@ -188,13 +184,9 @@ def pull_from_hub(repository: str, out: str | Path, revision: str | None = None)
     _check_name(repository)
     hub = _hub()
     with folder_atomically(out) as draft:
-        try:
+        login = "check its name and the connection, and log in if it is private: hf auth login"
+        with _refused(hub, f"{repository} could not be read", login):
             hub.snapshot_download(repository, revision=revision, local_dir=draft, allow_patterns=list(PULLED))
-        except _refusals(hub) as error:
-            raise UserError(
-                f"{repository} could not be read ({_first_line(error)}); check its name and the connection, and log in "
-                "if it is private: hf auth login"
-            ) from error
         shutil.rmtree(draft / ".cache", ignore_errors=True)  # the Hub's own notes
         try:
             return load_bundle(draft)
@@ -216,14 +208,19 @@ def _check_name(repository: str) -> None:
             names.validate_repo_id(repository)
         except names.HFValidationError as error:
             raise UserError(
-                f"repository {repository!r} is not a name that the Hub takes ({_first_line(error)}); choose another"
+                f"repository {repository!r} is not a name that the Hub takes ({reason(error)}); choose another"
             ) from error
 
 
-def _refusals(hub: Any) -> tuple[type[Exception], ...]:
-    """The errors with which the Hub refuses; those of its HTTP library, which differs by version, are the bases."""
+@contextmanager
+def _refused(hub: Any, failed: str, next_step: str) -> Iterator[None]:
+    """The Hub's errors say what failed and what to do; those of its HTTP library, which differs by version, too."""
     errors = hub.errors
-    return (OSError, *errors.HfHubHTTPError.__bases__, errors.LocalTokenNotFoundError, errors.HFValidationError)
+    known = (OSError, *errors.HfHubHTTPError.__bases__, errors.LocalTokenNotFoundError, errors.HFValidationError)
+    try:
+        yield
+    except known as error:
+        raise UserError(f"{failed} ({reason(error)}); {next_step}") from error
 
 
 def _hub() -> Any:
@@ -233,19 +230,11 @@ def _hub() -> Any:
     return huggingface_hub
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-
-
 def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     """Write the bundle and its card, check them, and name the files."""
     bundle = load_bundle(folder)
     shared = replace(without_paths(bundle), further=tuple(map(without_paths, bundle.further)))
-    content = draft / "content"
-    write_bundle(shared, content)
-    for path in content.iterdir():
-        path.rename(draft / path.name)
-    content.rmdir()
+    fill_folder(shared, draft)
     card = model_card(shared, repository, aurocs_of(folder, bundle))
     write_atomically(draft / CARD, card.encode())
     # The words that people chose: the names of the data, the encoder and the findings.

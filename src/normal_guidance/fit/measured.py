@@ -295,17 +295,13 @@ def fit_and_measure(
         raise UserError(f"test scans have {test.width} features, training scans {scans.width}; encode both alike")
     fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
     predicted = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
-    tested = None if test is None else predict_bags(fit.committee, test)
-    operation = choose_operation(
-        fit.logits,
-        scans.labels,
-        sensitivity=sensitivity,
-        test=None if test is None or tested is None else (tested.logit, test.labels),
-        scans=OUT_OF_FOLD,
-    )
-    intervals, measured = promise_intervals(scans, fit.attention, coverage), None
-    if test is not None and tested is not None:
-        intervals, measured = check_on(intervals, test, tested.attention), measure(test, tested)
+    intervals = promise_intervals(scans, fit.attention, coverage)
+    tested, measured, counted = None, None, None
+    if test is not None:
+        tested = predict_bags(fit.committee, test)
+        measured, counted = measure(test, tested), (tested.logit, test.labels)
+        intervals = check_on(intervals, test, tested.attention)
+    operation = choose_operation(fit.logits, scans.labels, sensitivity=sensitivity, test=counted, scans=OUT_OF_FOLD)
     return MeasuredFit(fit, operation, predicted, measure(scans, predicted), tested, measured, intervals)
 
 

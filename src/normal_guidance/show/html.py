@@ -127,12 +127,12 @@ CAUTION = (
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
     """Make a table of plain text; with `words`, cells are aligned left and wrapped."""
-    return raw_table(header, [[escape(cell) for cell in row] for row in rows], words=words)
+    return raw_table([escape(name) for name in header], [[escape(cell) for cell in row] for row in rows], words=words)
 
 
 def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Make a table whose cells are HTML."""
+    """Make a table whose cells and names of columns are HTML."""
     style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
-    top = "".join(f"<th{style}>{escape(name)}</th>" for name in header)
+    top = "".join(f"<th{style}>{name}</th>" for name in header)
     body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

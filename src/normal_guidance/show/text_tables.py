@@ -7,17 +7,18 @@ one record per number, and an empty field (null) where there is no number.
 from __future__ import annotations
 
 import csv
-import html
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 
 from normal_guidance.base.errors import reading
 from normal_guidance.base.files import make_folder, write_atomically
+from normal_guidance.show.html import paragraph, raw_table
 
 NOTHING = "-"  # the text for a missing number
 
@@ -127,19 +128,10 @@ class Grid:
 
     def html(self) -> str:
         """A table with its title as caption, for `normal_guidance.show.html`."""
-        header, *body = (
-            f"<tr>{''.join(line)}</tr>"
-            for line in [
-                [f"<th>{html.escape(text).replace(' %', '&nbsp;%')}</th>" for text in self.header],
-                *([f"<td>{text}</td>" for text in row] for row in self._marked(html.escape, "<b>{}</b>")),
-            ]
-        )
-        title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
-        note = f"<p class=note>{html.escape(self.caption)}</p>" if self.caption else ""
-        return (
-            f"{title}{note}<div class=wide><table>\n<thead>{header}</thead>\n"
-            f"<tbody>{chr(10).join(body)}</tbody>\n</table></div>"
-        )
+        title = f"<h3>{escape(self.title)}</h3>" if self.title else ""
+        note = paragraph(self.caption, note=True) if self.caption else ""
+        header = [escape(text).replace(" %", "&nbsp;%") for text in self.header]
+        return title + note + raw_table(header, self._marked(escape, "<b>{}</b>"))
 
     def _marked(self, mark: Callable[[str], str], bold: str) -> list[list[str]]:
         """The rows with every text marked up, and those in `bold` put into a pattern such as "**{}**"."""
@@ -158,21 +150,21 @@ def _escape_latex(text: str) -> str:
     return re.sub(r"(?<![\w-])-(?=\.?\d)", "$-$", escaped)  # a hyphen is too short for a minus
 
 
-def as_csv(records: Sequence[Mapping[str, object]]) -> str:
-    """Records as CSV: a line with the first record's field names, then one line per record."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(records[0])
-    writer.writerows([_csv_field(value) for value in record.values()] for record in records)
-    return out.getvalue()
-
-
 def _csv_field(value: object) -> object:
     if isinstance(value, bool):
         return yes_no(value)
     if isinstance(value, tuple):
         return " ".join(map(str, value))
     return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+def as_csv(records: Sequence[Mapping[str, object]], cell: Callable[[object], object] = _csv_field) -> str:
+    """Records as CSV: a line with the first record's field names, then one line per record."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(records[0])
+    writer.writerows(map(cell, record.values()) for record in records)
+    return out.getvalue()
 
 
 def as_json(value: Mapping[str, object]) -> str:

@@ -58,8 +58,7 @@ def fit_lines(
         return (weight * (torch.nn.functional.softplus(odds) - targets * odds)).sum(1, keepdim=True)
 
     for _ in range(NEWTON_STEPS):
-        gradient, curve = _derivatives(x, weight, targets, slope, intercept)
-        (a, b, c), (g, h) = curve, gradient
+        (g, h), (a, b, c) = _derivatives(x, weight, targets, slope, intercept)
         equal, determinant = a == 0.0, a * c - b * b  # where all scores are equal, only the intercept moves
         safe = determinant.masked_fill(determinant <= 0.0, torch.inf)
         step_slope = torch.where(equal, 0.0, (c * g - b * h) / safe)
@@ -192,11 +191,12 @@ def choose_operation(
         notes.append(f"higher logits do not go with positive {scans} scans: {left}; look at the model")
     else:
         calibration = Calibration(line.slope.item(), line.intercept.item())
-    level = (
-        youden_threshold(logits, labels) if sensitivity is None else sensitive_threshold(logits, labels, sensitivity)
-    )
+    if sensitivity is None:
+        rule, level = "youden", youden_threshold(logits, labels)
+    else:
+        rule, level = "sensitivity", sensitive_threshold(logits, labels, sensitivity)
     point = OperatingPoint(
-        rule="youden" if sensitivity is None else "sensitivity",
+        rule=rule,
         target=sensitivity,
         threshold=calibration.probability(level),
         validation=count(logits, labels, level),

@@ -1,9 +1,8 @@
 """Measures of how well attention finds the positive slices of a scan, in terms that a reader can picture.
 
-AUROC and AUPRC (`core.metrics.localization`) judge the whole ranking of a scan's slices. A reader who opens the scan
-asks simpler questions. Is the slice with the highest attention positive, or one of the first few? If not, how far is it
-from a positive slice? How well does the interval that holds most of the attention cover the finding? The measures use
-the scans of AUROC, those with slices of both classes: where every slice is positive, nothing can miss.
+Is the slice with the highest attention positive, or one of the first few? If not, how far is it from a positive slice?
+How well does the interval that holds most of the attention cover the finding? The measures use the scans of AUROC
+(`core.metrics.localization`), those with slices of both classes: where every slice is positive, nothing can miss.
 
 Attention often ties (max pooling leaves most slices at 0), and the first slice of a tie would measure the scanner, not
 the method. Hits and peak errors are expected values over ties broken at random: uniform attention scores as guessing.
@@ -150,9 +149,7 @@ def localization_measures(
     """
     scores = attention if scores is None else scores
     check_lengths(lengths, attention, "attention")
-    for name, values in (("slice_labels", slice_labels), ("scores", scores), ("positions", positions)):
-        _check_one_per("slice", len(attention), name, values)
-    _check_one_per("scan", len(lengths), "spacing", spacing)
+    check_lengths(lengths, scores, "scores")
     for k in tops:
         if k < 1:
             raise UserError(f"top-{k} hit: k must be 1 or more slices")
@@ -239,6 +236,7 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedSc
     if positions is not None and spacing is not None:
         raise UserError("both positions and spacing are given: pass the positions of the slices, or the spacing alone")
     if positions is not None:
+        check_lengths(scans.lengths, positions, "positions")
         positions = positions.to(device, torch.float64)
         if positions.isinf().any():
             scan, index = scans.locate(positions.isinf())
@@ -246,17 +244,16 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedSc
         return positions
     if spacing is None:
         return torch.full_like(scans.of_slice, torch.nan, dtype=torch.float64)
+    if spacing.shape != scans.lengths.shape:
+        raise UserError(
+            f"spacing has shape {tuple(spacing.shape)}; give one number for each of {len(scans.lengths)} scans"
+        )
     spacing = spacing.to(device, torch.float64)
     wrong = spacing.isinf() | (spacing <= 0)
     if wrong.any():
         scan = int(wrong.nonzero()[0])
         raise UserError(f"scan {scan}: slice spacing {spacing[scan].item():g} mm; use NaN where it is unknown")
     return scans.places.double() * spacing[scans.of_slice]
-
-
-def _check_one_per(what: str, count: int, name: str, values: Tensor | None) -> None:
-    if values is not None and values.shape != (count,):
-        raise UserError(f"{name} has shape {tuple(values.shape)} but there are {count} {what}s: give one per {what}")
 
 
 def _check_shares(shares: Sequence[float]) -> None:

@@ -24,7 +24,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.blocks import count_slices
-from normal_guidance.core.metrics import localization
+from normal_guidance.core.metrics import Localization, localization
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.show.text_tables import digits, interval, signed
 from normal_guidance.statistics.differences import BASELINE, DRAWS, LEVEL, ROUNDING, resample, student_quantile
@@ -94,23 +94,10 @@ def _histogram(bin_below: Tensor, weight: Tensor, values: Tensor, bins: int) -> 
     return padded[:-2] / 4 + padded[1:-1] / 2 + padded[2:] / 4
 
 
-@dataclass(frozen=True)
-class Prior:
-    """A guess by position, and its localization AUROC on each evaluated scan with slices of both classes."""
-
-    name: str
-    auroc: Float64[Tensor, "kept"]
-
-    @property
-    def mean_auroc(self) -> float:
-        """The plain mean over the scans; NaN if there are none."""
-        return self.auroc.mean().item()
-
-
 def best_prior(
     slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
-) -> Prior:
-    """The guess that localizes best on these scans: centred Gaussian, middle or density of training scans."""
+) -> tuple[str, Localization]:
+    """The guess that localizes best on these scans, and how well: centred Gaussian, middle or `density`."""
     # Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
     slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
     nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
@@ -118,8 +105,8 @@ def best_prior(
     guesses = {BASELINE: CenteredGaussian()(nothing, lengths).slice_scores, MIDDLE: -off_middle.abs().double()}
     if density is not None:
         guesses[POSITION_DENSITY] = density.scores(lengths)
-    priors = [Prior(name, localization(scores, slice_labels, lengths).auroc) for name, scores in guesses.items()]
-    return max(priors, key=lambda prior: prior.mean_auroc)
+    priors = {name: localization(scores, slice_labels, lengths) for name, scores in guesses.items()}
+    return max(priors.items(), key=lambda prior: prior[1].mean_auroc.item())
 
 
 class _Resampling:
@@ -131,11 +118,8 @@ class _Resampling:
         slice_labels: Shaped[Tensor, "slices"],
         lengths: Int[Tensor, "scans"],
         patient_ids: Sequence[str] | None,
-        level: float,
     ) -> None:
-        if not 0 < level < 1:
-            raise UserError(f"level is {level}; give a number between 0 and 1, such as {LEVEL}")
-        self.level, self.measured = level, localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
+        self.measured = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
         self.auroc = self.measured.auroc
         if self.auroc.isnan().any():
             scan = int(self.measured.kept[self.auroc.isnan()][0])
@@ -145,14 +129,14 @@ class _Resampling:
             raise UserError(f"{len(names)} patient_ids for {len(lengths)} scans; give one for each scan")
         self.patients = tuple(names[scan] for scan in self.measured.kept.tolist())
 
-    def draw(self, draws: int, seed: int, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
+    def draw(self, seed: int = 0, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
         """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
         if len({*self.patients}) < 2:
-            return {name: np.full(draws, np.nan) for name in aurocs}
+            return {name: np.full(DRAWS, np.nan) for name in aurocs}
         methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
         scans = tuple(str(scan) for scan in range(len(self.patients)))
         split = SplitResults(scans, self.patients, np.ones(len(scans), dtype=np.int64), methods)
-        return resample([split], draws, seed)["localization_auroc"]
+        return resample([split], seed=seed)["localization_auroc"]
 
     def interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
         """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1."""
@@ -162,7 +146,7 @@ class _Resampling:
         if patients >= 2 and math.isfinite(estimate) and np.isfinite(drawn).all():
             error = float(drawn.std(ddof=1))
             if error > ROUNDING or patients >= ALIKE:
-                reach = student_quantile(self.level, patients - 1) * error if error > ROUNDING else 0.0
+                reach = student_quantile(LEVEL, patients - 1) * error if error > ROUNDING else 0.0
                 low, high = estimate - reach, estimate + reach
         return {
             "low": max(low, least),  # of NaN and a number, max and min give the first, NaN
@@ -172,7 +156,6 @@ class _Resampling:
             "unlabelled": self.measured.unlabelled,
             "all_negative": self.measured.all_negative,
             "all_positive": self.measured.all_positive,
-            "level": self.level,
         }
 
 
@@ -206,13 +189,10 @@ def mean_auroc(
     lengths: Int[Tensor, "scans"],
     *,
     patient_ids: Sequence[str] | None = None,
-    level: float = LEVEL,
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> MeanAuroc:
     """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`."""
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
-    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(draws, seed, own=resampling.auroc)
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
+    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(own=resampling.auroc)
     return MeanAuroc(auroc=value, **resampling.interval(value, drawn["own"], 0.0))
 
 
@@ -244,26 +224,18 @@ def measure_skill(
     *,
     density: PositionDensity | None = None,
     patient_ids: Sequence[str] | None = None,
-    level: float = LEVEL,
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> Skill:
     """The skill of one method's slice scores, with the interval of `differences`; `density` None if there is none."""
     # Every draw recomputes both mean AUROCs on the same patients; the prior and the density stay as they are.
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
-    prior = best_prior(slice_labels, lengths, density)
-    drawn = resampling.draw(draws, seed, own=resampling.auroc, prior=prior.auroc)
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
+    name, prior = best_prior(slice_labels, lengths, density)
+    drawn = resampling.draw(own=resampling.auroc, prior=prior.auroc)
     with np.errstate(divide="ignore", invalid="ignore"):
         skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
-    auroc = resampling.measured.mean_auroc.item()
-    value = skill(auroc, prior.mean_auroc)
-    return Skill(
-        prior=prior.name,
-        auroc=auroc,
-        prior_auroc=prior.mean_auroc,
-        skill=value,
-        **resampling.interval(value, skills, -math.inf),
-    )
+    auroc, prior_auroc = resampling.measured.mean_auroc.item(), prior.mean_auroc.item()
+    value = skill(auroc, prior_auroc)
+    interval_fields = resampling.interval(value, skills, -math.inf)
+    return Skill(prior=name, auroc=auroc, prior_auroc=prior_auroc, skill=value, **interval_fields)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,15 +260,13 @@ def patient_specific(
     *,
     patient_ids: Sequence[str] | None = None,
     others: int = OTHERS,
-    level: float = LEVEL,
-    draws: int = DRAWS,
     seed: int = 0,
 ) -> PatientSpecific:
     """Own localization AUROC minus that by other patients' attention at the same relative positions."""
     # 0 means that attention knows where findings lie in general, and nothing of this patient. Ranks within each scan
     # make the measure the same for attention, its logarithm and its shares; numbers are whole until the last division,
     # so equal scores tie exactly. Resampled patients keep the scans they are compared with.
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids, level)
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
     if others < 1:
         raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
     scores, slice_labels, lengths = scores.detach().cpu(), slice_labels.cpu(), lengths.cpu().long()
@@ -304,7 +274,7 @@ def patient_specific(
     kept = torch.isin(bag_of_rows(lengths), mixed)
     drawn_others = _draw_others(resampling.patients, others, seed)
     by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[mixed], drawn_others)
-    drawn = resampling.draw(draws, seed, own=resampling.auroc, others=by_others)
+    drawn = resampling.draw(seed, own=resampling.auroc, others=by_others)
     difference = (resampling.auroc - by_others).mean().item()
     return PatientSpecific(
         own=resampling.measured.mean_auroc.item(),

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.records import NULL_IS_NAN, Between
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.metrics import localization, scan_level
@@ -20,17 +21,21 @@ Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan
 
 METRICS: tuple[Metric, ...] = get_args(Metric)  # the paper's four result tables, each named after its field of `Scores`
 
+SHARE = Between(0.0, 1.0)
+
 
 @dataclass(frozen=True)
 class Scores:
     """Localization over the positive scans with slices of both classes, and classification over all scans."""
 
-    localization_auroc: float
-    localization_auprc: float
-    scan_auroc: float | None
-    scan_auprc: float | None
-    localized: int  # the number of scans on which localization was measured
-    left_out: int  # the number of positive scans without localization: slice labels missing, or all of one class
+    localization_auroc: Annotated[float, SHARE, NULL_IS_NAN]
+    localization_auprc: Annotated[float, SHARE, NULL_IS_NAN]
+    scan_auroc: Annotated[float | None, SHARE, NULL_IS_NAN]
+    scan_auprc: Annotated[float | None, SHARE, NULL_IS_NAN]
+    localized: Annotated[int, Between(0.0)]  # the number of scans on which localization was measured
+    left_out: Annotated[
+        int, Between(0.0)
+    ]  # the number of positive scans without localization: slice labels missing, or all of one class
 
 
 def score(

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +59,7 @@ from normal_guidance.study.drawn import (
     read_positions,
     semi_synthetic_part,
 )
-from normal_guidance.study.references import MakeGrid, reference_row, run_reference, slice_reference_config
+from normal_guidance.study.references import MakeGrid, run_reference, slice_reference_config
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
 from normal_guidance.sweep.loop import predict_bags
@@ -84,7 +84,6 @@ from normal_guidance.sweep.run import (
     load_run,
     record_as_json,
     run_sweep,
-    scores_from_json,
 )
 from normal_guidance.sweep.stack import initial_model
 from normal_guidance.sweep.sweep import SweepProgress
@@ -150,7 +149,7 @@ def load_result(method: str, seed: int, folder: Path) -> StudyResult | None:
             dataset=read_as(str | None, known.options.get("dataset"), "options.dataset"),
             fingerprints={part: read_as(str, scans.get("fingerprint"), part) for part, scans in known.data.items()},
             run=run,
-            forms={form: scores_from_json(known.scores[form]) for form in FORMS.get(method, ())},
+            forms={form: known.scores[form] for form in FORMS.get(method, ())},
             departures=content["departures"] if run else {},
             environments=tuple(environments_of(content)),
             precision=content["execution"]["precision"] if run else None,
@@ -166,18 +165,19 @@ class StudyFile:
 
     options: dict[str, Any]
     data: dict[str, dict[str, Any]]
-    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    scores: dict[str, Scores] = field(default_factory=dict)
 
 
 def reference_scores(results: Sequence[StudyResult]) -> dict[int, Scores]:
-    """Scores of the supervised reference, the tables' last row, for every seed that has both of its runs."""
-    runs = {(result.method, result.seed): result.run for result in results if result.run is not None}
-    scores = {}
-    for seed in sorted({seed for _, seed in runs}):
-        slices, scans = (runs.get((reference, seed)) for reference in REFERENCES)
-        if slices and scans and (row := reference_row(slices, scans)) is not None:
-            scores[seed] = row
-    return scores
+    """The tables' last row: localization of the slice reference, scan scores of the scan reference, where both won."""
+    slices, scans = (
+        {result.seed: result.scores for result in results if result.method == name and result.scores is not None}
+        for name in REFERENCES
+    )
+    return {
+        seed: replace(slices[seed], scan_auroc=scans[seed].scan_auroc, scan_auprc=scans[seed].scan_auprc)
+        for seed in sorted(slices.keys() & scans.keys())
+    }
 
 
 Watch = Callable[[SweepProgress], None]
@@ -390,7 +390,7 @@ def train_jobs(
         for method in unswept
         if _load_checked(study, method, seed, study.folder / method / str(seed)) is None
     ]
-    here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
+    here = replace(study, dataset=replace(study.dataset, draw=_once(study.dataset.draw)))
     make_folder(study.folder)
     if lacking:
         width = here.dataset.draw(lacking[0].seed, "train").width
@@ -409,19 +409,10 @@ def train_jobs(
         listener.train(study, lacking, listener)
 
 
-class _OneSeed:
-    """Draws each part of a seed once, and keeps the parts of one seed at a time, which may fill the memory."""
-
-    def __init__(self, draw: Callable[[int, str], Data]) -> None:
-        self.draw, self.seed = draw, -1
-        self.drawn: dict[str, Data] = {}
-
-    def __call__(self, seed: int, part: str) -> Data:
-        if seed != self.seed:
-            self.seed, self.drawn = seed, {}
-        if part not in self.drawn:
-            self.drawn[part] = self.draw(seed, part)
-        return self.drawn[part]
+def _once(draw: Callable[[int, str], Data]) -> Callable[[int, str], Data]:
+    """Draw each part of a seed once, and keep the parts of one seed at a time, which may fill the memory."""
+    parts_of = lru_cache(maxsize=1)(lambda seed: cache(partial(draw, seed)))
+    return lambda seed, part: parts_of(seed)(part)
 
 
 def _score_unswept(study: Study, method: str, seed: int) -> None:

@@ -25,21 +25,13 @@ from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.methods import CEILING, COMPARED, NAMED, SLICE_REFERENCE
 from normal_guidance.core.metrics import PUBLISHED_SD, MeanSd, SdKind
-from normal_guidance.statistics.split_results import Metric, Scores
+from normal_guidance.statistics.split_results import Metric
 from normal_guidance.sweep.batches import slice_labels_of
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.run import Data, Run, run_sweep
 from normal_guidance.sweep.sweep import SweepProgress
 
 MakeGrid = Callable[[Config], Sequence[Config]]
-
-
-def reference_row(slices: Run, scans: Run) -> Scores | None:
-    """Join localization of the slice reference and scan scores of the scan reference; None where one has no winner."""
-    on_slices, on_scans = (run.winners[0].test if run.winners else None for run in (slices, scans))
-    if on_slices is None or on_scans is None:
-        return None
-    return replace(on_slices, scan_auroc=on_scans.scan_auroc, scan_auprc=on_scans.scan_auprc)
 
 
 def run_reference(
@@ -143,9 +135,8 @@ class PublishedChoice(NamedTuple):
 
 def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
     """Mean and sd over the three partitions as printed, or None where the paper has no such number."""
-    _check_method(method)
-    cell = _paper()["tables"][_name_in_paper(metric)].get(method, {}).get(dataset)
-    return cell and MeanSd(cell["mean"], cell["sd"], published_sd_kind(metric, method, dataset))
+    cell = _printed("tables", metric, method, dataset)
+    return cell and MeanSd(cell[0], cell[1], published_sd_kind(metric, method, dataset))
 
 
 def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
@@ -159,27 +150,20 @@ def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
 
 def published_seed(metric: Metric, method: str, dataset: str, seed: int) -> float | None:
     """The value of one partition, or None where it is not known."""
-    return _of_seed(f"{dataset} {_name_in_paper(metric)}", method, seed)
+    return _printed("per_seed", metric, method, dataset, str(seed))
 
 
 def published_choice(method: str, dataset: str, seed: int) -> PublishedChoice | None:
     """The L1 penalty and learning rate that the authors' run chose, or None where it is not known."""
-    chosen = _of_seed(f"{dataset} chosen (l1, lr)", method, seed)
+    chosen = _printed("chosen", "l1 and lr", method, dataset, str(seed))
     return chosen and PublishedChoice(*chosen)
 
 
 def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight: float) -> MeanSd | None:
     """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed."""
     # The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
-    printed, name = _paper()["sensitivity"], _name_in_paper(metric)
-    if dataset != printed["dataset"]:
-        return None
-    cell = None
-    if weight == 1:
-        cell = printed["divergence"].get(divergence, {}).get(name)
-    elif divergence == "forward_kl":
-        cell = printed.get(f"lambda_{name}", {}).get(f"{weight:g}")
-    return cell and MeanSd(cell[0], cell[1], published_sd_kind(metric, printed["method"], dataset))
+    cell = _printed("sensitivity", metric, "ng", dataset, divergence, f"{weight:g}")
+    return cell and MeanSd(cell[0], cell[1], published_sd_kind(metric, "ng", dataset))
 
 
 @cache
@@ -187,17 +171,12 @@ def _paper() -> dict[str, Any]:
     return json.loads(files("normal_guidance.study").joinpath("published.json").read_text(encoding="utf-8"))
 
 
-def _of_seed(what: str, method: str, seed: int) -> Any:
-    _check_method(method)
-    of_seeds: Sequence[Any] | None = _paper()["per_seed"].get(f"{what}, seeds 1001/2001/3001", {}).get(method)
-    return of_seeds[PUBLISHED_SEEDS.index(seed)] if of_seeds and seed in PUBLISHED_SEEDS else None
-
-
-def _name_in_paper(metric: Metric) -> str:
-    return metric.replace("scan", "bag")
-
-
-def _check_method(method: str) -> None:
+def _printed(kind: str, what: str, method: str, *keys: str) -> Any:
+    """What the file holds of a method under these keys, or None."""
     # A typing error must not look like "nothing was published".
     if method not in (*COMPARED, CEILING):
         raise UserError(f"method {method!r} is unknown; choose one of {', '.join(NAMED)}, {CEILING}")
+    value = _paper()[kind].get(what, {})
+    for key in (method, *keys):
+        value = value.get(key, {})
+    return None if value == {} else value

@@ -10,9 +10,9 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from normal_guidance.base.errors import UserError, choose_one_of
+from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json_as
 from normal_guidance.base.system import time_text
 from normal_guidance.core.blocks import GAP, PERCENTILES
@@ -280,42 +280,23 @@ class PaperTables(Rendered):
 
 def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> PaperTables:
     """Make the paper's tables of `results`: method or "ceiling" -> seed -> `Scores`."""
-    _check_results(results)
-    names = (*COMPARED, CEILING)
-    for method in results:
-        choose_one_of("method", method, names)
     rows = []
-    for method in (name for name in names if name in results):
+    for method in (name for name in (*COMPARED, CEILING) if name in results):
         cells = {metric: published(metric, method, dataset) for metric in METRICS}
         rows.append(_row(method, method_title(method, dataset), results[method], dataset, cells))
     return PaperTables(dataset, tuple(sorted({seed for row in rows for seed in row.seeds})), tuple(rows))
 
 
 def sensitivity_table(
-    results: Mapping[tuple[str, float], Mapping[int, Scores]], dataset: str, method: str = "ng"
+    results: Mapping[tuple[DivergenceName, float], Mapping[int, Scores]], dataset: str, method: str = "ng"
 ) -> PaperTables:
     """Tabulate the sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all."""
-    _check_results(results)
-    refuse_unguided(method)
-    order: list[str] = list(DIVERGENCES)
-    for divergence, _ in results:
-        choose_one_of("divergence", divergence, order)
-    seeds = tuple(sorted(next(iter(results.values()))))
-    rows = []
+    order, rows = list(DIVERGENCES), []
     for setting in sorted(results, key=lambda setting: (order.index(setting[0]), setting[1])):
-        if tuple(sorted(results[setting])) != seeds:
-            # Otherwise the best setting would be the one with the kindest seeds.
-            raise UserError(
-                f"{setting} has seeds {sorted(results[setting])}, not {list(seeds)}; give the same seeds for all "
-                "settings"
-            )
-        divergence, weight = cast(DivergenceName, setting[0]), setting[1]
-        cells = {
-            metric: published_sensitivity(metric, dataset, divergence, weight) if method == "ng" else None
-            for metric in METRICS
-        }
-        rows.append(_row(method, str(setting), results[setting], dataset, cells, (divergence, weight)))
-    return PaperTables(dataset, seeds, tuple(rows), method)
+        known = method == "ng"
+        cells = {metric: published_sensitivity(metric, dataset, *setting) if known else None for metric in METRICS}
+        rows.append(_row(method, str(setting), results[setting], dataset, cells, setting))
+    return PaperTables(dataset, rows[0].seeds, tuple(rows), method)
 
 
 def refuse_unguided(method: str) -> None:
@@ -323,14 +304,6 @@ def refuse_unguided(method: str) -> None:
     if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
         guided = ", ".join(name for name in NAMED if NAMED[name].guided)
         raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
-
-
-def _check_results(results: Mapping[Any, Mapping[int, Scores]]) -> None:
-    if not results:
-        raise UserError("there are no results for a table; score at least one method")
-    for name, of_seeds in results.items():
-        if not of_seeds:
-            raise UserError(f"{name!r} has no scores; give one per seed, or leave it out")
 
 
 def _row(
@@ -346,11 +319,6 @@ def _row(
     scores = tuple(of_seeds[seed] for seed in seeds)
     for metric, number in printed.items():
         values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
-        if values and len(values) < len(scores):
-            raise UserError(
-                f"{title if setting else method!r} has {metric} for {len(values)} of {len(scores)} seeds; score all of "
-                "them or none"
-            )
         cells.append(Comparison(metric, values, published_sd_kind(metric, method, dataset), number))
     return TableRow(method, title, seeds, scores, tuple(cells), setting)
 
@@ -405,9 +373,7 @@ class StudyTables(Rendered):
             "dataset": self.dataset,
             "method": self.method,
             "about": dict(self.about),
-            "rule": RULE,
-            "tables": self.records(),
-            "per_seed": self.table.per_seed() if self.table else [],
+            **(self.table.content() if self.table else {"rule": RULE, "tables": [], "per_seed": []}),
             "chosen": self.chosen,
             "notes": self.notes,
         }
@@ -455,13 +421,14 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> StudyT
     runs = list(find_results(Path(folder) / SENSITIVITY, dataset, (method,)))
     if not runs:
         raise UserError(f"{folder} holds no complete sensitivity run of {method} on {dataset}; run it first")
-    settings: dict[tuple[str, float], dict[int, Scores]] = {}
+    settings: dict[tuple[DivergenceName, float], dict[int, Scores]] = {}
     for run in runs:
         for config in read_json_as(run.folder / CONFIG, _RunConfigs, exact=False).configs:
             settings.setdefault((config.divergence, config.guidance_weight), {})
         for winner in run.winners:
             if winner.test is not None:
                 settings[winner.config.divergence, winner.config.guidance_weight][run.seed] = winner.test
+    # With other seeds than the others, a setting might be the best for having the kindest.
     complete = {setting: of_seeds for setting, of_seeds in settings.items() if len(of_seeds) == len(runs)}
     notes = [
         f"{divergence}, λ {weight:g}: left out, no epoch could be selected for {len(runs) - len(of_seeds)} of "

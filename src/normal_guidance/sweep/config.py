@@ -178,12 +178,11 @@ class Config:
     def __post_init__(self) -> None:
         from normal_guidance.core.arrays import checked_whole
         from normal_guidance.core.guidance import NormalGuidance
-        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss, refuse_removed
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss
 
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
         self._check_reference()
-        refuse_removed(self.method)
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(
@@ -389,21 +388,13 @@ def grid(
     """
     if not isinstance(base, Config):
         raise UserError(f"base: got {type(base).__name__}; give Config(METHOD), such as Config('ng')")
-    given = {"lr": lr, "l1": l1, "guidance_weight": guidance_weight, "divergence": divergence, "seed": seed}
-    for name, values in given.items():
-        left_out = values is None and name not in ("lr", "l1")
-        if not left_out and (isinstance(values, str) or not isinstance(values, Sequence) or not len(values)):
+    axes: dict[str, Any] = {"divergence": divergence, "guidance_weight": guidance_weight, "seed": seed}
+    axes = {name: [getattr(base, name)] if values is None else values for name, values in axes.items()}
+    axes |= {"l1": l1, "lr": lr}
+    for name, values in axes.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not len(values):
             raise UserError(f"{name} is {values!r}; give a list of values, such as [{getattr(base, name)!r}]")
-    axes = {
-        "divergence": divergence or [base.divergence],
-        "guidance_weight": guidance_weight or [base.guidance_weight],
-        "seed": seed or [base.seed],
-        "l1": l1,
-        "lr": lr,
-    }
-    return tuple(
-        Config(**{**asdict(base), **dict(zip(axes, values, strict=True))}) for values in product(*axes.values())
-    )
+    return tuple(replace(base, **dict(zip(axes, values, strict=True))) for values in product(*axes.values()))
 
 
 def grid_of_method(base: Config, **axes: Any) -> tuple[Config, ...]:

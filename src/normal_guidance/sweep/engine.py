@@ -258,7 +258,7 @@ class SlottedEngine(Engine):
 
     def compile(self, *, every: bool = False) -> None:
         """Compile the step of `every` number of rows, or of the largest alone; after an error nothing is changed."""
-        plain = (self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows)
+        plain = {**vars(self)}
         torch.compiler.reset()  # code compiled by earlier engines is useless now, and counts against torch's limit
         self._forward = torch.compile(self._losses, fullgraph=True, dynamic=False)
         self._predict = torch.compile(self._logits, fullgraph=True, dynamic=False)
@@ -266,7 +266,7 @@ class SlottedEngine(Engine):
         try:
             self.prepare(self.rows)
         except Exception:
-            self._forward, self._predict, self._graphs, self._val_graph, self._val_logits, self.rows = plain
+            vars(self).update(plain)
             raise
         self.compiled = True
 

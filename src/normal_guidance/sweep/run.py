@@ -21,9 +21,9 @@ import platform
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import distributions
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,7 +67,7 @@ from normal_guidance.sweep.config import (
 )
 from normal_guidance.sweep.execution import current_device
 from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.predictions import prediction_table, read_predictions, write_predictions_table
+from normal_guidance.sweep.predictions import AGAIN, prediction_table, read_predictions, write_predictions_table
 from normal_guidance.sweep.stack import initial_model
 from normal_guidance.sweep.sweep import (
     HISTORY,
@@ -78,16 +78,15 @@ from normal_guidance.sweep.sweep import (
     StateFile,
     Sweep,
     SweepProgress,
+    Winner,
     check_scans,
     group_of,
     sweep,
 )
 
-FORMAT = 1  # version of the layout on disk; a folder of another version is refused
 CONFIG, STATE, REPORT = "config.json", "state.safetensors", "report.json"
 HISTORY_TABLE, PREDICTION_TABLE = "history.parquet", "predictions.parquet"
 WINNERS = ("best.json", "best.safetensors", "best-*.json", "best-*.safetensors")
-COPY = "copy the run again, or delete it and start it again"
 
 NOT_OURS = (KeyError, TypeError, ValueError, AttributeError)  # from reading a JSON file of another shape than ours
 
@@ -100,26 +99,16 @@ Width = Annotated[int, Between(1.0, 2.0**31)]
 
 
 @dataclass(frozen=True)
-class ScoresFile:
-    """`Scores`, null where they are NaN or where the method has none."""
+class Selected:
+    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
 
-    localization_auroc: Share | None
-    localization_auprc: Share | None
-    scan_auroc: Share | None
-    scan_auprc: Share | None
-    localized: Count
-    left_out: Count
-
-
-@dataclass(frozen=True)
-class WinnerInReport:
-    group: str
+    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
     number: Count
     epoch: Annotated[int, Between(1.0)]
     val_auroc: Share
     config: Config
     weights: str  # the name of the file
-    test: ScoresFile | None
+    test: Scores | None
 
 
 @dataclass(frozen=True)
@@ -194,8 +183,7 @@ class Environment:
 class RunFile:
     """report.json: everything that is needed to check, repeat or compare a complete run."""
 
-    format: int
-    winners: tuple[WinnerInReport, ...]
+    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
     note: str | None  # why there are no winners
     configurations: ConfigCounts
     departures: dict[str, Any]  # what differs from the paper's protocol and grid
@@ -213,7 +201,6 @@ class RunFile:
 class WinnerFile(SelectedEpoch):
     """What best.json holds."""
 
-    format: int
     config: Config
     features: Width
 
@@ -226,19 +213,9 @@ def record_as_json(value: Any) -> Any:
         return {name: record_as_json(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [record_as_json(inner) for inner in value]
-    if isinstance(value, Scores):
+    if is_dataclass(value):
         return {each.name: record_as_json(getattr(value, each.name)) for each in fields(value)}
     return None if isinstance(value, float) and math.isnan(value) else value
-
-
-def scores_from_json(scores: Mapping[str, Any]) -> Scores:
-    """Scores as `record_as_json` made them; anything else is a `ContentError`."""
-    return _scores(read_as(ScoresFile, scores, "scores"))
-
-
-def _scores(known: ScoresFile) -> Scores:
-    values: dict[str, Any] = {name: math.nan if value is None else value for name, value in asdict(known).items()}
-    return Scores(**values)
 
 
 def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -254,7 +231,6 @@ def environments_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def identity_of(configs: Sequence[Config], execution: Execution, data: Mapping[str, Any]) -> dict[str, Any]:
     """What identifies a run, as config.json holds it; a run started again with anything else is refused."""
     return {
-        "format": FORMAT,
         "data": dict(data),
         "execution": {
             "device": torch.device(execution.device).type,
@@ -297,16 +273,10 @@ def open_run(folder: str | Path, identity: Mapping[str, Any]) -> Iterator[Path]:
         yield path
 
 
-def state_of(
-    folder: Path,
-    identity: Mapping[str, Any],
-    save_epochs: int = SAVE_EPOCHS,
-    save_seconds: float = SAVE_SECONDS,
-    environment: Mapping[str, Any] | None = None,
-) -> StateFile:
-    """The file of a run's state; `environment` is that of this start."""
+def state_of(folder: Path, identity: Mapping[str, Any], **options: Any) -> StateFile:
+    """The file of a run's state; the options are those of `StateFile`."""
     run = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    return StateFile(folder / STATE, run, save_epochs, save_seconds, environment)
+    return StateFile(folder / STATE, run, **options)
 
 
 def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
@@ -321,11 +291,6 @@ def is_begun(folder: str | Path, identity: Mapping[str, Any]) -> bool:
             raise UserError(f"{folder} holds {others[0]!r} but no {CONFIG}, so it is not a run; choose another folder")
         return False
     before = read_json(path)
-    if before.get("format") != FORMAT:
-        raise UserError(
-            f"{path}: format {before.get('format')!r:.60}, but this version of normal-guidance reads format {FORMAT}; "
-            "install the version that began the run, or choose another folder"
-        )
     if names.isdisjoint((STATE, REPORT)):
         return False
     changed = difference({name: before.get(name) for name in identity}, identity)
@@ -359,12 +324,11 @@ def history_table(result: Sweep) -> pa.Table:
     trained = epoch <= result.trained[:, None]
     number, epoch = number[trained], epoch[trained]
     selected, winners = epoch == result.best_epoch[number], torch.tensor([each.number for each in result.winners])
-    axes = {axis: pa.array([getattr(config, axis) for config in result.configs]) for axis in AXES}
     numbers = result.history[epoch - 1, number].T.contiguous().numpy()
     return pa.table(
         {
             "config": number.numpy(),
-            **{axis: values.take(pa.array(number.numpy())) for axis, values in axes.items()},
+            **{axis: np.array([getattr(config, axis) for config in result.configs])[number.numpy()] for axis in AXES},
             "epoch": epoch.numpy(),
             **dict(zip(HISTORY, numbers, strict=True)),
             "selected": selected.numpy(),
@@ -379,6 +343,12 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
     if len(groups) == 1:
         return dict.fromkeys(groups, "")
     return {group: f"{c.divergence}-lambda{c.guidance_weight}-seed{c.seed}" for group, c in groups.items()}
+
+
+def winners_by_name(result: Sweep) -> dict[str, Winner]:
+    """The winners by the names of their groups."""
+    names = group_names(result.configs)
+    return {names[group_of(winner.config)]: winner for winner in result.winners}
 
 
 def winner_file(group: str) -> str:
@@ -404,22 +374,20 @@ HISTORY_SCHEMA = pa.schema(
 
 def read_history(path: Path) -> pa.Table:
     """Read a history.parquet; losses and scores of configurations that diverged are NaN."""
-    return read_columns(path, HISTORY_SCHEMA, COPY)
+    return read_columns(path, HISTORY_SCHEMA, AGAIN)
 
 
 def write_winners(folder: Path, result: Sweep, features: int) -> None:
     forget(folder, *WINNERS)  # an earlier, killed start may have had others: CUDA does not promise the same bits
-    names = group_names(result.configs)
-    for winner in result.winners:
-        file = winner_file(names[group_of(winner.config)])
-        selected = {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
-        about = record_as_json({"format": FORMAT, "config": winner.config, "features": features, **selected})
+    for group, winner in winners_by_name(result).items():
+        file, selected = winner_file(group), {each.name: getattr(winner, each.name) for each in fields(SelectedEpoch)}
+        about = record_as_json({"config": winner.config, "features": features, **selected})
         write_tensors(folder / f"{file}.safetensors", winner.weights, about)
         write_json(folder / f"{file}.json", about)
 
 
 def about_winner(folder: Path, group: str = "") -> WinnerFile:
-    return read_json_as(folder / f"{winner_file(group)}.json", WinnerFile, COPY)
+    return read_json_as(folder / f"{winner_file(group)}.json", WinnerFile, AGAIN)
 
 
 def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
@@ -438,7 +406,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     load_run(folder).winner(group)
     path = folder / f"{winner_file(group)}.json"
     about = about_winner(folder, group)
-    weights, _ = read_tensors(path.with_suffix(".safetensors"), COPY)
+    weights, _ = read_tensors(path.with_suffix(".safetensors"), AGAIN)
     with reading(path, "copy the run again", wrong="and its weights do not fit together"):
         return winner_model(about.config, about.features, weights)
 
@@ -447,23 +415,11 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Selected:
-    """The best epoch of the best configuration of a group, and its scores on the test scans if there were any."""
-
-    group: str  # empty where the run has one group only; else the name in its files: `load_winner(folder, group)`
-    config: Config
-    number: int
-    epoch: int
-    val_auroc: float
-    test: Scores | None
-
-
-@dataclass(frozen=True)
 class Run:
     """A complete run, as its folder describes it."""
 
     folder: Path
-    winners: tuple[Selected, ...]  # empty where no epoch of any configuration could be selected
+    winners: tuple[Selected, ...]
     note: str | None  # why there are no winners
     all_diverged: bool
     seconds: float  # the sum over all starts
@@ -492,22 +448,12 @@ def load_run(folder: str | Path) -> Run:
             "the folder of a complete run"
         )
     again = "give the folder of a run, or copy it again"
-    known = read_json_as(path, RunFile, again)
-    if not known.environments:
-        raise UserError(f"{path} is damaged: environments is empty; {again}")
-    return Run(
-        folder=folder,
-        winners=tuple(
-            Selected(
-                row.group, row.config, row.number, row.epoch, row.val_auroc, _scores(row.test) if row.test else None
-            )
-            for row in known.winners
-        ),
-        note=known.note,
-        all_diverged=known.configurations.diverged == known.configurations.trained,
-        seconds=known.seconds.total,
-        report=read_json(path),
-    )
+    report = read_json(path, again)
+    with reading(path, again):
+        known = read_as(RunFile, report)
+        environments_of(report)
+    all_diverged = known.configurations.diverged == known.configurations.trained
+    return Run(folder, known.winners, known.note, all_diverged, known.seconds.total, report)
 
 
 def refuse_data(folder: Path) -> None:
@@ -542,7 +488,8 @@ def run_sweep(
     identity = _identity(configs, train, val, test, execution)
     with open_run(folder, identity) as path:
         if not (path / REPORT).exists():
-            state = state_of(path, identity, save_epochs, save_seconds, environment(execution))
+            saving = {"save_epochs": save_epochs, "save_seconds": save_seconds}
+            state = state_of(path, identity, environment=environment(execution), **saving)
             result = sweep(configs, train, val, execution, checkpoint=state, watch=watch)
             write_history(path, result)
             write_winners(path, result, val.width)
@@ -608,10 +555,9 @@ def _write_predictions(
     folder: Path, result: Sweep, parts: Mapping[str, Data], execution: Execution
 ) -> dict[str, Scores]:
     """Write every winner's predictions for every part, and return each group's scores on the test part."""
-    names, tables, scores = group_names(result.configs), [], {}
+    tables, scores = [], {}
     with current_device(execution.device):
-        for winner in result.winners:
-            group = names[group_of(winner.config)]
+        for group, winner in winners_by_name(result).items():
             for part, scans in parts.items():
                 model = winner_model(winner.config, scans.width, winner.weights).to(execution.device)
                 prediction = predict_bags(model, scans).on_host()
@@ -646,21 +592,19 @@ def _report(
     features: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
     """The content of a `RunFile`."""
-    names = group_names(result.configs)
     winners = [
-        {
-            "group": (group := names[group_of(winner.config)]),
-            "number": winner.number,
-            "epoch": winner.epoch,
-            "val_auroc": winner.val_auroc,
-            "config": winner.config,
-            "weights": f"{winner_file(group)}.safetensors",
-            "test": scores.get(group),
-        }
-        for winner in result.winners
+        Selected(
+            group=group,
+            number=winner.number,
+            epoch=winner.epoch,
+            val_auroc=winner.val_auroc,
+            config=winner.config,
+            weights=f"{winner_file(group)}.safetensors",
+            test=scores.get(group),
+        )
+        for group, winner in winners_by_name(result).items()
     ]
     content = {
-        "format": identity["format"],
         "winners": winners,
         "note": None if winners else _why_nothing(result),
         "configurations": {
@@ -700,17 +644,10 @@ def environment(execution: Execution) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "numpy": np.__version__,
-        "triton": _version_of("triton"),
+        "triton": next((package.version for package in distributions(name="triton")), None),
         "device": torch.cuda.get_device_name(execution.device) if cuda else platform.machine(),
         "threads": torch.get_num_threads(),
     }
-
-
-def _version_of(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def find_folders(folder: Path, methods: Sequence[str] | None = None) -> Iterator[tuple[str, int, Path]]:

@@ -124,8 +124,8 @@ class Stack:
     ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
         """The logits of the targets: scans, or slices in the layout's own shape."""
 
-        def of_config(own: Parameters) -> Tensor:
-            return self._logit(functional_call(self.skeleton, own, (features, layout)))
+        def of_config(theta: Parameters) -> Tensor:
+            return self._logit(functional_call(self.skeleton, theta, (features, layout)))
 
         return vmap(of_config)(parameters)
 
@@ -142,8 +142,8 @@ class Stack:
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
 
-        def of_config(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
-            prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
+        def of_config(theta: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+            prediction: Prediction = functional_call(self.skeleton, theta, (features, layout))
             loss = self.classify(prediction, labels, class_weights)
             attention = prediction.log_attention
             for weight, term in zip(weights.unbind(), self.terms, strict=True):

@@ -124,26 +124,22 @@ class Selection:
 # The state after an epoch: all that the remaining epochs depend on, from which a killed run resumes.
 
 
-@dataclass(frozen=True)
-class ChunkPlace:
+@dataclass(frozen=True, eq=False)
+class Chunk:
     """Configurations that are trained together, by number, and the epoch that they have reached."""
 
     members: tuple[Count, ...]
     epoch: Count = 0
-
-
-@dataclass(frozen=True, eq=False)
-class Chunk(ChunkPlace):
     training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
-    def part(self, places: Sequence[int]) -> Chunk:
+    def part(self, indices: Sequence[int]) -> Chunk:
         """A chunk of some members at the same epoch; configurations are independent, so each keeps all it needs."""
-        index = torch.tensor(places)
+        chosen = torch.tensor(indices)
         training = {
-            name: tensor if name == "generator" else tensor[:, index] if name == "history" else tensor[index]
+            name: tensor if name == "generator" else tensor[:, chosen] if name == "history" else tensor[chosen]
             for name, tensor in self.training.items()
         }
-        return Chunk(tuple(self.members[place] for place in places), self.epoch, training)
+        return Chunk(tuple(self.members[index] for index in indices), self.epoch, training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,16 +200,16 @@ class SweepState(Sweep):
         # Epochs after the end of a configuration's patience do not count.
         history = torch.where((numbers[:, None] <= trained)[:, :, None], training["history"], math.nan)
         winners = {group_of(winner.config): winner for winner in self.winners}
-        for place, number in enumerate(ended.members):
-            if not best_epoch[place]:
+        for index, number in enumerate(ended.members):
+            if not best_epoch[index]:
                 continue
             candidate = Winner(
                 config=self.configs[number],
                 number=number,
-                epoch=int(best_epoch[place]),
-                val_auroc=training["best_val"][place].item(),
-                val_loss=training["best_loss"][place].item(),
-                weights={name: stacked[place].clone() for name, stacked in _part(training, "best.").items()},
+                epoch=int(best_epoch[index]),
+                val_auroc=training["best_val"][index].item(),
+                val_loss=training["best_loss"][index].item(),
+                weights={name: stacked[index].clone() for name, stacked in _part(training, "best.").items()},
             )
             group = group_of(candidate.config)
             winners[group] = max((candidate, winners.get(group, candidate)), key=Winner.rank)
@@ -260,13 +256,13 @@ def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mappin
     engine.refresh()
 
 
-def _like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
-    """The saved tensor of this name, which must have the form of our own: copying would else repeat or convert it."""
+def _like(saved: Mapping[str, Tensor], name: str, form: Tensor) -> Tensor:
+    """The saved tensor of this name, which must have the same `form`: copying would else repeat or convert it."""
     if name not in saved:
         raise ContentError(f"it does not hold {name!r}")
-    if (saved[name].shape, saved[name].dtype) != (own.shape, own.dtype):
+    if (saved[name].shape, saved[name].dtype) != (form.shape, form.dtype):
         raise ContentError(
-            f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(own.shape)} of {own.dtype}"
+            f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(form.shape)} of {form.dtype}"
         )
     return saved[name]
 
@@ -292,7 +288,7 @@ class SavedState:
     environments: list[dict[str, Any]]  # the distinct ones of all starts, in order of their first start
     total: Annotated[float, Between(0.0)]  # seconds that the run has taken, without time lost when it was killed
     seconds: dict[str, Annotated[float, Between(0.0)]]  # those of training, evaluation (with selection) and saving
-    pending: tuple[ChunkPlace, ...]
+    pending: tuple[Chunk, ...]  # without their tensors
     chunks: tuple[Annotated[int, Between(1.0)], ...]
     winners: tuple[SelectedEpoch, ...]
 
@@ -342,7 +338,7 @@ class StateFile:
             environments=self.environments,
             total=self.total,
             seconds=self.seconds,
-            pending=tuple(ChunkPlace(chunk.members, chunk.epoch) for chunk in state.pending),
+            pending=tuple(replace(chunk, training={}) for chunk in state.pending),
             chunks=state.chunks,
             winners=tuple(SelectedEpoch(**{name: getattr(winner, name) for name in names}) for winner in state.winners),
         )
@@ -384,9 +380,7 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
         raise ContentError("a configuration is in two chunks")
     return replace(
         fresh,
-        pending=tuple(
-            Chunk(chunk.members, chunk.epoch, _part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)
-        ),
+        pending=tuple(replace(chunk, training=_part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)),
         chunks=kept.chunks,
         winners=tuple(
             Winner(config=fresh.configs[best.number], weights=_part(tensors, f"winner{i}."), **vars(best))
@@ -588,7 +582,7 @@ def _train_chunk(
         clock.mark(None)
     clock.settle()
     reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
-    staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]
-    ending = [place for place in range(len(over)) if place not in staying]
+    staying = [] if epoch == config.epochs else [index for index, done in enumerate(over) if not done]
+    ending = [index for index in range(len(over)) if index not in staying]
     trained = selection.trained(epoch).cpu()[ending]
     return state.finish(reached.part(ending), trained, reached.part(staying) if staying else None)

@@ -7,8 +7,7 @@ import pydicom
 import pytest
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.dicom.objects import KINDS as RESULTS
-from normal_guidance.clinic.dicom.writer import write_dicom
+from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem
 from small_dicom import IDENTITY, change, change_all, of_images, predicted, read_and_problems, true_references, write
@@ -21,9 +20,8 @@ def test_no_pixels_are_read(copied, strip, tmp_path):
         content = (root / file).read_bytes()
         (root / file).write_bytes(content[: content.rindex(b"\xe0\x7f\x10\x00") + 12])  # the tag, and nothing behind
     after = write(row, root, strip, tmp_path / "after")
-    assert [pydicom.dcmread(after[name]).SOPInstanceUID for name in RESULTS] == [
-        pydicom.dcmread(before[name]).SOPInstanceUID for name in RESULTS
-    ]
+    uids = [[pydicom.dcmread(path).SOPInstanceUID for path in files.values()] for files in (before, after)]
+    assert uids[0] == uids[1]
 
 
 def test_what_is_missing_is_written_empty_and_told(copied, strip, tmp_path):
@@ -31,10 +29,11 @@ def test_what_is_missing_is_written_empty_and_told(copied, strip, tmp_path):
     gone = [name for name in IDENTITY if name not in ("PatientID", "StudyTime")]
     change_all(row, root, FrameOfReferenceUID=None, StudyTime="25:99", **dict.fromkeys(gone))
     read, problems = read_and_problems(row, root, strip, tmp_path / "out")
-    for one in read:
-        assert one.PatientID == IDENTITY["PatientID"]
-        assert not any(one[name].value for name in ("PatientName", "PatientSex", "StudyID", "StudyTime", "StudyDate"))
-        assert "PatientAge" not in one
+    for written in read:
+        assert written.PatientID == IDENTITY["PatientID"]
+        empty = ("PatientName", "PatientSex", "StudyID", "StudyTime", "StudyDate")
+        assert not any(written[name].value for name in empty)
+        assert "PatientAge" not in written
     reported = {problem.detail: problem.action for problem in problems}
     assert reported["no (0020,0052) FrameOfReferenceUID"] == "left out"
     assert reported["(0008,0030) StudyTime is not a valid TM"] == "written empty"
@@ -42,10 +41,6 @@ def test_what_is_missing_is_written_empty_and_told(copied, strip, tmp_path):
     assert reported[missing] == "written empty"
     assert "StudyTime" not in missing
     assert {problem.scan_id for problem in problems} == {row.scan_id}
-
-
-def test_a_whole_header_gives_no_problem(scans, strip, tmp_path):
-    assert read_and_problems(*scans["single"], strip, tmp_path / "out")[1] == []
 
 
 @pytest.mark.parametrize(
@@ -61,11 +56,10 @@ def test_a_whole_header_gives_no_problem(scans, strip, tmp_path):
 def test_names_of_any_character_set(copied, strip, tmp_path, characters, name):
     row, root = copied
     changes = {"SpecificCharacterSet": characters, "PatientName": name, "StudyDescription": "CT"}
-    for file in row.files:
-        change(root / file, ReferringPhysicianName="", **changes)
-        assert name.encode() not in (root / file).read_bytes()
+    change_all(row, root, ReferringPhysicianName="", **changes)
+    assert not any(name.encode() in (root / file).read_bytes() for file in row.files)
     read, problems = read_and_problems(row, root, strip, tmp_path / "out")
-    assert [str(one.PatientName) for one in read] == [name] * 3
+    assert [str(written.PatientName) for written in read] == [name] * 3
     assert problems == []
 
 
@@ -78,30 +72,26 @@ def test_names_of_any_character_set(copied, strip, tmp_path, characters, name):
 )
 def test_names_whose_character_set_is_wrong(copied, strip, tmp_path, said, name, detail):
     row, root = copied
+    change_all(row, root, SpecificCharacterSet="ISO_IR 100", PatientName="Müller^Jürgen")
     for file in row.files:
-        change(root / file, SpecificCharacterSet="ISO_IR 100", PatientName="Müller^Jürgen")
         content = (root / file).read_bytes()
         (root / file).write_bytes(content.replace(b"ISO_IR 100", said))
     read, problems = read_and_problems(row, root, strip, tmp_path / "out")
-    assert [str(one.PatientName) for one in read] == [name] * 3
+    assert [str(written.PatientName) for written in read] == [name] * 3
     assert any(problem.detail.startswith(detail) for problem in problems)
 
 
 def test_values_that_are_not_valid(copied, strip, tmp_path):
     """A number that archives match by is repeated though too long; a sex or a date that is none is not."""
-    row, root = copied
-    change_all(row, root, AccessionNumber="A" * 20, PatientSex="female", PatientBirthDate="about 1950")
+    change_all(*copied, AccessionNumber="A" * 20, PatientSex="female", PatientBirthDate="about 1950")
     problems: list[Problem] = []
-    files = write_dicom(predicted(row, root), strip, tmp_path / "out", report=problems.append)
+    files = write_dicom(predicted(*copied), strip, tmp_path / "out", report=problems.append)
     with pydicom.config.disable_value_validation():
-        for path in files:
-            one = pydicom.dcmread(path)
-            assert (one.AccessionNumber, one.PatientSex, one.PatientBirthDate) == ("A" * 20, "", "")
-    assert sorted(problem.detail.split()[1] for problem in problems) == [
-        "AccessionNumber",
-        "PatientBirthDate",
-        "PatientSex",
-    ]
+        for written in map(pydicom.dcmread, files):
+            values = (written.AccessionNumber, written.PatientSex, written.PatientBirthDate)
+            assert values == ("A" * 20, "", "")
+    wrong = sorted(problem.detail.split()[1] for problem in problems)
+    assert wrong == ["AccessionNumber", "PatientBirthDate", "PatientSex"]
 
 
 def test_a_patient_id_that_is_said_to_be_bytes(copied, strip, tmp_path):
@@ -111,7 +101,7 @@ def test_a_patient_id_that_is_said_to_be_bytes(copied, strip, tmp_path):
         dataset[0x00100020] = pydicom.DataElement(0x00100020, "OB", b"MRN-4711")
         dataset.save_as(root / file)
     read, _ = read_and_problems(row, root, strip, tmp_path / "out")
-    assert [one.PatientID for one in read] == ["MRN-4711"] * 3
+    assert [written.PatientID for written in read] == ["MRN-4711"] * 3
 
 
 def test_uids_as_in_the_rsna_2019_files(copied, strip, tmp_path):
@@ -127,14 +117,12 @@ def test_uids_as_in_the_rsna_2019_files(copied, strip, tmp_path):
         read = pydicom.dcmread(files[0])
         assert of_images(read.ContentSequence) == [(names[number], None) for number in (7, 2, 5)]
         assert read.StudyInstanceUID == "ID_study"
-    assert [one.detail for one in problems] == [
-        "(0008,0018) SOPInstanceUID is not a valid UI",
-        "(0020,000D) StudyInstanceUID is not a valid UI",
-    ]
-    assert {one.file for one in problems} == {row.files[0]}
+    wrong = ("(0008,0018) SOPInstanceUID", "(0020,000D) StudyInstanceUID")
+    assert [problem.detail for problem in problems] == [f"{tag} is not a valid UI" for tag in wrong]
+    assert {problem.file for problem in problems} == {row.files[0]}
     hidden: list[Problem] = []
     write_dicom(predicted(row, root), strip, tmp_path / "anonymous", anonymize=True, report=hidden.append)
-    assert hidden == [one._replace(file="") for one in problems]
+    assert hidden == [problem._replace(file="") for problem in problems]
 
 
 def test_a_uid_that_only_the_file_says(copied, strip, tmp_path):
@@ -147,12 +135,10 @@ def test_a_uid_that_only_the_file_says(copied, strip, tmp_path):
 
 
 def test_a_source_that_says_it_is_anonymous(copied, strip, tmp_path):
-    row, root = copied
-    change_all(row, root, PatientIdentityRemoved="YES")
-    read, _ = read_and_problems(row, root, strip, tmp_path / "out")
-    assert [(one.PatientIdentityRemoved, one.DeidentificationMethod) for one in read] == [
-        ("YES", "not stated by the source")
-    ] * 3
+    change_all(*copied, PatientIdentityRemoved="YES")
+    read, _ = read_and_problems(*copied, strip, tmp_path / "out")
+    said = [(written.PatientIdentityRemoved, written.DeidentificationMethod) for written in read]
+    assert said == [("YES", "not stated by the source")] * 3
 
 
 def test_pictures_that_name_the_patient(copied, strip, tmp_path):
@@ -188,7 +174,7 @@ def repeat_a_uid(row: ScanRow, root: Path, strip: Path) -> None:
         ),
         (
             lambda row, root, strip: (root / row.files[3]).unlink(),
-            r"0004.dcm cannot be read .*is not there.*put the file",
+            "0004.dcm cannot be read .*is not there.*put the file",
         ),
         (lambda row, root, strip: cut(root / row.files[3]), r"0004.dcm cannot be read .*put the file back"),
         (spoil(StudyInstanceUID=None), r"0004.dcm has no \(0020,000D\) StudyInstanceUID"),

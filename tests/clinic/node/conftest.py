@@ -1,10 +1,14 @@
-"""One small run for all tests of this folder; nobody may change its folder."""
+"""One small run for all tests of this folder; nobody may change its folder.  Nodes of its model, and senders' files."""
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from normal_guidance.fit.bundle import load_bundle, write_bundle
 from small_bundle import copy_series, make_run, use_tiny
-from small_node import always_positive, quick_loops
+from small_node import always_positive, quick_loops, running_node, small_archive
 
 
 @pytest.fixture(scope="session")
@@ -20,6 +24,24 @@ def bundle(trained, monkeypatch):
     use_tiny(monkeypatch)
     quick_loops(monkeypatch)
     return load_bundle(trained.bundle)
+
+
+@pytest.fixture
+def state(tmp_path) -> Path:
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def node(bundle, state):
+    """Lends `running_node` for the small model, in the folder `state`."""
+    return partial(running_node, state, bundle)
+
+
+@pytest.fixture
+def archive():
+    """An archive on this machine: `to` is its name as a destination, `got` what it received."""
+    with small_archive() as (port, got):
+        yield SimpleNamespace(to=[f"ARCHIVE@127.0.0.1:{port}"], got=got)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ STEPS = {
     "the fifth file is recorded": f"{QUEUE}.add:5:after",
     "the series is complete": f"{QUEUE}.move:1:before",
     "the series is ready": f"{QUEUE}.move:1:after",
-    "predicting begins": f"{QUEUE}.begin_attempt:1:after",
+    "predicting begins": f"{QUEUE}.count_attempt:1:after",
     "results are written": f"{QUEUE}.predicted:1:before",
     "results are recorded": f"{QUEUE}.predicted:1:after",
     "a file is sent": f"{QUEUE}.accept:1:before",

@@ -6,7 +6,7 @@ import threading
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from typing import Any
 
 import pytest
 from fhir.resources.R4B.observation import Observation
@@ -27,9 +27,10 @@ from normal_guidance.clinic.node.send_text import (
     make_observation,
 )
 from normal_guidance.clinic.node.sending import parse_destination
-from small_node import running_node, send
+from small_node import send
 
 US = Identity("NGUIDE")
+NOTES = (NOTICE, "Forced: it has 2 slices.")
 
 
 def content(**changes) -> ResultContent:
@@ -40,58 +41,63 @@ def content(**changes) -> ResultContent:
     for name, value in changes.items():
         setattr(patient, name, value)
     named = ("any", "1386000", "Intracranial hemorrhage", "any (Intracranial hemorrhage)")
-    found = FindingResult(*named, 0.8125, 0.5, True, (12, 7), "ab" * 32)
-    return ResultContent("0123456789abcdef0123456789abcdef", patient, (found,), ("Forced: it has 2 slices.",))
+    finding = FindingResult(*named, 0.8125, 0.5, True, (12, 7), "ab" * 32)
+    return ResultContent("0123456789abcdef0123456789abcdef", patient, (finding,), NOTES[1:])
 
 
-def negative(one: ResultContent) -> ResultContent:
-    return replace(one, findings=(replace(one.findings[0], probability=0.1, positive=False),))
+def negative() -> ResultContent:
+    positive = content()
+    return replace(positive, findings=(replace(positive.findings[0], probability=0.1, positive=False),))
 
 
-def segments(message: str) -> dict[str, list[list[str]]]:
-    found: dict[str, list[list[str]]] = {}
-    for line in filter(None, message.split("\r")):
+def segments(message: ResultContent | str) -> dict[str, list[list[str]]]:
+    """The fields of a message, or of that about a result, by the names of their segments."""
+    text = message if isinstance(message, str) else make_message(message, "NGUIDE", "RIS")
+    parts: dict[str, list[list[str]]] = {}
+    for line in filter(None, text.split("\r")):
         fields = line.split("|")
-        found.setdefault(fields[0], []).append(fields)
-    return found
+        parts.setdefault(fields[0], []).append(fields)
+    return parts
 
 
 def test_a_message_names_patient_order_and_score():
     message = make_message(content(), "NGUIDE", "RIS")
     assert parse_message(message).validate()
-    found = segments(message)
-    (msh,), (pid,), (obr,) = found["MSH"], found["PID"], found["OBR"]
+    parts = segments(message)
+    (msh,), (pid,), (obr,) = parts["MSH"], parts["PID"], parts["OBR"]
     assert (msh[2], msh[4], msh[8], msh[11]) == ("NGUIDE", "RIS", "ORU^R01^ORU_R01", "2.5.1")
     assert msh[9] == control_id(content().identity)
     assert (pid[3], pid[5], pid[7], pid[8]) == ("P-17^^^HOSPITAL", "Doe^Jane^^Dr", "19700101", "F")
     assert (obr[3], obr[7], obr[25]) == ("A-99", "20261118101500", "P")
-    value_of = {one[3].split("^")[0]: one for one in found["OBX"]}
+    value_of = {fields[3].split("^")[0]: fields for fields in parts["OBX"]}
     score = value_of["111047"]
     assert (score[2], score[5], score[7], score[8], score[11]) == ("NM", "0.8125", "<0.5", "A", "P")
     assert value_of["sought"][5] == "1386000^Intracranial hemorrhage^SCT"
     assert value_of["key_slices"][5] == "12, 7"
-    notes = [one[5] for one in found["OBX"] if one[3].startswith("note")]
-    assert notes == [NOTICE, "Forced: it has 2 slices."]
+    assert [fields[5] for fields in parts["OBX"] if fields[3].startswith("note")] == list(NOTES)
 
 
 def test_a_negative_result_points_at_no_slice():
-    found = segments(make_message(negative(content()), "NGUIDE", "RIS"))
-    assert not any("key_slices" in one[3] for one in found["OBX"])
-    assert any(one[5] == "260385009^Negative^SCT" for one in found["OBX"])
+    values = segments(negative())["OBX"]
+    assert not any("key_slices" in fields[3] for fields in values)
+    assert any(fields[5] == "260385009^Negative^SCT" for fields in values)
+    observation = observe(negative())
+    assert observation["interpretation"][0]["coding"][0]["code"] == "NEG"
+    assert "component" not in observation
 
 
 @pytest.mark.parametrize("name", ["Doe|A^Jane\rOBX|1|NM|x||9", "Müller^Jörg", "山田^太郎=x", "&^~^\\F\\", ""])
 def test_names_cannot_change_the_message(name):
-    found = segments(make_message(content(PatientName=name, PatientID=name), "NGUIDE", "RIS"))
-    assert set(found) == {"MSH", "PID", "OBR", "OBX"}
-    assert len(found["PID"]) == 1
-    assert len(found["OBX"]) == len(segments(make_message(content(), "NGUIDE", "RIS"))["OBX"])
-    assert len(found["PID"][0]) <= 9
+    parts = segments(content(PatientName=name, PatientID=name))
+    assert set(parts) == {"MSH", "PID", "OBR", "OBX"}
+    assert len(parts["PID"]) == 1
+    assert len(parts["OBX"]) == len(segments(content())["OBX"])
+    assert len(parts["PID"][0]) <= 9
 
 
 @contextmanager
-def mllp(*codes: str):
-    """A reading list that answers each message with the next code; without one it closes the connection."""
+def mllp(*codes: str | bytes):
+    """A reading list that answers each message with the next code, or bytes; without one it closes the connection."""
     got: list[str] = []
     answers = list(codes)
     server = socket.create_server(("127.0.0.1", 0))
@@ -112,9 +118,9 @@ def mllp(*codes: str):
                     if data.endswith(END):
                         message, data = data.removeprefix(START).removesuffix(END).decode(), b""
                         got.append(message)
-                        control = message.split("|")[9]
-                        reply = f"MSH|^~\\&|RIS||NGUIDE||20261118||ACK|1|P|2.5.1\rMSA|{answers.pop(0)}|{control}\r"
-                        connection.sendall(START + reply.encode() + END)
+                        code, control = answers.pop(0), message.split("|")[9]
+                        reply = f"MSH|^~\\&|RIS||NGUIDE||20261118||ACK|1|P|2.5.1\rMSA|{code}|{control}\r"
+                        connection.sendall(code if isinstance(code, bytes) else START + reply.encode() + END)
 
     thread = threading.Thread(target=serve, daemon=True)
     thread.start()
@@ -124,56 +130,43 @@ def mllp(*codes: str):
         server.close()
 
 
-def test_a_node_tells_a_reading_list_until_it_accepts(bundle, series, tmp_path):
-    with (
-        mllp("AE", "AR", "AA") as (port, got),
-        running_node(tmp_path / "state", bundle, to=[f"hl7:RIS@127.0.0.1:{port}"]) as run,
-    ):
+def test_a_node_tells_a_reading_list_until_it_accepts(node, series):
+    with mllp("AE", "AR", "AA") as (port, got), node(to=[f"hl7:RIS@127.0.0.1:{port}"]) as run:
         assert set(send(run.port, series(AccessionNumber="A-99"))) == {0}
         assert run.wait_finished() == {"done": 1}
     assert len(got) == 3
-    assert len({one.split("|")[9] for one in got}) == 1  # the same control id, so that it is known again
-    found = segments(got[-1])
-    assert found["OBR"][0][3] == "A-99"
-    assert found["PID"][0][3].startswith("PHANTOM-")
+    assert len({message.split("|")[9] for message in got}) == 1  # the same control id, so that it is known again
+    parts = segments(got[-1])
+    assert parts["OBR"][0][3] == "A-99"
+    assert parts["PID"][0][3].startswith("PHANTOM-")
 
 
-def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch):
+OTHER = START + b"MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r" + END
+
+
+@pytest.mark.parametrize("answers", [(), (START + b"hello" + END,), (OTHER,)], ids=["none", "no HL7", "another"])
+def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch, answers):
     monkeypatch.setattr("normal_guidance.clinic.node.send_text.read_content", lambda *_: content())
-    about = SentSeries("s", "1", "2", tmp_path)
-    accepted: list[Path] = []
-    for answer in (b"", START + b"hello" + END, START + b"MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r" + END):
-        server = socket.create_server(("127.0.0.1", 0))
+    with mllp(*answers) as (port, _), pytest.raises(NotSentError):
+        parse_destination(f"hl7:RIS@127.0.0.1:{port}", US).send(
+            [tmp_path / "prediction.json"], SentSeries("s", tmp_path), lambda file: pytest.fail("accepted")
+        )
 
-        def serve(server: socket.socket = server, answer: bytes = answer) -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(65536)
-                connection.sendall(answer)
 
-        threading.Thread(target=serve, daemon=True).start()
-        one = parse_destination(f"hl7:RIS@127.0.0.1:{server.getsockname()[1]}", US)
-        with pytest.raises(NotSentError):
-            one.send([tmp_path / "prediction.json"], about, accepted.append)
-        server.close()
-    assert accepted == []
+def observe(result: ResultContent) -> dict[str, Any]:
+    return json.loads(make_observation(result, result.findings[0]).model_dump_json(exclude_none=True))
 
 
 def test_an_observation_names_patient_study_and_score():
-    found = json.loads(make_observation(content(), content().findings[0]).model_dump_json(exclude_none=True))
-    assert found["resourceType"] == "Observation"
-    assert found["status"] == "preliminary"
-    assert found["subject"]["identifier"]["value"] == "P-17"
-    assert found["derivedFrom"][0]["identifier"]["value"] == "urn:oid:1.2.3"
-    assert found["code"]["coding"][0]["code"] == "1386000"
-    assert found["valueQuantity"]["value"] == pytest.approx(0.8125)
-    assert found["interpretation"][0]["coding"][0]["code"] == "POS"
-    assert [one["valueInteger"] for one in found["component"]] == [12, 7]
-    assert [one["text"] for one in found["note"]] == [NOTICE, "Forced: it has 2 slices."]
-    other = negative(content())
-    found = json.loads(make_observation(other, other.findings[0]).model_dump_json(exclude_none=True))
-    assert found["interpretation"][0]["coding"][0]["code"] == "NEG"
-    assert "component" not in found
+    observation = observe(content())
+    assert (observation["resourceType"], observation["status"]) == ("Observation", "preliminary")
+    assert observation["subject"]["identifier"]["value"] == "P-17"
+    assert observation["derivedFrom"][0]["identifier"]["value"] == "urn:oid:1.2.3"
+    assert observation["code"]["coding"][0]["code"] == "1386000"
+    assert observation["valueQuantity"]["value"] == pytest.approx(0.8125)
+    assert observation["interpretation"][0]["coding"][0]["code"] == "POS"
+    assert [part["valueInteger"] for part in observation["component"]] == [12, 7]
+    assert [note["text"] for note in observation["note"]] == list(NOTES)
 
 
 @contextmanager
@@ -189,9 +182,9 @@ def fhir_server(*statuses: int):
             if failing:
                 status = failing.pop(0)
             else:
-                found = Observation.model_validate_json(body)
-                status = 200 if found.identifier[0].value in kept else 201
-                kept[found.identifier[0].value] = found
+                observation = Observation.model_validate_json(body)
+                status = 200 if observation.identifier[0].value in kept else 201
+                kept[observation.identifier[0].value] = observation
             self.send_response(status)
             self.send_header("Content-Length", "0")
             self.end_headers()
@@ -208,21 +201,18 @@ def fhir_server(*statuses: int):
         server.server_close()
 
 
-def test_a_node_creates_one_observation_however_often_it_must_try(bundle, series, tmp_path, monkeypatch):
+def test_a_node_creates_one_observation_however_often_it_must_try(node, series, state, monkeypatch):
     monkeypatch.setenv(TOKEN, "secret")
-    with (
-        fhir_server(503, 401) as (url, kept, requests),
-        running_node(tmp_path / "state", bundle, to=[f"fhir:{url}"]) as run,
-    ):
+    with fhir_server(503, 401) as (url, kept, requests), node(to=[f"fhir:{url}"]) as run:
         assert set(send(run.port, series())) == {0}
         assert run.wait_finished() == {"done": 1}
-        assert "secret" not in (tmp_path / "state/audit.jsonl").read_text()
+        assert "secret" not in (state / "audit.jsonl").read_text()
     assert len(requests) == 3
-    (path, headers), (one,) = requests[-1], kept.values()
+    (path, headers), (observation,) = requests[-1], kept.values()
     assert path == "/fhir/Observation"
     assert headers["Authorization"] == "Bearer secret"
     assert headers["If-None-Exist"].startswith("identifier=urn%3Anormal-guidance%7C")
-    assert one.subject.identifier.value.startswith("PHANTOM-")
+    assert observation.subject.identifier.value.startswith("PHANTOM-")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """The node beside software of others: DCMTK's tools, Orthanc as sender and archive, and TLS."""
 
+import json
 import shutil
 import socket
 import ssl
@@ -13,8 +14,9 @@ from pydicom import dcmread
 
 from normal_guidance.cli.clinic import _tls
 from normal_guidance.clinic.node.send_dicom import DicomDestination
+from normal_guidance.clinic.predict.dicomweb import DicomWeb
 from orthanc import DICOMWEB, MISSING, ORTHANC, free_port, running_orthanc
-from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
+from small_node import RESULTS, associate, send, small_archive, wait_until
 
 # pynetdicom does not close the socket of a connection that was refused.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -32,12 +34,12 @@ def call(*words: object) -> subprocess.CompletedProcess[str]:
 
 
 @needs_dcmtk
-def test_dcmtk_sends_and_receives(bundle, series, tmp_path):
+def test_dcmtk_sends_and_receives(node, series, tmp_path):
     files, out, port = series(), tmp_path / "out", free_port()
     out.mkdir()
     scp = subprocess.Popen(["storescp", "--output-directory", str(out), "-aet", "ARCHIVE", str(port)])
     try:
-        with running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
+        with node(to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
             peer = ("-aet", "SENDER", "-aec", "NGUIDE", "127.0.0.1", run.port)
             assert call("echoscu", *peer).returncode == 0
             assert call("echoscu", "-aet", "NOBODY", *peer[2:]).returncode != 0
@@ -51,12 +53,12 @@ def test_dcmtk_sends_and_receives(bundle, series, tmp_path):
 
 
 @needs_dcmtk
-def test_a_compressed_series_is_stored_as_it_is(bundle, series, tmp_path):
+def test_a_compressed_series_is_stored_as_it_is(node, series):
     """JPEG lossless by DCMTK: what the node stores is compressed, and is predicted."""
     files = series()
     for file in files:
         assert call("dcmcjpeg", file, file).returncode == 0
-    with running_node(tmp_path / "state", bundle) as run:
+    with node() as run:
         sent = call("storescu", "-xs", "-aet", "SENDER", "-aec", "NGUIDE", "127.0.0.1", run.port, *files)
         assert sent.returncode == 0, sent.stderr
         stored = {dcmread(file).file_meta.TransferSyntaxUID for file in run.node.incoming.path.rglob("*.dcm")}
@@ -64,56 +66,53 @@ def test_a_compressed_series_is_stored_as_it_is(bundle, series, tmp_path):
         assert run.wait_finished() == {"done": 1}
 
 
-@needs_orthanc
-def test_orthanc_sends_a_series_and_gets_its_results_in_the_same_study(bundle, series, tmp_path):
-    port, files = free_port(), series()
-    with running_orthanc(tmp_path / "archive", {"NGUIDE": ["127.0.0.1", port]}) as archive:
-        with running_node(tmp_path / "s", bundle, senders=["ARCHIVE@127.0.0.1"], to=[archive.to], port=port) as run:
-            send_to = associate(archive.dicom_port, called="ARCHIVE")
-            for file in files:
-                assert send_to.send_c_store(dcmread(file)).Status == 0
-            send_to.release()
-            (study,) = archive.get("/studies")
-            archive.post("/modalities/NGUIDE/store", [study])
-            assert wait_until(lambda: run.node.queue.by_state()["done"]) == 1
-        assert len(archive.get("/studies")) == 1
-        kinds = sorted(one["MainDicomTags"]["Modality"] for one in archive.series())
-    assert kinds == ["CT", "KO", "OT", "SR"]
+@pytest.fixture
+def orthanc(tmp_path):
+    """An Orthanc that knows a node, and the port that the node must have."""
+    port = free_port()
+    with running_orthanc(tmp_path / "archive", {"NGUIDE": ["127.0.0.1", port]}) as running:
+        yield running, port
 
 
 @needs_orthanc
-def test_orthanc_confirms_what_it_has_stored(bundle, series, tmp_path):
+def test_orthanc_sends_a_series_and_gets_its_results_in_the_same_study(node, series, orthanc):
+    running, port = orthanc
+    with node(senders=["ARCHIVE@127.0.0.1"], to=[running.to], port=port) as run:
+        assert set(send(running.dicom_port, series(), called="ARCHIVE")) == {0}
+        (study,) = running.get("/studies")
+        running.post("/modalities/NGUIDE/store", [study])
+        assert wait_until(lambda: run.node.queue.by_state()["done"]) == 1
+    assert len(running.get("/studies")) == 1
+    assert modalities_of(running) == ["CT", "KO", "OT", "SR"]
+
+
+def modalities_of(running) -> list[str]:
+    return sorted(stored["MainDicomTags"]["Modality"] for stored in running.series())
+
+
+@needs_orthanc
+@pytest.mark.parametrize("lost", [0, 1])
+def test_orthanc_confirms_what_it_has_stored_and_gets_again_what_it_lost(
+    node, series, state, orthanc, monkeypatch, lost
+):
     """Storage commitment: the report comes in a new association, which Orthanc opens to the node."""
-    port = free_port()
-    with running_orthanc(tmp_path / "archive", {"NGUIDE": ["127.0.0.1", port]}) as archive:
-        with running_node(tmp_path / "state", bundle, to=[archive.to], port=port, commit=True) as run:
-            send(run.port, series())
-            assert run.wait_finished() == {"done": 1}
-            audit = (tmp_path / "state" / "audit.jsonl").read_text()
-            assert '"event": "commitment"' in audit
-        assert len(archive.get("/instances")) == RESULTS
+    (running, port), real, deleted = orthanc, DicomDestination.ask_commitment, []
 
+    def lose_first(self, files, transaction, reports):
+        if len(deleted) < lost:
+            deleted.append(running.get("/instances")[0])
+            address = f"http://127.0.0.1:{running.http_port}/instances/{deleted[0]}"
+            urllib.request.urlopen(urllib.request.Request(address, method="DELETE")).close()
+        real(self, files, transaction, reports)
 
-@needs_orthanc
-def test_results_that_the_archive_lost_are_sent_again(bundle, series, tmp_path, monkeypatch):
-    """The archive deletes a result before it is asked: it reports that, and gets the result again."""
-    real, lost = DicomDestination.ask_commitment, []
-    port = free_port()
-    with running_orthanc(tmp_path / "archive", {"NGUIDE": ["127.0.0.1", port]}) as archive:
-
-        def lose_first(self, files, transaction, reports):
-            if not lost:
-                lost.append(archive.get("/instances")[0])
-                address = f"http://127.0.0.1:{archive.http_port}/instances/{lost[0]}"
-                urllib.request.urlopen(urllib.request.Request(address, method="DELETE")).close()
-            real(self, files, transaction, reports)
-
-        monkeypatch.setattr(DicomDestination, "ask_commitment", lose_first)
-        with running_node(tmp_path / "state", bundle, to=[archive.to], port=port, commit=True) as run:
-            send(run.port, series())
-            assert run.wait_finished() == {"done": 1}
-        assert len(archive.get("/instances")) == RESULTS
-    assert '"missing": 1' in (tmp_path / "state" / "audit.jsonl").read_text()
+    monkeypatch.setattr(DicomDestination, "ask_commitment", lose_first)
+    with node(to=[running.to], port=port, commit=True) as run:
+        send(run.port, series())
+        assert run.wait_finished() == {"done": 1}
+    assert len(running.get("/instances")) == RESULTS
+    events = [json.loads(line) for line in (state / "audit.jsonl").read_text().splitlines()]
+    reports = [event["missing"] for event in events if event["event"] == "commitment"]
+    assert reports == ([1, 0] if lost else [0])
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +138,7 @@ def secure(certificates) -> tuple[ssl.SSLContext, ssl.SSLContext]:
 
 
 @needs_openssl
-def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path, certificates, secure):
+def test_with_tls_both_sides_show_certificates(node, series, certificates, secure):
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     stranger.load_cert_chain(certificates / "stranger.pem", certificates / "stranger.key")
     nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -147,7 +146,7 @@ def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path, certifi
         context.load_verify_locations(certificates / "ca.pem")
     with (
         small_archive(tls=secure[0]) as (port, got),
-        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run,
+        node(to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run,
         socket.create_connection(("127.0.0.1", run.port)),  # a handshake that never comes holds up nobody
     ):
         assert set(send(run.port, series(), tls_args=(secure[1], "127.0.0.1"))) == {0}
@@ -158,23 +157,18 @@ def test_with_tls_both_sides_show_certificates(bundle, series, tmp_path, certifi
 
 
 @needs_openssl
-def test_an_archive_with_a_foreign_certificate_gets_nothing(bundle, series, tmp_path, certificates, secure):
+def test_an_archive_with_a_foreign_certificate_gets_nothing(node, series, certificates, secure):
     stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     stranger.load_cert_chain(certificates / "stranger.pem", certificates / "stranger.key")
-    with (
-        small_archive(tls=stranger) as (port, got),
-        running_node(tmp_path / "state", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run,
-    ):
+    with small_archive(tls=stranger) as (port, got), node(to=[f"ARCHIVE@127.0.0.1:{port}"], tls=secure) as run:
         send(run.port, series(), tls_args=(secure[1], "127.0.0.1"))
-        late = wait_until(lambda: [one for one in run.node.queue.late_dispatches() if one.attempts >= 2])
+        late = wait_until(lambda: [each for each in run.node.queue.late_dispatches() if each.attempts >= 2])
         assert "cannot be reached" in late[0].reason
     assert got == []
 
 
 @pytest.mark.skipif(ORTHANC is None or not DICOMWEB.exists(), reason=MISSING)
-def test_series_are_pulled_from_a_dicomweb_server_and_results_stored_there_once(bundle, series, tmp_path):
-    from normal_guidance.clinic.predict.dicomweb import DicomWeb
-
+def test_series_are_pulled_from_a_dicomweb_server_and_results_stored_there_once(node, series, tmp_path):
     today = time.strftime("%Y%m%d")
     with running_orthanc(tmp_path / "orthanc") as archive:
         web = DicomWeb(archive.dicomweb)
@@ -182,12 +176,11 @@ def test_series_are_pulled_from_a_dicomweb_server_and_results_stored_there_once(
             web.store(series(number, StudyDate=today))
         web.store(series(3, StudyDate="20200101"))
         more = {"pull": archive.dicomweb, "senders": (), "to": [archive.dicomweb]}
-        with running_node(tmp_path / "state", bundle, **more) as run:
+        with node(**more) as run:
             run.wait("done", 2)
             assert run.wait_finished() == {"done": 2}
-        with running_node(tmp_path / "state", bundle, **more) as run:  # it knows what it has done
+        with node(**more) as run:  # it knows what it has done
             time.sleep(1)
             assert run.wait_finished() == {"done": 2}
-        kinds = sorted(one["MainDicomTags"]["Modality"] for one in archive.series())
-        assert kinds.count("SR") == 2
-        assert kinds.count("CT") == 3
+        kinds = modalities_of(archive)
+        assert (kinds.count("SR"), kinds.count("CT")) == (2, 3)

@@ -12,31 +12,42 @@ from pynetdicom import AE, evt
 from pynetdicom.sop_class import CTImageStorage, EncapsulatedPDFStorage, Verification
 
 from normal_guidance.clinic.node import receiver
-from normal_guidance.clinic.node import receiver as association_server
-from normal_guidance.clinic.node.send_dicom import (
-    ALL_STORED,
-    COMMITMENT,
-    INSTANCE,
-    SOME_MISSING,
-    request_dataset,
-)
-from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
+from normal_guidance.clinic.node.send_dicom import ALL_STORED, COMMITMENT, INSTANCE, SOME_MISSING, request_dataset
+from small_node import RESULTS, associate, send, wait_until
 
 # Connections that the node cuts leave sockets that pynetdicom does not close.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 @pytest.fixture
-def run(bundle, tmp_path, monkeypatch):
+def run(node, monkeypatch):
     """A node that only receives, and that does not wait long for a hello."""
     monkeypatch.setattr(receiver, "HELLO_SECONDS", 3.0)
-    with running_node(tmp_path / "state", bundle, settle=1000.0) as one:
-        yield one
+    with node(settle=1000.0) as running:
+        yield running
+
+
+@pytest.fixture
+def large(series):
+    """A slice with more bytes than a sender's first message."""
+    dataset = dcmread(series()[0])
+    dataset.PixelData = bytes(200_000)
+    dataset.Rows, dataset.Columns = 200, 500
+    return dataset
 
 
 def rejection(association) -> tuple[int, int]:
+    assert association.is_rejected
     answer = association.acceptor.primitive
     return answer.result_source, answer.diagnostic
+
+
+def serves(run) -> bool:
+    """Whether a sender is accepted and answered."""
+    association = associate(run.port)
+    answer = association.is_established and association.send_c_echo().Status
+    association.release()
+    return answer == 0
 
 
 @pytest.mark.parametrize(
@@ -44,33 +55,31 @@ def rejection(association) -> tuple[int, int]:
     [("NOBODY", "NGUIDE", (1, 3)), ("SENDER", "OTHER", (1, 7)), ("sender", "NGUIDE", (1, 3))],
 )
 def test_whoever_is_not_known_is_rejected(run, calling, called, reason):
-    association = associate(run.port, calling=calling, called=called)
-    assert association.is_rejected
-    assert rejection(association) == reason
+    assert rejection(associate(run.port, calling=calling, called=called)) == reason
     wait_until(lambda: f'"peer": "{calling}"' in run.node.audit.path.read_text())
     assert run.node.receiver.counts["rejected calls"] == 1
 
 
-def test_another_address_is_turned_away_before_it_says_anything(bundle, tmp_path):
-    with running_node(tmp_path / "state", bundle, senders=["SENDER@127.0.0.2"]) as run:
-        with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
-            one.settimeout(60)
-            assert one.recv(1) == b""
+def test_another_address_is_turned_away_before_it_says_anything(node):
+    with node(senders=["SENDER@127.0.0.2"]) as run:
+        with closing(socket.create_connection(("127.0.0.1", run.port))) as connection:
+            connection.settimeout(60)
+            assert connection.recv(1) == b""
         assert run.node.receiver.counts["rejected calls"] == 1
         good = associate(run.port, bind_address=("127.0.0.2", 0))
         assert good.is_established
         good.release()
 
 
-def test_a_destination_may_call_but_not_store(bundle, series, tmp_path):
-    with small_archive() as (port, _), running_node(tmp_path / "s", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
+def test_a_destination_may_call_but_not_store(node, archive, series):
+    with node(to=archive.to) as run:
         assert send(run.port, series()[:1], calling="ARCHIVE") == [receiver.NOT_ALLOWED]
         assert list(run.node.incoming.path.iterdir()) == []
 
 
 def test_echo_and_wrong_sop_classes(run):
     association = associate(run.port, classes=[Verification, EncapsulatedPDFStorage])
-    assert [str(one.abstract_syntax) for one in association.accepted_contexts] == [Verification]
+    assert [str(context.abstract_syntax) for context in association.accepted_contexts] == [Verification]
     assert association.send_c_echo().Status == 0
     association.release()
 
@@ -81,7 +90,7 @@ def test_every_transfer_syntax_that_is_decoded_is_taken(run):
         entity.add_requested_context(CTImageStorage, [syntax])
     entity.add_requested_context(CTImageStorage, ["1.2.840.10008.1.2.4.100"])  # a video
     association = entity.associate("127.0.0.1", run.port, ae_title="NGUIDE")
-    taken = {one.transfer_syntax[0] for one in association.accepted_contexts}
+    taken = {context.transfer_syntax[0] for context in association.accepted_contexts}
     association.release()
     assert taken == set(receiver.SYNTAXES) >= {ExplicitVRLittleEndian, JPEG2000Lossless}
 
@@ -104,25 +113,19 @@ REQUEST = b"\x01\x00" + struct.pack(">L", 68 + 200) + b"\x00\x01\x00\x00" + b"NG
     ids=["nothing", "one-byte", "truncated", "http", "huge", "empty", "noise"],
 )
 def test_broken_messages_end_and_the_next_sender_is_served(run, content, monkeypatch):
-    monkeypatch.setattr(association_server, "SILENCE_SECONDS", 0.2)
-    with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
-        one.settimeout(120)
-        one.sendall(content)
-        while one.recv(4096):  # the node closes the connection
+    monkeypatch.setattr(receiver, "SILENCE_SECONDS", 0.2)
+    with closing(socket.create_connection(("127.0.0.1", run.port))) as connection:
+        connection.settimeout(120)
+        connection.sendall(content)
+        while connection.recv(4096):  # the node closes the connection
             pass
     wait_until(lambda: run.node.receiver.associations == 0)
-    good = associate(run.port)
-    assert good.is_established
-    good.release()
+    assert serves(run)
 
 
-def test_a_slice_that_is_cut_off_is_not_stored(run, series, monkeypatch):
+def test_a_slice_that_is_cut_off_is_not_stored(run, large):
     """The connection breaks within a C-STORE: no file, no row."""
-    association = associate(run.port)
-    dataset = dcmread(series()[0])
-    dataset.PixelData = bytes(200_000)
-    dataset.Rows, dataset.Columns = 200, 500
-    sent = []
+    association, sent = associate(run.port), []
     real = association.dul.socket.send
 
     def cut(content):
@@ -132,16 +135,14 @@ def test_a_slice_that_is_cut_off_is_not_stored(run, series, monkeypatch):
         real(content)
 
     association.dul.socket.send = cut
-    association.send_c_store(dataset)
+    association.send_c_store(large)
     wait_until(lambda: run.node.receiver.associations == 0)
     assert run.node.queue.by_state()["receiving"] == 0
     assert list(run.node.incoming.path.rglob("*.dcm")) == []
 
 
 def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
-    one = dcmread(series()[0])
-    association = associate(run.port)
-    statuses = []
+    association, statuses = associate(run.port), []
     for name, value in (
         ("SeriesInstanceUID", "../../../etc/passwd"),
         ("StudyInstanceUID", ""),
@@ -159,32 +160,25 @@ def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
         real(message, context)
 
     association.dimse.send_msg = rename
-    assert association.send_c_store(one).Status == receiver.MISMATCH
+    assert association.send_c_store(dcmread(series()[0])).Status == receiver.MISMATCH
     association.release()
     assert run.node.receiver.counts["refused objects"] == 5
     assert list(run.node.incoming.path.iterdir()) == []
 
 
-def test_a_message_that_never_ends_is_cut(run, series, monkeypatch):
-    monkeypatch.setattr(association_server, "LARGEST_OBJECT", 50_000)
-    dataset = dcmread(series()[0])
-    dataset.PixelData = bytes(200_000)
-    dataset.Rows, dataset.Columns = 200, 500
-    association = associate(run.port)
-    assert association.send_c_store(dataset).get("Status") is None
+def test_a_message_that_never_ends_is_cut(run, series, large, monkeypatch):
+    monkeypatch.setattr(receiver, "LARGEST_OBJECT", 50_000)
+    assert associate(run.port).send_c_store(large).get("Status") is None
     assert send(run.port, series()) == [0] * len(series())  # each alone is small: the count begins anew
     assert run.node.queue.in_state("receiving")[0].files == len(series())
 
 
 def test_associations_are_bounded(run):
-    most = receiver.MOST_ASSOCIATIONS
-    held = [associate(run.port) for _ in range(most)]
-    assert all(one.is_established for one in held)
-    over = associate(run.port)
-    assert over.is_rejected
-    assert rejection(over) == (3, 2)  # local limit exceeded: come back later
-    for one in held:
-        one.release()
+    held = [associate(run.port) for _ in range(receiver.MOST_ASSOCIATIONS)]
+    assert all(association.is_established for association in held)
+    assert rejection(associate(run.port)) == (3, 2)  # local limit exceeded: come back later
+    for association in held:
+        association.release()
     wait_until(lambda: run.node.receiver.associations == 0)
 
 
@@ -198,21 +192,21 @@ def test_connections_that_say_nothing_do_not_keep_others_out(run, monkeypatch):
         assert good.send_c_echo().Status == 0  # what is established stays
         good.release()
     finally:
-        for one in silent:
-            one.close()
+        for connection in silent:
+            connection.close()
 
 
 @pytest.mark.slow
-def test_good_series_go_through_while_others_attack(bundle, series, tmp_path):
+def test_good_series_go_through_while_others_attack(node, archive, series):
     ended = threading.Event()
 
     def attack():
         while not ended.is_set():
             for content in (REQUEST, b"\x04\x00\xff\xff\xff\xff", bytes(40)):
-                with closing(socket.create_connection(("127.0.0.1", run.port))) as one:
-                    one.sendall(content)
+                with closing(socket.create_connection(("127.0.0.1", run.port))) as connection:
+                    connection.sendall(content)
 
-    with small_archive() as (port, got), running_node(tmp_path / "s", bundle, to=[f"ARCHIVE@127.0.0.1:{port}"]) as run:
+    with node(to=archive.to) as run:
         attacker = threading.Thread(target=attack)
         attacker.start()
         try:
@@ -223,17 +217,21 @@ def test_good_series_go_through_while_others_attack(bundle, series, tmp_path):
         finally:
             ended.set()
             attacker.join()
-    assert len(got) == RESULTS
+    assert len(archive.got) == RESULTS
 
 
-def ask(port, objects, reports):
-    """Ask for storage commitment, and collect the reports that come in the same association."""
+def collect(reports):
+    """The handlers of an association that collects reports of storage commitment."""
 
     def report(event):
         reports.append((event.event_type, event.event_information))
         return 0, None
 
-    association = associate(port, classes=[COMMITMENT], evt_handlers=[(evt.EVT_N_EVENT_REPORT, report)])
+    return [(evt.EVT_N_EVENT_REPORT, report)]
+
+
+def ask(port, objects, reports):
+    association = associate(port, classes=[COMMITMENT], evt_handlers=collect(reports))
     status, _ = association.send_n_action(request_dataset("1.2.3", objects), 1, COMMITMENT, INSTANCE)
     assert status.Status == 0
     return association
@@ -242,7 +240,7 @@ def ask(port, objects, reports):
 def test_a_sender_is_told_what_is_safely_stored(run, series):
     files = series()
     send(run.port, files)
-    objects = [(str(one.SOPClassUID), str(one.SOPInstanceUID)) for one in map(dcmread, files)]
+    objects = [(str(sent.SOPClassUID), str(sent.SOPInstanceUID)) for sent in map(dcmread, files)]
     for asked, kind in ((objects, ALL_STORED), ([*objects, (CTImageStorage, "1.9.9")], SOME_MISSING)):
         reports = []
         association = ask(run.port, asked, reports)
@@ -252,28 +250,21 @@ def test_a_sender_is_told_what_is_safely_stored(run, series):
         assert event_type == kind
         assert report.TransactionUID == "1.2.3"
         assert len(report.ReferencedSOPSequence) == len(objects)
-        missing = [one.ReferencedSOPInstanceUID for one in report.get("FailedSOPSequence", [])]
+        missing = [item.ReferencedSOPInstanceUID for item in report.get("FailedSOPSequence", [])]
         assert missing == ([] if kind == ALL_STORED else ["1.9.9"])
 
 
-def test_a_sender_that_has_left_gets_its_report_in_a_new_association(bundle, series, tmp_path):
-    reports = []
-
-    def report(event):
-        reports.append(event.event_type)
-        return 0, None
-
-    entity = AE("SENDER")
+def test_a_sender_that_has_left_gets_its_report_in_a_new_association(node, series):
+    reports, entity = [], AE("SENDER")
     entity.add_supported_context(COMMITMENT, scu_role=True, scp_role=True)
-    server = entity.start_server(("127.0.0.1", 0), block=False, evt_handlers=[(evt.EVT_N_EVENT_REPORT, report)])
+    server = entity.start_server(("127.0.0.1", 0), block=False, evt_handlers=collect(reports))
     senders = [f"SENDER@127.0.0.1:{server.server_address[1]}"]
     try:
-        with running_node(tmp_path / "state", bundle, senders=senders, settle=1000.0) as run:
-            files = series()
-            send(run.port, files)
-            one = dcmread(files[0])
-            ask(run.port, [(str(one.SOPClassUID), str(one.SOPInstanceUID))], []).abort()
+        with node(senders=senders, settle=1000.0) as run:
+            sent = dcmread(series()[0])
+            send(run.port, [sent])
+            ask(run.port, [(str(sent.SOPClassUID), str(sent.SOPInstanceUID))], []).abort()
             wait_until(lambda: reports)
     finally:
         server.shutdown()
-    assert reports == [ALL_STORED]
+    assert [kind for kind, _ in reports] == [ALL_STORED]

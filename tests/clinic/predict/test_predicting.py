@@ -17,14 +17,7 @@ from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 from pydicom import dcmread
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic import (
-    NotPredicted,
-    PredictOptions,
-    ScanPrediction,
-    load_bundle,
-    predict,
-    write_bundle,
-)
+from normal_guidance.clinic import NotPredicted, PredictOptions, ScanPrediction, load_bundle, predict, write_bundle
 from normal_guidance.clinic.predict import predicting
 from normal_guidance.clinic.predict.new_scans import find_scans
 from normal_guidance.clinic.predict.predicting import predict_found
@@ -42,35 +35,48 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
     """By the scan's id."""
     given = PredictOptions(**{"workers": 0, **options})
     outcomes = list(predict(paths, bundle, options=given))
-    return {one.row.scan_id if isinstance(one, ScanPrediction) else one.scan_id: one for one in outcomes}
+    return {getattr(outcome, "row", outcome).scan_id: outcome for outcome in outcomes}
+
+
+@pytest.fixture
+def new(copy, tmp_path) -> Path:
+    """A new scan, called `one`."""
+    copy("one")
+    return tmp_path / "one"
+
+
+@pytest.fixture
+def calibrated(bundle):
+    """The same model, with intervals that promise."""
+    return replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
 
 
 @pytest.mark.slow
 def test_the_runs_own_predictions_come_out_again(trained, bundle):
     """From the files, with nothing but the bundle: what training wrote about its validation and test scans."""
     files_of = {row.scan_id: row.files for row in trained.manifest}
-    found = {one.row.files: one for one in predict(trained.folder / "scans", bundle, options=PredictOptions(workers=0))}
+    made = {outcome.row.files: outcome for outcome in run(trained.folder / "scans", bundle).values()}
     written = pd.read_parquet(trained.run / "predictions.parquet")
+    calibration, threshold = bundle.operation.calibration, bundle.operation.point.threshold
     assert len(written) > 8
     for row in written.itertuples():
-        one = found[files_of[row.scan_id]]
-        assert one.logit == pytest.approx(row.logit, abs=1e-5)
-        np.testing.assert_allclose(one.attention, row.attention, atol=1e-6)
-        p = 1 / (1 + np.exp(-(bundle.operation.calibration.slope * one.logit + bundle.operation.calibration.intercept)))
-        assert one.probability == pytest.approx(p)
-        assert one.is_positive == (p >= bundle.operation.point.threshold)
-        assert one.row.patient_id == row.patient_id
-        assert one.problems == ()
+        again = made[files_of[row.scan_id]]
+        assert again.logit == pytest.approx(row.logit, abs=1e-5)
+        np.testing.assert_allclose(again.attention, row.attention, atol=1e-6)
+        p = 1 / (1 + np.exp(-(calibration.slope * again.logit + calibration.intercept)))
+        assert again.probability == pytest.approx(p)
+        assert again.is_positive == (p >= threshold)
+        assert again.row.patient_id == row.patient_id
+        assert again.problems == ()
 
 
-def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
+def test_heads_are_averaged_and_add_up_to_one(bundle, new):
     """TransMIL's attention leaves a share to the class token."""
     from normal_guidance.sweep.stack import initial_model
 
     config = replace(bundle.config, method="mhng")
     many = replace(bundle, config=config, model=initial_model(config, 8).eval())
-    copy("one")
-    one = run(tmp_path / "one", many)["one"]
+    one = run(new, many)["one"]
     assert one.head_attention.shape == (8, len(one.row))
     torch.testing.assert_close(one.head_attention.sum(1), torch.ones(8, dtype=torch.float64))
     torch.testing.assert_close(one.attention, one.head_attention.mean(0))
@@ -81,17 +87,15 @@ def test_heads_are_averaged_and_add_up_to_one(trained, bundle, copy, tmp_path):
     torch.testing.assert_close(one.head_attention, raw / raw.sum(1, keepdim=True), rtol=1e-4, atol=1e-6)
 
 
-def test_share_and_number_of_keys_are_the_users(copy, bundle, tmp_path):
-    copy("one")
-    one = run(tmp_path / "one", bundle, share=0.8, keys=2)["one"]
+def test_share_and_number_of_keys_are_the_users(new, bundle, calibrated):
+    one = run(new, bundle, share=0.8, keys=2)["one"]
     assert len(one.key_slices) == 2
     first, last = smallest_interval(one.attention, torch.tensor([len(one.row)]), 0.8)
     assert (one.interval, one.share) == ((int(first), int(last)), 0.8)
     assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
-    calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
-    promised = run(tmp_path / "one", calibrated)["one"]
+    promised = run(new, calibrated)["one"]
     assert (promised.share, promised.coverage) == (None, 0.9)
-    assert run(tmp_path / "one", calibrated, share=0.8)["one"].meaning == one.meaning  # what is asked for wins
+    assert run(new, calibrated, share=0.8)["one"].meaning == one.meaning  # what is asked for wins
     for wrong in ({"share": 0.0}, {"share": 1.5}, {"keys": 0}):
         with pytest.raises(UserError):
             PredictOptions(**wrong)
@@ -111,10 +115,9 @@ def test_key_slices_are_apart_and_above_average(values, count, spacing):
     apart = max(2, 0 if spacing is None else int(np.ceil(APART_MM / spacing)))
     assert 1 <= len(keys) <= count
     assert attention[keys[0]] == pytest.approx(attention.max().item(), abs=1e-8)
-    assert all(abs(one - other) >= apart for one in keys for other in keys if one != other)
+    assert all(abs(key - other) >= apart for key in keys for other in keys if key != other)
     assert all(attention[key] >= (1 - 1e-5) / len(attention) for key in keys)
-    found = attention[list(keys)].tolist()
-    assert all(one >= other - 1e-8 for one, other in pairwise(found))
+    assert all(higher >= lower - 1e-8 for higher, lower in pairwise(attention[list(keys)].tolist()))
 
 
 def test_two_places_are_both_shown():
@@ -123,68 +126,56 @@ def test_two_places_are_both_shown():
     assert key_slices(attention, spacing=None)[:2] == (3, 10)
     assert key_slices(attention, count=1) == (3,)
 
+    assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)  # the first end of a tie is not a key
+
 
 def test_a_bell_is_shown_over_its_width():
-    bell = torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 4) ** 2, 0)
-    assert sorted(key_slices(bell, spacing=5.0)) == [16, 18, 20, 22, 24]
-    assert len(key_slices(torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / 0.3) ** 2, 0), spacing=5.0)) == 1
+    wide, narrow = (torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / width) ** 2, 0) for width in (4, 0.3))
+    assert sorted(key_slices(wide, spacing=5.0)) == [16, 18, 20, 22, 24]
+    assert len(key_slices(narrow, spacing=5.0)) == 1
 
 
-def test_the_first_end_of_a_tie_is_no_key():
-    assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)
-
-
-def test_refusals_name_scan_value_range_and_option(copy, bundle, tmp_path):
+def test_refusals_name_scan_value_range_and_option(copy, bundle, calibrated, tmp_path):
+    """CT without a rescale tag may be off by 1,024 HU; one slice is enough."""
     copy("all/good", SeriesInstanceUID="1.1")
     copy("all/thin", spacing=0.5, SeriesInstanceUID="1.2")
     copy("all/short", slices=3, SeriesInstanceUID="1.3")
     copy("all/mr", Modality="MR", SeriesInstanceUID="1.4")
     files = copy("all/torn", SeriesInstanceUID="1.5")
     files[2].write_bytes(files[2].read_bytes()[:700])
+    raw = copy("all/raw", SeriesInstanceUID="1.6")[0]
+    dataset = dcmread(raw)
+    del dataset.RescaleIntercept
+    dataset.save_as(raw)
     low, high = bundle.expects.slice_spacing
     spacing = f"the model was trained on {low:.3g} to {high:.3g} mm and takes {low / 1.5:.3g} to {high * 1.5:.3g} mm"
     least = bundle.expects.least_slices
     assert least > 3
     outcomes = run(tmp_path / "all", bundle)
     assert isinstance(outcomes.pop("good"), ScanPrediction)
-    said = {scan: one.reason.detail for scan, one in outcomes.items()}
+    said = {scan: outcome.reason.detail for scan, outcome in outcomes.items()}
     assert said["thin"] == f"its slices are 0.5 mm apart; {spacing}"
     assert said["short"].startswith("it has 3 slices; the model was trained on ")
     assert said["short"].endswith(f"and takes {least} or more")
     assert said["mr"] == f"Modality is MR, not CT ({len(files)} files)"
     assert said["torn"].startswith("1 of its files cannot be read (torn/0002.dcm: ")
-    assert all(one.refused and "--force" in one.reason.action for one in outcomes.values())
+    assert said["raw"].startswith("its values are not HU: ")
+    assert "RescaleIntercept is missing; read as 1 and 0" in said["raw"]
+    assert all(outcome.refused for outcome in outcomes.values())
+    assert {outcome.reason.action for outcome in outcomes.values()} == {"refused; --force goes on"}
+    hidden = run(tmp_path / "all", bundle, anonymize=True).values()
+    assert sum(isinstance(outcome, ScanPrediction) for outcome in hidden) == 1
 
-    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
-    assert [scan for scan, one in forced.items() if one.coverage is not None] == ["good"]  # no promise for the others
-    assert set(forced) == {"good", "thin", "short", "mr", "torn"}
-    assert all(isinstance(one, ScanPrediction) for one in forced.values())
+    forced = run(tmp_path / "all", calibrated, force=True)
+    assert [scan for scan, made in forced.items() if made.coverage is not None] == ["good"]  # no promise for the others
+    assert set(forced) == {"good", *said} == {"good", "thin", "short", "mr", "torn", "raw"}
+    assert all(isinstance(made, ScanPrediction) for made in forced.values())
     for scan in said:
-        problems = [one for one in forced[scan].problems if one.kind == "unsuitable"]
-        assert [one.action for one in problems] == ["predicted because of --force"]
+        actions = [problem.action for problem in forced[scan].problems if problem.kind == "unsuitable"]
+        assert actions == ["predicted because of --force"]
     assert len(forced["torn"].row) == len(files) - 1
     assert forced["mr"].logit == pytest.approx(forced["good"].logit)
-
-
-def test_ct_without_rescale_tags_is_refused(copy, bundle, tmp_path):
-    """Its values may be off by 1,024 HU; one slice is enough."""
-    copy("all/good", SeriesInstanceUID="1.1")
-    for file in copy("all/raw", SeriesInstanceUID="1.2")[:1]:
-        slice_ = dcmread(file)
-        del slice_.RescaleIntercept
-        slice_.save_as(file)
-    found = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)))
-    assert isinstance(found["good"], ScanPrediction)
-    assert found["raw"].refused
-    assert found["raw"].reason.detail.startswith("its values are not HU: ")
-    assert "RescaleIntercept is missing; read as 1 and 0" in found["raw"].reason.detail
-    forced = run(tmp_path / "all", replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7)), force=True)
-    assert [one.action for one in forced["raw"].problems if one.kind == "unsuitable"] == [
-        "predicted because of --force"
-    ]
-    assert forced["raw"].coverage is None
-    hidden = run(tmp_path / "all", bundle, anonymize=True)
-    assert sorted(isinstance(one, ScanPrediction) for one in hidden.values()) == [False, True]
+    assert forced["mr"].row.modality == "MR"
 
 
 def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_path, monkeypatch):
@@ -193,10 +184,9 @@ def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_
     assert run(tmp_path / "mr", bundle)["mr"].refused
 
 
-def test_another_encoder_is_refused(copy, bundle, tmp_path):
-    copy("one")
+def test_another_encoder_is_refused(new, bundle):
     with pytest.raises(UserError, match="tiny is not the one of the bundle"):
-        list(predict(tmp_path / "one", bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
+        list(predict(new, bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
 
 
 def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_path):
@@ -224,10 +214,9 @@ def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeyp
     assert "SIGSEGV" in deadly.reason.detail
 
 
-def test_a_model_that_gives_no_number_is_told(copy, bundle, tmp_path):
-    copy("one")
+def test_a_model_that_gives_no_number_is_told(new, bundle):
     bundle.model.classifier.bias.data.fill_(torch.nan)
-    assert "not finite" in run(tmp_path / "one", bundle)["one"].reason.detail
+    assert "not finite" in run(new, bundle)["one"].reason.detail
 
 
 @pytest.mark.slow
@@ -284,17 +273,14 @@ def field_bundle(field_trained, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["dicom", "nifti"])
-def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bundle, copy, tmp_path, kind):
+def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bundle, new, tmp_path, kind):
     row = trained.manifest[0]
     assert field_bundle.preprocessing.field == FIELD
     assert round(FIELD / row.pixel_spacing[0]) < row.rows, "the field is smaller than the slices"
-    new = tmp_path / "one"
-    if kind == "dicom":
-        copy("one")
-    else:
-        new = tmp_path / "one.nii.gz"
-        nibabel.save(as_nifti(trained, row), new)
-    one = run(new, field_bundle)["one"]
+    path = new if kind == "dicom" else tmp_path / "one.nii.gz"
+    if kind == "nifti":
+        nibabel.save(as_nifti(trained, row), path)
+    one = run(path, field_bundle)["one"]
     features = field_trained.store.select([row.scan_id]).bags().features
     expected = field_bundle.model(features, torch.tensor([len(row)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
@@ -325,14 +311,6 @@ def test_a_new_scan_without_spacing_is_left_out(field_bundle, copy, tmp_path):
         assert reason.detail == "a field of 80 mm needs the pixel spacing, which is unknown"
 
 
-def test_an_encoder_serves_several_calls(copy, bundle, tmp_path):
-    copy("one")
-    found = find_scans([tmp_path / "one"])
-    encoder = bundle.load_encoder()
-    first, second = (next(predict_found(found, bundle, encoder, PredictOptions(workers=0))) for _ in range(2))
-    assert first.logit == second.logit
-
-
 def two_phases(copy, tmp_path: Path, first: int, second: int) -> None:
     """One series of two phases, whose instance numbers start again; the files of the second sort first."""
     copy("single", AcquisitionNumber=first)
@@ -349,7 +327,7 @@ def test_one_phase_of_a_series_is_predicted_and_the_result_says_so(copy, bundle,
     alone, both = run(tmp_path / "single", bundle)["single"], run(tmp_path / "both", bundle)["both"]
     assert all(Path(file).name.startswith("z") for file in both.row.files)
     assert both.probability == pytest.approx(alone.probability, abs=1e-6)
-    assert any("Several acquisitions" in one for one in both.cautions)
+    assert any("Several acquisitions" in caution for caution in both.cautions)
 
 
 def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
@@ -358,19 +336,18 @@ def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
     assert isinstance(refused, NotPredicted)
     assert "several acquisitions" in refused.reason.detail
     forced = run(tmp_path / "both", bundle, force=True)["both"]
-    assert any(one.startswith("Forced: it mixes several acquisitions") for one in forced.cautions)
+    assert any(caution.startswith("Forced: it mixes several acquisitions") for caution in forced.cautions)
 
 
 def test_a_predictor_keeps_its_workers_and_gives_what_single_calls_give(copy, bundle, tmp_path):
     for number, name in enumerate(("one", "two")):
         copy(name, scan=number)
-    options = PredictOptions(workers=1)
     separately = {name: run(tmp_path / name, bundle)[name].logit for name in ("one", "two")}
-    with predicting.Predictor(bundle, options=options) as predictor:
+    with predicting.Predictor(bundle, bundle.load_encoder(), PredictOptions(workers=1)) as predictor:
         pools = []
         for name, logit in separately.items():
-            (one,) = predictor.predict(find_scans([tmp_path / name]))
-            assert one.logit == logit
+            (again,) = predictor.predict(find_scans([tmp_path / name]))
+            assert again.logit == logit
             pools.append([worker.process.pid for worker in predictor._pool._started])
         assert pools[0] == pools[1] != []
         stopped = predictor.predict(find_scans([tmp_path / "one", tmp_path / "two"]))

@@ -8,6 +8,7 @@ from dataclasses import replace
 from html import escape
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -20,8 +21,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.cli.clinic import scan_lines
 from normal_guidance.clinic import PredictOptions, ScanPrediction, load_bundle, predict, write_predictions
 from normal_guidance.clinic.results.result_folder import Written, outcome_json, prediction_json, write_scan
-from normal_guidance.clinic.results.scan_pages import index_page, scan_page
-from normal_guidance.clinic.results.strip import draw_strip, plot_strip
+from normal_guidance.clinic.results.scan_pages import draw_strip, index_page, plot_strip, scan_page
 from normal_guidance.scans.index.manifest import Finding, read_manifest
 from normal_guidance.scans.index.problems import Problem, read_problems
 from normal_guidance.scans.index.volumes import read_volume
@@ -69,6 +69,11 @@ def lines(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def read(path: Path) -> Any:
+    """What a JSON file holds, which has no NaN."""
+    return json.loads(path.read_text(), parse_constant=pytest.fail)
+
+
 def test_everything_is_there(scans, bundle, written):
     out, results, reported = written
     assert reported == results
@@ -82,20 +87,19 @@ def test_everything_is_there(scans, bundle, written):
     probabilities = [float(line["probability"]) for line in summary[:2]]
     assert probabilities == sorted(probabilities, reverse=True)
     assert "Modality is MR" in summary[2]["reason"]
-    about = json.loads((out / "summary.json").read_text(), parse_constant=pytest.fail)
+    about = read(out / "summary.json")
     assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
     assert about["anonymous"] is False
     assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
-    kinds = {problem.kind for problem in read_problems(out / "problems.csv")}
-    assert {"unsuitable", "failed"} <= kinds
+    assert {"unsuitable", "failed"} <= {problem.kind for problem in read_problems(out / "problems.csv")}
     with pytest.raises(UserError, match="exists and is not empty"):
         write(scans, bundle, out)
 
 
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     folder = write_scan(one, bundle, tmp_path / "out").folder
-    content = json.loads((folder / "prediction.json").read_text(), parse_constant=pytest.fail)
-    assert (content["format"], content["scan_id"], content["patient_id"]) == (1, "a", one.row.patient_id)
+    content = read(folder / "prediction.json")
+    assert (content["format"], content["scan_id"], content["patient_id"]) == (3, "a", one.row.patient_id)
     numbers = (one.logit, one.probability, one.threshold, one.is_positive)
     assert tuple(content[name] for name in ("logit", "probability", "threshold", "positive")) == numbers
     assert content["attention"] == one.attention.tolist()
@@ -129,7 +133,7 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
     sentence = f"The interval, slices {int(first) + 1} to {int(last) + 1} of {len(one.row)}, {words}."
     assert replace(promised, interval=(3, 3)).interval_sentence == sentence.replace("slices 4 to 7", "slice 4")
     (written,) = write_predictions([promised], calibrated, tmp_path / "out", dicom=True)
-    content = json.loads((written.folder / "prediction.json").read_text())
+    content = read(written.folder / "prediction.json")
     ends = {"first": int(first) + 1, "last": int(last) + 1}
     assert content["interval"] == {**ends, "share": None, "coverage": 0.9, "meaning": words}
     assert content["model"]["intervals"]["scans"] == 30
@@ -144,18 +148,16 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
 
 def test_tables_serve_the_viewer(written):
     out, results, _ = written
-    predictions = [one.outcome for one in results if isinstance(one.outcome, ScanPrediction)]
-    table = pq.read_table(out / "predictions.parquet")
+    predictions = [scan.outcome for scan in results if isinstance(scan.outcome, ScanPrediction)]
+    table, manifest = pq.read_table(out / "predictions.parquet"), read_manifest(out)
     assert table.schema.equals(PREDICTIONS)
-    manifest = read_manifest(out)
-    assert manifest.scan_ids == table["scan_id"].to_pylist() == [one.row.scan_id for one in predictions]
-    for number, one in enumerate(predictions):
-        row = table.slice(number, 1).to_pylist()[0]
-        assert (row["part"], row["label"], row["slices"]) == ("new", -1, len(one.row))
-        assert row["probability"] == pytest.approx(one.probability)
-        np.testing.assert_allclose(np.exp(row["log_attention"]), one.head_attention, rtol=1e-5)
-        hu, _ = read_volume(manifest[number], manifest.root)
-        assert len(hu) == row["slices"]
+    ids = [prediction.row.scan_id for prediction in predictions]
+    assert manifest.scan_ids == table["scan_id"].to_pylist() == ids
+    for row, listed, prediction in zip(table.to_pylist(), manifest, predictions, strict=True):
+        assert (row["part"], row["label"], row["slices"]) == ("new", -1, len(prediction.row))
+        assert row["probability"] == pytest.approx(prediction.probability)
+        np.testing.assert_allclose(np.exp(row["log_attention"]), prediction.head_attention, rtol=1e-5)
+        assert len(read_volume(listed, manifest.root)[0]) == row["slices"]
 
 
 def test_nothing_predicted_is_still_reported(scans, bundle, tmp_path):
@@ -165,10 +167,13 @@ def test_nothing_predicted_is_still_reported(scans, bundle, tmp_path):
     assert "0 of 1 scans predicted" in (tmp_path / "out" / "index.html").read_text()
 
 
-def test_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
-    row = replace(one.row, patient_id="=HYPERLINK(1)")
-    write_predictions([replace(one, row=row)], bundle, tmp_path / "out")
+def test_heads_have_their_columns_and_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
+    two = replace(one, row=replace(one.row, patient_id="=HYPERLINK(1)"), log_attention=one.log_attention.repeat(2, 1))
+    (written,) = write_predictions([two], bundle, tmp_path / "out")
     assert lines(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
+    first = lines(written.folder / "slices.csv")[0]
+    assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
+    assert len(prediction_json(two, bundle)["head_attention"]) == 2
 
 
 def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
@@ -213,9 +218,10 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     assert [text.get_text() for panel in unknown for text in panel.texts] == []
     curves = {line.get_label(): line.get_ydata() for line in bottom.axes[0].lines}
     np.testing.assert_allclose(curves["attention"], one.attention)
-    mean = (one.attention * torch.arange(len(one.row))).sum()
-    variance = (one.attention * (torch.arange(len(one.row)) - mean) ** 2).sum()
-    bell = torch.softmax(-((torch.arange(len(one.row)) - mean) ** 2) / (2 * variance), 0)
+    places = torch.arange(len(one.row))
+    mean = (one.attention * places).sum()
+    variance = (one.attention * (places - mean) ** 2).sum()
+    bell = torch.softmax(-((places - mean) ** 2) / (2 * variance), 0)
     np.testing.assert_allclose(curves["normal with its mean and variance"], bell, atol=1e-6)
     assert one.row.patient_id not in figure.get_suptitle()
     assert "research only" in figure.get_suptitle()
@@ -247,19 +253,29 @@ WARNED = (
 )
 
 
-def test_cautions_are_on_every_result(one, bundle, tmp_path):
+def test_every_result_says_what_was_sought_where_by_which_model_and_how_far_to_trust_it(one, bundle, tmp_path):
     """A reader of any one of them must learn what was forced or left out, and what the model was not shown to do."""
-    odd = replace(one, problems=(FORCED, DOUBLE, HARMLESS), model_cautions=WARNED[2:])
+    seen = replace(one, row=replace(one.row, body_part="HEAD"))
+    odd = replace(seen, problems=(FORCED, DOUBLE, HARMLESS), model_cautions=WARNED[2:])
     assert odd.cautions == WARNED
     (written,) = write_predictions([odd], bundle, tmp_path / "out")
-    assert json.loads((written.folder / "prediction.json").read_text())["cautions"] == list(WARNED)
-    assert json.loads((tmp_path / "out" / "summary.json").read_text())["scans"][0]["cautions"] == " ".join(WARNED)
-    assert lines(tmp_path / "out" / "summary.csv")[0]["cautions"] == " ".join(WARNED)
+    content, summary = (read(path) for path in (written.folder / "prediction.json", tmp_path / "out" / "summary.json"))
+    assert content["cautions"] == list(WARNED)
+    assert (content["sought"], content["source"]["body_part"]) == (odd.sought, "HEAD")
+    assert content["model"]["identity"] == bundle.identity.as_json()
+    line = lines(tmp_path / "out" / "summary.csv")[0]
+    assert (line["sought"], line["body_part"], line["model"]) == (odd.sought, "HEAD", bundle.identity.short)
+    assert line["cautions"] == summary["scans"][0]["cautions"] == " ".join(WARNED)
+    assert f"CAUTION: {WARNED[0]}" in scan_lines(written, bundle)[0]
     page = (written.folder / "report.html").read_text()
     for sentence in map(escape, WARNED):
         assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
         assert sentence in (tmp_path / "out" / "index.html").read_text()
-        assert f"CAUTION: {WARNED[0]}" in scan_lines(written, bundle)[0]
+    heading = " ".join(strip_of(odd).get_suptitle().split())
+    for words in (f"Looked for: {odd.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
+        assert words in heading
+        assert words in page
+    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, [None])
 
 
 def strip_of(prediction: ScanPrediction):
@@ -283,22 +299,6 @@ def test_cautions_are_burned_into_the_strip(one):
     assert around.x0 <= inside.x0 < inside.x1 <= around.x1
     assert around.y0 <= inside.y0 < inside.y1 <= around.y1
     assert len(strip_of(one).subfigs) == 2  # no banner without a caution
-
-
-def test_every_result_says_what_was_sought_where_and_by_which_model(one, bundle, tmp_path):
-    seen = replace(one, row=replace(one.row, body_part="HEAD"))
-    (written,) = write_predictions([seen], bundle, tmp_path / "out")
-    content = json.loads((written.folder / "prediction.json").read_text())
-    assert (content["sought"], content["source"]["body_part"]) == (seen.sought, "HEAD")
-    assert content["model"]["identity"] == bundle.identity.as_json()
-    line = lines(tmp_path / "out" / "summary.csv")[0]
-    assert (line["sought"], line["body_part"], line["model"]) == (seen.sought, "HEAD", bundle.identity.short)
-    heading = " ".join(strip_of(seen).get_suptitle().split())
-    page = (written.folder / "report.html").read_text()
-    for words in (f"Looked for: {seen.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
-        assert words in heading
-        assert words in page
-    assert "Body part: not stated" in scan_page(replace(one, row=replace(one.row, body_part="")), bundle, [None])
 
 
 def test_the_strip_fits_its_heading(one):
@@ -328,15 +328,11 @@ def test_key_slices_of_a_negative_scan_point_at_no_finding(one, bundle, threshol
 def test_key_slices_have_the_same_number_everywhere(one, bundle):
     """The number is that by attention among the key slices, not among all slices."""
     several = replace(one, key_slices=(7, 2, 5))
-    panels = [panel for panel in strip_of(several).subfigs[0].axes if panel.images]
-    assert [panel.get_title().splitlines()[:2] for panel in panels] == [
-        ["key slice 2", "slice 3 (image 3)"],
-        ["key slice 3", "slice 6 (image 6)"],
-        ["key slice 1", "slice 8 (image 8)"],
-    ]
+    titles = [panel.get_title().splitlines()[:2] for panel in strip_of(several).subfigs[0].axes if panel.images]
+    ranks = {3: 2, 6: 3, 8: 1}
+    assert titles == [[f"key slice {rank}", f"slice {place} (image {place})"] for place, rank in ranks.items()]
     page = scan_page(several, bundle, [None])
-    rows = [f"<td>key slice {rank} of 3</td><td>{slice_}</td>" for rank, slice_ in ((1, 8), (2, 3), (3, 6))]
-    assert [row in page for row in rows] == [True] * 3
+    assert all(f"<td>key slice {rank} of 3</td><td>{place}</td>" in page for place, rank in ranks.items())
 
 
 def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
@@ -344,11 +340,11 @@ def test_anonymous_results_name_no_patient(scans, bundle, tmp_path):
     header = dcmread(renamed / "a" / "0000.dcm")
     secrets = ["ZEBEDEE", PATIENT, header.SeriesInstanceUID, header.StudyInstanceUID, ".dcm", str(tmp_path)]
     written = write(renamed, bundle, tmp_path / "anonymous", anonymize=True)
-    assert [one.outcome.scan_id for one in written[:2]] == ["scan-003", "scan-004"]
+    assert [scan.outcome.scan_id for scan in written[:2]] == ["scan-003", "scan-004"]
     assert not (tmp_path / "anonymous" / "manifest.parquet").exists()
-    assert json.loads((tmp_path / "anonymous" / "summary.json").read_text())["anonymous"] is True
+    assert read(tmp_path / "anonymous" / "summary.json")["anonymous"] is True
     held = {file: file.read_bytes() for file in (tmp_path / "anonymous").rglob("*") if file.is_file()}
-    printed = json.dumps([outcome_json(one, bundle, anonymize=True)["problems"] for one in written])
+    printed = json.dumps([outcome_json(scan, anonymize=True)["problems"] for scan in written])
     for secret in secrets:
         assert [file.name for file, content in held.items() if secret.encode() in content] == []
         assert secret not in printed
@@ -377,20 +373,19 @@ def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle
     assert "No picture: its pixels name the patient (BurnedInAnnotation is YES)" in page
     check_page(page)
     assert (named.complete, named.lacks) == (False, "picture and DICOM results" if dicom else "picture")
-    (line,) = (one for one in lines(tmp_path / "anonymous" / "summary.csv") if one["scan_id"] == "scan-001")
+    (line,) = (line for line in lines(tmp_path / "anonymous" / "summary.csv") if line["scan_id"] == "scan-001")
     assert (line["state"], line["lacks"]) == ("predicted", named.lacks)
     assert "burned_in" in (tmp_path / "anonymous" / "problems.csv").read_text()
-    assert plain.complete
-    assert (plain.folder / "strip.png").exists()
-    for one in write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom):  # who may know the patient sees the scan
-        assert one.complete
-        assert (one.folder / "strip.png").exists()
+    known = write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom)  # who may know the patient sees the scan
+    for scan in (plain, *known):
+        assert scan.complete
+        assert (scan.folder / "strip.png").exists()
 
 
 @pytest.fixture
 def dicom_out(monkeypatch) -> list[tuple]:
     """In place of the module that writes DICOM: remembers what it was asked for, and fails for scan b."""
-    calls, module = [], ModuleType("normal_guidance.clinic.dicom.writer")
+    calls, module = [], ModuleType("normal_guidance.clinic.dicom.objects")
 
     def write_dicom(prediction, strip, out, *, anonymize=False, report=None, place=0):
         calls.append((prediction.row.scan_id, strip.read_bytes()[:4], out.name, anonymize))
@@ -406,7 +401,7 @@ def dicom_out(monkeypatch) -> list[tuple]:
 
 
 def test_dicom_results_are_asked_for(scans, bundle, tmp_path, dicom_out):
-    written = {one.folder.name: one for one in write(scans, bundle, tmp_path / "out", dicom=True) if one.folder}
+    written = {scan.folder.name: scan for scan in write(scans, bundle, tmp_path / "out", dicom=True) if scan.folder}
     assert dicom_out == [("a", b"\x89PNG", "dicom", False), ("b", b"\x89PNG", "dicom", False)]
     assert (tmp_path / "out" / "a" / "dicom" / "strip.dcm").exists()
     assert written["a"].complete  # an odd header is noted; all results are there
@@ -425,11 +420,3 @@ def test_a_slice_that_is_gone_costs_the_picture_only(one, bundle, tmp_path):
     assert not written.complete
     assert written.problems[0].action == "no picture, no DICOM results"
     check_page((written.folder / "report.html").read_text())
-
-
-def test_heads_have_their_columns(one, bundle, tmp_path):
-    two = replace(one, log_attention=one.log_attention.repeat(2, 1))
-    write_scan(two, bundle, tmp_path / "out")
-    first = lines(tmp_path / "out" / "a" / "slices.csv")[0]
-    assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
-    assert len(prediction_json(two, bundle)["head_attention"]) == 2

@@ -2,6 +2,8 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +12,9 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError, open_gallery
 from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
-from normal_guidance.scans.features.windows import WINDOWS, Percentiles
+from normal_guidance.scans.features.windows import WINDOWS
 from normal_guidance.scans.index.manifest import write_manifest
-from small_viewer import bell, rows_of, write_predictions
+from small_viewer import bell, rows_of, write_predictions, write_result
 
 
 def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
@@ -56,13 +58,6 @@ def test_scans_start_in_the_window_for_their_part_of_the_body(modality, sources,
     assert [window["name"] for window in windows if window["first"]] == [first]
 
 
-def test_a_window_that_the_page_cannot_repeat_says_so():
-    """The encoder saw percentiles of the scan; the page has one slice."""
-    model = display_windows("MR", None, [Percentiles(0.5, 99.5)])[-1]
-    assert (model["low"], model["high"]) == (None, None)
-    assert "percentiles 0.5 to 99.5" in model["note"]
-
-
 def test_the_list_has_every_scan_with_its_scores(gallery, manifest):
     listed = gallery.scans(0)
     json.dumps(listed, allow_nan=False)
@@ -70,15 +65,10 @@ def test_the_list_has_every_scan_with_its_scores(gallery, manifest):
     assert sorted(by_id) == sorted(manifest.scan_ids)
     for expected in rows_of(manifest):
         scan = by_id[expected["scan_id"]]
-        assert (scan["label"], scan["part"], scan["slices"]) == (
-            expected["label"],
-            expected["part"],
-            expected["slices"],
-        )
-        gaussian, ng, mhng = scan["scores"]
+        assert all(scan[name] == expected[name] for name in ("label", "part", "slices"))
+        gaussian, *others = scan["scores"]
         assert gaussian is None  # it scores no scans
-        assert ng == pytest.approx(expected["probability"], rel=1e-6)
-        assert mhng == pytest.approx(expected["probability"], rel=1e-6)
+        assert others == pytest.approx([expected["probability"]] * 2, rel=1e-6)
 
 
 def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
@@ -86,7 +76,7 @@ def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
         scan = gallery.scan(1, listed["number"])
         json.dumps(scan, allow_nan=False)
         row = manifest[manifest.scan_ids.index(scan["id"])]
-        expected = next(one for one in rows_of(manifest, heads=4, shift=-6.0) if one["scan_id"] == scan["id"])
+        expected = next(row for row in rows_of(manifest, heads=4, shift=-6.0) if row["scan_id"] == scan["id"])
         assert scan["truth"] == row.slice_labels.tolist()
         assert scan["positions"] == pytest.approx(row.positions)
         assert (scan["image"]["rows"], scan["image"]["columns"]) == (row.rows, row.columns)
@@ -97,20 +87,11 @@ def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
         assert (scan["methods"]["centered_gaussian"] is None) == (scan["part"] == "val")
 
 
-@pytest.mark.parametrize(
-    "request_",
-    [
-        lambda gallery: gallery.scans(2),
-        lambda gallery: gallery.scans(-1),
-        lambda gallery: gallery.scan(0, len(gallery)),
-        lambda gallery: gallery.scan(0, -1),
-        lambda gallery: gallery.row(-1),
-        lambda gallery: gallery.row(10**9),
-    ],
-)
-def test_numbers_that_are_not_ours_are_refused(gallery, request_):
-    with pytest.raises(NotHereError, match="reload the page"):
-        request_(gallery)
+def test_numbers_that_are_not_ours_are_refused(gallery):
+    asked = {"scans": [(2,), (-1,)], "scan": [(0, len(gallery)), (0, -1)], "row": [(-1,), (10**9,)]}
+    for method, numbers in [(method, each) for method, given in asked.items() for each in given]:
+        with pytest.raises(NotHereError, match="reload the page"):
+            getattr(gallery, method)(*numbers)
 
 
 def test_both_supervised_references_are_one_method(manifest, tmp_path):
@@ -128,22 +109,37 @@ def test_both_supervised_references_are_one_method(manifest, tmp_path):
 
 def test_a_run_is_named_by_its_report_and_has_a_method_for_each_winner(manifest, tmp_path):
     groups = [row for group in ("forward_kl", "reverse_kl") for row in rows_of(manifest, group=group)]
-    write_predictions(tmp_path, groups)
-    (tmp_path / "report.json").write_text(json.dumps({"winners": [{"config": {"method": "ng"}}]}))
-    gallery = open_gallery(tmp_path)
+    gallery = opened(tmp_path, groups, report={"winners": [{"config": {"method": "ng"}}]})
     (split,) = gallery.about()["splits"]
     assert [method["name"] for method in split["methods"]] == ["ng forward_kl", "ng reverse_kl"]
     assert len(gallery.scans(0)) == len(manifest)
     assert set(gallery.scan(0, 0)["methods"]) == {"ng forward_kl", "ng reverse_kl"}
 
 
-def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manifest, tmp_path):
-    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
-    rows = [replace(row, label=0, slice_labels=None) for row in manifest]
-    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
-    model = {"config": {"method": "mhng"}, "preprocessing": {"windows": [[-150, 250]]}}
-    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
-    gallery = open_gallery(tmp_path)
+def opened(folder: Path, rows: list[dict], **files: Any) -> Gallery:
+    """The gallery of a folder with these predictions and JSON files."""
+    write_predictions(folder, rows)
+    for name, content in files.items():
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return open_gallery(folder)
+
+
+@pytest.fixture
+def predicted(manifest, tmp_path):
+    """Lends a function that opens the scans of the phantom, changed, as `nguide predict` leaves them."""
+
+    def make(method: str, window: Any, **changes: Any) -> Gallery:
+        rows = [replace(row, **changes) for row in manifest]
+        write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
+        model = {"config": {"method": method}, "preprocessing": {"windows": [window]}}
+        predictions = [row | {"label": -1, "part": "new"} for row in rows_of(manifest)]
+        return opened(tmp_path, predictions, summary={"model": model})
+
+    return make
+
+
+def test_new_scans_bring_their_images_window_and_method_and_have_no_label(predicted):
+    gallery = predicted("mhng", [-150, 250], label=0, slice_labels=None)
     about = gallery.about()
     assert about["missing"] == []
     assert about["splits"][0]["methods"] == [{"name": "mhng", "title": "TransMIL + Multi-Head Normal Guidance"}]
@@ -157,27 +153,10 @@ def test_new_scans_bring_their_images_window_and_method_and_have_no_label(manife
 
 def test_new_scans_whose_ids_were_left_out_have_curves(manifest, tmp_path):
     """`nguide predict --anonymize` writes no manifest."""
-    write_predictions(tmp_path, [row | {"label": -1, "patient_id": None} for row in rows_of(manifest)])
-    (tmp_path / "summary.json").write_text(json.dumps({"model": "another format"}))
-    gallery = open_gallery(tmp_path)
+    rows = [row | {"label": -1, "patient_id": None} for row in rows_of(manifest)]
+    gallery = opened(tmp_path, rows, summary={"model": "another format"})
     assert gallery.scan(0, 0)["methods"]["model"]["attention"]
     assert "encoder" not in {window["name"] for window in gallery.about()["windows"]["CT"]}
-
-
-def write_result(folder, scan_id: str, **changes) -> None:
-    """A prediction.json as `nguide predict` writes it, and its slices.csv."""
-    about = {
-        "threshold": 0.25,
-        "positive": True,
-        "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
-        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
-        "source": {"series_description": "HEAD 5 mm"},
-        "problems": [],
-    }
-    (folder / scan_id).mkdir()
-    (folder / scan_id / "prediction.json").write_text(json.dumps(about | changes))
-    (folder / scan_id / "slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
-    (folder / "summary.json").write_text(json.dumps({"model": {}}))
 
 
 @pytest.fixture
@@ -186,9 +165,8 @@ def view(manifest, tmp_path):
 
     def make(*groups: str, **changes) -> Gallery:
         row = rows_of(manifest)[0]
-        write_predictions(tmp_path, [row | {"group": group} for group in groups or [""]])
         write_result(tmp_path, row["scan_id"], **changes)
-        return open_gallery(tmp_path)
+        return opened(tmp_path, [row | {"group": group} for group in groups or [""]])
 
     return make
 
@@ -199,6 +177,8 @@ def problem(kind: str, action: str, detail: str = "its value") -> dict[str, str]
 
 def test_call_key_slices_interval_and_series_are_those_of_predict(view):
     gallery = view()
+    (result,) = gallery.folder.glob("*/prediction.json")
+    result.with_name("slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
     scan = gallery.scan(0, 0)
     (shown,) = scan["methods"].values()
     assert shown["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
@@ -249,24 +229,15 @@ def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(view):
     assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
 
 
-def test_a_scan_whose_result_is_gone_is_flagged(manifest, tmp_path):
-    one, other = rows_of(manifest)[:2]
-    write_predictions(tmp_path, [one, other])
-    write_result(tmp_path, one["scan_id"])
-    gallery = open_gallery(tmp_path)
-    assert {scan["id"]: scan["flags"] for scan in gallery.scans(0)} == {
-        one["scan_id"]: [],
-        other["scan_id"]: ["doubtful"],
-    }
+def test_scans_whose_result_is_gone_or_that_were_not_predicted_are_told(manifest, tmp_path):
+    rows = rows_of(manifest)[:2]
+    write_result(tmp_path, rows[0]["scan_id"])
+    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
+    gallery = opened(tmp_path, rows, summary={"model": {}, "scans": scans})
+    assert [scan["flags"] for scan in gallery.scans(0)] == [[], ["doubtful"]]
     texts = [[warning["text"] for warning in gallery.scan(0, number)["warnings"]] for number in (0, 1)]
     assert texts == [[], ["The scan has no prediction.json: what was odd about it is not known."]]
-
-
-def test_scans_that_were_not_predicted_are_told(manifest, tmp_path):
-    write_predictions(tmp_path, rows_of(manifest)[:1])
-    scans = [{"scan_id": "A", "state": "predicted"}, {"scan_id": "B", "state": "refused", "reason": "it is MR"}]
-    (tmp_path / "summary.json").write_text(json.dumps({"model": {}, "scans": scans}))
-    assert open_gallery(tmp_path).about()["not_predicted"] == [{"id": "B", "reason": "it is MR"}]
+    assert gallery.about()["not_predicted"] == [{"id": "B", "reason": "it is MR"}]
 
 
 @pytest.mark.parametrize(
@@ -293,56 +264,45 @@ def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
     assert scan["methods"]["ng"]["attention"]
 
 
-def test_scans_that_are_not_in_the_index_or_differ_from_it_have_no_image(manifest, study, tmp_path):
-    first, second, *_ = manifest
+def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest, study, tmp_path):
+    """No image without a row or with other slices; no truth without slice labels, no millimetres without a spacing."""
+    first, second, third, *_ = manifest
     lists = {name: getattr(second, name)[1:] for name in ("files", "frames", "positions")}
     shorter = replace(second, **lists, slice_labels=None)
-    write_manifest(tmp_path / "manifest.parquet", [shorter], manifest.about)
+    bare = replace(third, slice_labels=None, slice_spacing=None, orientation=None)
+    write_manifest(tmp_path / "manifest.parquet", [shorter, bare], manifest.about)
     gallery = open_gallery(study, tmp_path)
     numbers = {scan["id"]: scan["number"] for scan in gallery.scans(0)}
-    assert "has no scan" in gallery.scan(0, numbers[first.scan_id])["note"]
-    assert f"has {len(second) - 1} slices" in gallery.scan(0, numbers[second.scan_id])["note"]
+    lacking, other, shown = (gallery.scan(0, numbers[row.scan_id]) for row in (first, second, third))
+    assert "has no scan" in lacking["note"]
+    assert f"has {len(second) - 1} slices" in other["note"]
+    assert (shown["truth"], shown["positions"], shown["image"]["letters"]) == (None, None, None)
 
 
-def test_an_index_without_slice_labels_or_spacing_has_no_truth_and_no_millimetres(manifest, study, tmp_path):
-    row = manifest[0]
-    bare = replace(row, slice_labels=None, slice_spacing=None, orientation=None)
-    write_manifest(tmp_path / "manifest.parquet", [bare], manifest.about)
-    gallery = open_gallery(study, tmp_path)
-    number = next(scan["number"] for scan in gallery.scans(0) if scan["id"] == row.scan_id)
-    scan = gallery.scan(0, number)
-    assert (scan["truth"], scan["positions"], scan["image"]["letters"]) == (None, None, None)
-
-
-def test_folders_without_predictions_are_refused(tmp_path, study, manifest, phantom):
+def test_folders_without_predictions_and_runs_that_saw_other_slices_are_refused(tmp_path, study, manifest, phantom):
     with pytest.raises(UserError, match=r"holds neither predictions\.parquet"):
         open_gallery(tmp_path)
     with pytest.raises(UserError, match="run nguide index first"):
         open_gallery(study, tmp_path)
     with pytest.raises(UserError, match="is not a feature store"):
         open_gallery(study, phantom / "index", tmp_path)
+    write_predictions(tmp_path / "ng" / "1", rows_of(manifest))
+    write_predictions(tmp_path / "abmil" / "1", [rows_of(manifest)[0] | {"slices": 3}])
+    with pytest.raises(UserError, match="another run"):
+        open_gallery(tmp_path)
     (tmp_path / "predictions.parquet").write_bytes(b"PAR1 but not really")
     with pytest.raises(UserError, match="cannot be read"):
         open_gallery(tmp_path)
 
 
-def test_runs_that_saw_other_slices_are_refused(manifest, tmp_path):
-    rows = rows_of(manifest)
-    write_predictions(tmp_path / "ng" / "1", rows)
-    write_predictions(tmp_path / "abmil" / "1", [rows[0] | {"slices": 3}])
-    with pytest.raises(UserError, match="another run"):
-        open_gallery(tmp_path)
-
-
 @pytest.mark.parametrize("attention", [[0.5, 0.5], [float("nan")] * 12, [-1.0] * 12])
 def test_damaged_attention_is_told_and_not_drawn(manifest, tmp_path, attention):
-    row = rows_of(manifest)[0]
-    write_predictions(tmp_path, [row | {"attention": attention}])
+    gallery = opened(tmp_path, [rows_of(manifest)[0] | {"attention": attention}])
     with pytest.raises(UserError, match="damaged, or the model diverged"):
-        open_gallery(tmp_path).scan(0, 0)
+        gallery.scan(0, 0)
 
 
-def test_the_fitted_normal_has_the_curves_mean_and_variance():
+def test_the_fitted_normal_has_the_curves_mean_and_variance_and_its_scale():
     attention = torch.from_numpy(0.3 * bell(200, 70, 9) + 0.7 * bell(200, 110, 14))
     fitted = fitted_normal(attention).double().numpy()
     places, weights = np.arange(200), attention.double().numpy()
@@ -351,9 +311,7 @@ def test_the_fitted_normal_has_the_curves_mean_and_variance():
     density = np.exp(-((places - mean) ** 2) / (2 * variance))
     np.testing.assert_allclose(fitted, density / density.sum() * weights.sum(), rtol=1e-3, atol=1e-7)
 
-
-def test_probabilities_of_slices_keep_their_scale():
-    """The slice reference's need not sum to one; its normal is drawn over the same area."""
+    # The slice reference's probabilities need not sum to one; its normal is drawn over the same area.
     probabilities = torch.tensor([0.1, 0.9, 0.8, 0.05])
     drawn = curve(probabilities, probabilities.logit()[None], None)
     assert sum(drawn["normal"]) == pytest.approx(1.85, rel=1e-5)
@@ -369,13 +327,11 @@ def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():
     assert key_slices(torch.zeros(4)) == []
 
 
-def test_mr_has_windows_without_hounsfield_units(manifest, tmp_path):
-    """Each slice's own range, which the page measures, and ADC; a window of percentiles is shown as the former."""
-    write_predictions(tmp_path, [row | {"label": -1, "part": "new"} for row in rows_of(manifest)])
-    rows = [replace(row, modality="MR") for row in manifest]
-    write_manifest(tmp_path / "manifest.parquet", rows, {"source": "predict", "root": str(manifest.root)})
-    model = {"config": {"method": "ng"}, "preprocessing": {"windows": [{"percentiles": [1, 99]}]}}
-    (tmp_path / "summary.json").write_text(json.dumps({"model": model}))
-    shown = [(one["title"], one["low"], one["high"]) for one in open_gallery(tmp_path).about()["windows"]["MR"]]
+def test_mr_has_windows_without_hounsfield_units(predicted):
+    """Each slice's own range, which the page measures, and ADC; percentiles are of a scan, and the page has a slice."""
+    gallery = predicted("ng", {"percentiles": [0.5, 99.5]}, modality="MR")
+    windows = gallery.about()["windows"]["MR"]
+    shown = [(window["title"], window["low"], window["high"]) for window in windows]
     assert shown == [("Auto", None, None), ("ADC", 0, 3000), ("Model", None, None)]
-    assert open_gallery(tmp_path).scan(0, 0)["modality"] == "MR"
+    assert "percentiles 0.5 to 99.5" in windows[-1]["note"]
+    assert gallery.scan(0, 0)["modality"] == "MR"

@@ -1,6 +1,7 @@
 """A store gives back exactly what was written, reads no more than it is asked for, and notices what is wrong."""
 
 import hashlib
+import json
 import os
 import threading
 import weakref
@@ -96,8 +97,8 @@ def test_the_files_are_what_other_programs_expect(tmp_path):
     assert table["shard"].to_pylist() == [0, 0, 1]
     content = (tmp_path / "store" / "features-00001.safetensors").read_bytes()
     assert content[4096:] == bags[2].features.numpy().tobytes(), "on a page, and nothing follows"
-    about = read_json(tmp_path / "store" / "store.json")
-    assert (about["format"], about["features"], about["dtype"]) == (2, FEATURES, "float32")
+    about = json.loads((tmp_path / "store" / "store.json").read_bytes())
+    assert (about["format"], about["features"], about["dtype"]) == (3, FEATURES, "float32")
     assert (about["provenance"], about["recipe"]) == ({"é": 1}, "8e1f")
     for shard in sorted((tmp_path / "store").glob("*.safetensors")):
         with safe_open(shard, framework="pt") as file:
@@ -242,8 +243,8 @@ SHARD = "features-00001.safetensors"
     [
         ("store.json", Path.unlink, "store.json is missing; give a folder made by nguide encode"),
         ("store.json", fill, r"store.json cannot be read \(.*copy the store again"),
-        ("store.json", change_json(format=3), "format 3, but this version of normal-guidance reads format 2; open it"),
-        ("store.json", change_json(format=1), r"format 1, but .* open it with the version that wrote it \(0.1\), or"),
+        ("store.json", change_json(format=99), "format 99, but this normal-guidance reads format 3; update it"),
+        ("store.json", change_json(format=2), "format 2, but .* open it with normal-guidance 0.2, or make it again"),
         ("store.json", change_json(dtype="int4"), r"store.json is damaged: dtype is 'int4', not one of"),
         ("store.json", change_json(features=7), "index.parquet and store.json do not belong together"),
         ("index.parquet", Path.unlink, r"index.parquet cannot be read \(.*No such file.*copy the store again"),

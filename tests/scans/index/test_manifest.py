@@ -112,7 +112,7 @@ def test_what_cannot_be_right_is_refused(tmp_path: Path) -> None:
     for write, message in (
         (lambda: None, "run nguide index first"),
         (lambda: path.write_bytes(b"no parquet"), "cannot be read"),
-        (lambda: pq.write_table(pa.table({"scan_id": ["A"]}), path), "format None"),
+        (lambda: pq.write_table(pa.table({"scan_id": ["A"]}), path), "is damaged: source is missing"),
     ):
         write()
         with pytest.raises(UserError, match=message):
@@ -143,10 +143,10 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path, name: str, values: 
 @pytest.mark.parametrize(
     ("about", "reason"),
     [
-        ('{"format": 1, "source": "folder"}', "is damaged: root is missing"),
-        ('{"format": 1, "source": 3, "root": "."}', "is damaged: source is 3, not text"),
-        ('{"format": true, "source": "folder", "root": "."}', "is damaged: format is True"),
-        ('{"format": 1, "source": "a", "root": ".", "findings": {}}', "is damaged: findings is {}, not a list"),
+        ('{"format": 3, "source": "folder"}', "is damaged: root is missing"),
+        ('{"format": 3, "source": 3, "root": "."}', "is damaged: source is 3, not text"),
+        ('{"format": true, "source": "folder", "root": "."}', "is damaged: its format True is not a whole number"),
+        ('{"format": 3, "source": "a", "root": ".", "findings": {}}', "is damaged: findings is {}, not a list"),
         ("[]", "is damaged: its metadata are not a JSON object"),
         ("{", "cannot be read"),
     ],

@@ -1,18 +1,21 @@
-"""The three DICOM objects about a scan, each in a new series of the source's study: all headers are made by `Result`.
+"""DICOM results of a scan, for the software that hospitals have, each in a new series of the source's study.
 
-key objects          Key Object Selection (PS3.16, TID 2010): the slices to look at
-structured report    Comprehensive 3D SR (TID 1500), for software to read
-capture              the strip as a picture, because many archives show nothing else
+    key_objects.dcm         Key Object Selection (PS3.16, TID 2010): the slices to look at; not of a negative scan
+    structured_report.dcm   Comprehensive 3D SR (TID 1500): probability, threshold, key slices, attention of every slice
+    strip.dcm               Secondary Capture: key slices with the attention curve; many archives show nothing else
+
+The patient is taken from the headers of the scan's slices only.  All headers are made by `Result`.  All results say
+what was looked for, by which model, and what a reader must be warned of.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
-from secrets import token_hex
-from typing import Any, NamedTuple, TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from highdicom import sr
@@ -20,16 +23,18 @@ from highdicom.coding_schemes import CodingSchemeIdentificationItem
 from highdicom.ko import KeyObjectSelection, KeyObjectSelectionDocument
 from highdicom.sc import SCImage
 from PIL import Image
-from pydicom import Dataset
+from pydicom import Dataset, config
 from pydicom.sr.codedict import codes
 from pydicom.sr.coding import Code
 from pydicom.uid import ExplicitVRLittleEndian, generate_uid
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.dicom.source_series import REQUIRED, Reference, SourceSeries
+from normal_guidance.base.files import make_folder, write_atomically
+from normal_guidance.clinic.dicom.source_series import REQUIRED, Reference, SourceSeries, read_source, without_patient
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.scans.index.geometry import orientation_letters
+from normal_guidance.scans.index.problems import Problem, Report
 
 # What DICOM knows of a BodyPartExamined (PS3.16, annex L): its code, and whether there is a left and a right one.
 
@@ -84,46 +89,6 @@ KINDS = {
 }
 """The results by the names of their files."""
 
-# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).  Names, dates,
-# numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that is drawn when
-# the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
-# a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
-
-METHOD = f"normal-guidance {__version__}, basic profile"  # DeidentificationMethod of the results
-DUMMY_DATE, DUMMY_TIME = "19000101", "000000"  # for the date of the result: a scan is often scored on its own day
-_SECRET = token_hex(32)
-
-
-def anonymize(source: SourceSeries) -> SourceSeries:
-    """Replace the scan's UIDs, and its patient by a pseudonym."""
-
-    def new_uid(uid: str) -> str:
-        return str(generate_uid(entropy_srcs=[_SECRET, uid]))
-
-    patient = source.identity["PatientID"], source.identity.get("IssuerOfPatientID", "")
-    known = repr(patient) if patient[0] else source.study_uid
-    number = sha256(f"{_SECRET} {known}".encode()).hexdigest()[:12].upper()
-    return replace(
-        source,
-        study_uid=new_uid(source.study_uid),
-        frame_of_reference=source.frame_of_reference and new_uid(source.frame_of_reference),
-        slices=tuple(
-            replace(reference, sop_uid=new_uid(reference.sop_uid), series_uid=new_uid(reference.series_uid))
-            for reference in source.slices
-        ),
-        identity={
-            **dict.fromkeys(REQUIRED, ""),
-            "PatientName": f"ANONYMOUS^{number}",
-            "PatientID": f"ANONYMOUS-{number}",
-            "PatientIdentityRemoved": "YES",
-            "DeidentificationMethod": METHOD,
-            "LongitudinalTemporalInformationModified": "REMOVED",
-        },
-        series=replace(source.series, description=""),
-        anonymous=True,
-    )
-
-
 NAME = "normal-guidance"  # the program's name as equipment, observer and algorithm
 NOTICE = "AI-generated, for research use only, not for diagnosis."
 UNICODE = "ISO_IR 192"  # character set of the results: the source's may not hold what is written here
@@ -133,6 +98,8 @@ DATES = (
     "ContributionDateTime",
 )
 """Optional attributes that say when a result was made."""
+
+DUMMY_DATE, DUMMY_TIME = "19000101", "000000"  # for the date of the result: a scan is often scored on its own day
 
 
 @dataclass(frozen=True)
@@ -239,7 +206,8 @@ class Result:
         for name, value in self.source.identity.items():
             setattr(dataset, name, value)
         if self.source.anonymous:
-            dataset.DeidentificationMethodCodeSequence = [code_item(codes.DCM.BasicApplicationConfidentialityProfile)]
+            profile = codes.DCM.BasicApplicationConfidentialityProfile
+            dataset.DeidentificationMethodCodeSequence = [sr.CodedConcept.from_code(profile)]
             for part in (dataset, *dataset.ContributingEquipmentSequence):
                 for name in DATES:
                     part.pop(name, None)
@@ -277,13 +245,6 @@ def observer(result: Result) -> sr.ObserverContext:
 def frames(reference: Reference) -> list[int] | None:
     """The frame numbers of a reference, in highdicom's form."""
     return None if reference.frame is None else [reference.frame]
-
-
-def code_item(code: Any) -> Dataset:
-    """Make a code an item of a sequence."""
-    item = Dataset()
-    item.CodeValue, item.CodingSchemeDesignator, item.CodeMeaning = code.value, code.scheme_designator, code.meaning
-    return item
 
 
 def key_objects(result: Result) -> Dataset:
@@ -336,11 +297,6 @@ PROCEDURES = {
 """Modality and procedure by the headers' modality; the last entry is for all others."""
 
 
-AnyGroup = TypeVar(
-    "AnyGroup", sr.MeasurementsAndQualitativeEvaluations, sr.PlanarROIMeasurementsAndQualitativeEvaluations
-)
-
-
 class _PlainReport(sr.Comprehensive3DSR):
     """A report without highdicom's copy of whole modules: `Result.finish` adds the patient, as for other results."""
 
@@ -378,7 +334,8 @@ def _key_slice(result: Result, rank: int, number: int) -> sr.PlanarROIMeasuremen
     group = sr.PlanarROIMeasurementsAndQualitativeEvaluations(
         **_shared(result, name), referenced_region=region, measurements=[attention]
     )
-    return _with_texts(group, [(COMMENT, WHOLE)])
+    group[0].ContentSequence.append(_text(COMMENT, WHOLE))
+    return group
 
 
 def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
@@ -401,7 +358,9 @@ def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
         qualitative_evaluations=evaluations,
     )
     comments = [*result.cautions, *([] if result.shows_keys else [NO_KEYS])]  # OHIF writes them on the image
-    return _with_texts(group, [*((COMMENT, comment) for comment in comments), (SOUGHT, prediction.sought)])
+    texts = [*(_text(COMMENT, comment) for comment in comments), _text(SOUGHT, prediction.sought)]
+    group[0].ContentSequence.extend(texts)
+    return group
 
 
 def _slices(result: Result) -> sr.ContainerContentItem:
@@ -432,10 +391,8 @@ def _shared(result: Result, name: str) -> dict[str, Any]:
     }
 
 
-def _with_texts(group: AnyGroup, texts: Iterable[tuple[sr.CodedConcept, str]]) -> AnyGroup:
-    for name, text in texts:
-        group[0].ContentSequence.append(sr.TextContentItem(name, text, sr.RelationshipTypeValues.CONTAINS))
-    return group
+def _text(name: sr.CodedConcept, text: str) -> sr.TextContentItem:
+    return sr.TextContentItem(name, text, sr.RelationshipTypeValues.CONTAINS)
 
 
 def _end(result: Result, name: sr.CodedConcept, number: int) -> sr.Measurement:
@@ -527,5 +484,56 @@ def _source(result: Result, number: int) -> Dataset:
     item.ReferencedSOPClassUID, item.ReferencedSOPInstanceUID = reference.sop_class, reference.sop_uid
     if reference.frame is not None:
         item.ReferencedFrameNumber = reference.frame
-    item.PurposeOfReferenceCodeSequence = [code_item(codes.DCM.SourceImageForImageProcessingOperation)]
+    purpose = codes.DCM.SourceImageForImageProcessingOperation
+    item.PurposeOfReferenceCodeSequence = [sr.CodedConcept.from_code(purpose)]
     return item
+
+
+def write_dicom(
+    prediction: ScanPrediction,
+    strip: Path,
+    out: Path,
+    *,
+    anonymize: bool = False,
+    report: Report | None = None,
+    place: int = 0,
+) -> list[Path]:
+    """Write a scan's results as DICOM into the folder `out`, and return the files; UserError without an identity."""
+    # The strip is a PNG file, which must not name the patient.  `report` receives problems without values of a header
+    # and, with `anonymize`, without names of files.  `place` is the finding's among those of the scan, from 0.
+
+    def note(problem: Problem) -> None:
+        if report is not None:
+            report(problem._replace(file="") if anonymize else problem)
+
+    source = read_source(prediction.row, prediction.root, note)
+    if anonymize and source.burned_in:
+        raise UserError(
+            f"scan {prediction.row.scan_id!r}: (0028,0301) BurnedInAnnotation is YES: its pixels name the patient, and "
+            "the strip shows them; clean the pixels first, or leave out --anonymize"
+        )
+    if anonymize:
+        source = without_patient(source)
+    try:
+        picture = strip.read_bytes()
+    except OSError as error:
+        raise UserError(f"{strip} cannot be read ({error.strerror}); predict again") from error
+    keys, report_of, image = (Result(prediction, source, kind, place) for kind in KINDS.values())
+    with config.disable_value_validation():  # pydicom would warn of the source's values, which are reported above
+        results = (
+            key_objects(keys) if keys.shows_keys else None,
+            structured_report(report_of),
+            capture(image, picture, strip.name),
+        )
+        contents = {}
+        for name, dataset in zip(KINDS, results, strict=True):
+            if dataset is not None:
+                file = io.BytesIO()
+                dataset.save_as(file, enforce_file_format=True)
+                contents[out / name] = file.getvalue()
+    make_folder(out)
+    for path in {out / name for name in KINDS} - {*contents}:  # of an earlier result
+        path.unlink(missing_ok=True)
+    for path, content in contents.items():
+        write_atomically(path, content)
+    return list(contents)

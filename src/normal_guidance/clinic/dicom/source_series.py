@@ -8,14 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from hashlib import sha256
 from pathlib import Path
+from secrets import token_hex
 
 from pydicom import config
 from pydicom.datadict import dictionary_VR, tag_for_keyword
 from pydicom.multival import MultiValue
+from pydicom.uid import generate_uid
 from pydicom.valuerep import validate_value
 
+from normal_guidance import __version__
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import locate
 from normal_guidance.scans.index.dicom_files import Dataset, integer, read_elements, refusing, text
@@ -252,3 +256,42 @@ def _named(name: str) -> str:
 
 
 _HEADER = {name: _tag(name) for name in (*_UIDS, "PatientID", *_PICTURE)}
+
+
+# A scan without its patient, by the Basic Application Level Confidentiality Profile (DICOM PS3.15 E).  Names, dates,
+# numbers and descriptions are emptied or left out.  Every UID is replaced by its hash with a secret that is drawn when
+# the program starts and never stored: results of one run agree with each other (slices of a series, scans of a study or
+# a patient stay together), but no original can be found by trying likely UIDs, and two runs cannot be matched.
+
+METHOD = f"normal-guidance {__version__}, basic profile"  # DeidentificationMethod of the results
+_SECRET = token_hex(32)
+
+
+def without_patient(source: SourceSeries) -> SourceSeries:
+    """Replace the scan's UIDs, and its patient by a pseudonym."""
+
+    def new_uid(uid: str) -> str:
+        return str(generate_uid(entropy_srcs=[_SECRET, uid]))
+
+    patient = source.identity["PatientID"], source.identity.get("IssuerOfPatientID", "")
+    known = repr(patient) if patient[0] else source.study_uid
+    number = sha256(f"{_SECRET} {known}".encode()).hexdigest()[:12].upper()
+    return replace(
+        source,
+        study_uid=new_uid(source.study_uid),
+        frame_of_reference=source.frame_of_reference and new_uid(source.frame_of_reference),
+        slices=tuple(
+            replace(reference, sop_uid=new_uid(reference.sop_uid), series_uid=new_uid(reference.series_uid))
+            for reference in source.slices
+        ),
+        identity={
+            **dict.fromkeys(REQUIRED, ""),
+            "PatientName": f"ANONYMOUS^{number}",
+            "PatientID": f"ANONYMOUS-{number}",
+            "PatientIdentityRemoved": "YES",
+            "DeidentificationMethod": METHOD,
+            "LongitudinalTemporalInformationModified": "REMOVED",
+        },
+        series=replace(source.series, description=""),
+        anonymous=True,
+    )

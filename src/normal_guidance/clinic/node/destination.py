@@ -19,11 +19,9 @@ class NotSentError(Exception):
 
 @dataclass(frozen=True)
 class SentSeries:
-    """A series by its hash in this node and its UIDs, and its results (SCAN/prediction.json and so on)."""
+    """A series by its hash in this node, and its results (SCAN/prediction.json and so on)."""
 
     key: str
-    study_uid: str
-    series_uid: str
     folder: Path
     round: int = 1  # later results of a series, from 2 on, replace the first
 
@@ -38,11 +36,6 @@ class Destination(ABC):
     @abstractmethod
     def name(self) -> str:
         """What the user wrote; the queue knows a destination by it."""
-
-    @property
-    def commits(self) -> bool:
-        """Whether it is to be asked for storage commitment."""
-        return False
 
     def files(self, folder: Path) -> list[Path]:
         """The files of the results that it takes; none is a reason to fail."""

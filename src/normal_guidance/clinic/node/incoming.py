@@ -64,7 +64,6 @@ def _number(text: str) -> float:
 
 
 def parse_rule(text: str) -> Rule:
-    """Read a rule."""
     texts, ranges = {}, {}
     try:
         words = shlex.split(text)
@@ -167,7 +166,6 @@ class Incoming:
         self.path = path
 
     def folder(self, series: str) -> Path:
-        """The folder of a series."""
         return self.path / series
 
     def write(self, received: Received) -> None:

@@ -13,26 +13,27 @@ Every file may be read by its owner alone.
 from __future__ import annotations
 
 import gc
+import os
+import shutil
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import lock_folder, make_folder, private_files, remove_left_drafts_of
-from normal_guidance.clinic.node.arriving import PollError, Polling, Watching
 from normal_guidance.clinic.node.destination import Destination, Identity
-from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, read_received
+from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, Received, hash_of, read_received
 from normal_guidance.clinic.node.partners import Audit, Callers, Peer, is_loopback
-from normal_guidance.clinic.node.receiver import Listening, Receiver
+from normal_guidance.clinic.node.receiver import Listening, Receiver, read_image
 from normal_guidance.clinic.node.send_dicom import Committer, DicomDestination, Reports
 from normal_guidance.clinic.node.sending import Sending
-from normal_guidance.clinic.node.series_queue import ABORTED, Limits, SeriesQueue
+from normal_guidance.clinic.node.series_queue import ABORTED, RELEASED, Limits, SeriesQueue, Stored
 from normal_guidance.clinic.node.serving import Arrivals, NodeResults, Predicting, Taking
-from normal_guidance.clinic.predict.dicomweb import DicomWeb
+from normal_guidance.clinic.predict.dicomweb import DicomWeb, RemoteSeries
 from normal_guidance.clinic.predict.predicting import Predictor
 
 IDLE_SECONDS = 0.2  # a thread without work looks again after so long
@@ -42,6 +43,11 @@ DAY = 24 * 60 * 60
 LATE_ATTEMPTS = 5  # after so many attempts, a minute, a destination counts as down
 FULL_SHARE = 0.9  # the queue is almost full from this share of its bytes on
 STOP_SECONDS = 10.0  # running associations may take so long when the node ends
+NOT_TAKEN = "not-taken"
+QUIET_SECONDS = 5.0  # a file that has not changed for so long is complete
+FOLDER_PEER = "folder"  # what the queue and the audit log call the folder
+DAYS = 2  # studies of today and of this many days before are asked for
+WEB_PEER = "dicomweb"  # what the queue and the audit log call the server
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,124 @@ class NodeSettings:
         names = [destination.name for destination in self.destinations]
         if len(set(names)) < len(names):
             raise UserError("--to names a destination twice; leave one of them out")
+
+
+Store = Callable[[Received, str, str], Stored]  # writes an object and records it (`Receiver.store`)
+
+
+@dataclass
+class Watching:
+    """Takes the files of a folder, or of folders in it, and deletes those that the node has.
+
+    Files that are not DICOM images are moved to `not-taken`, so that they are judged once.
+    """
+
+    folder: Path
+    store: Store
+    audit: Audit
+
+    def step(self) -> bool:
+        """Take all complete files; whether there was one."""
+        taken = [self._take(file) for file in list(self._complete())]
+        return any(taken)
+
+    def _complete(self) -> Iterator[Path]:
+        for place, folders, names in os.walk(self.folder):
+            folders[:] = [name for name in folders if name != NOT_TAKEN and not name.startswith(".")]
+            for name in sorted(names):
+                file = Path(place, name)
+                if name.startswith(".") or file.is_symlink():
+                    continue
+                try:
+                    age = time.time() - file.stat().st_mtime
+                except OSError:  # it has gone
+                    continue
+                if age >= QUIET_SECONDS:
+                    yield file
+
+    def _take(self, file: Path) -> bool:
+        try:
+            verdict = self.store(read_image(file), FOLDER_PEER, RELEASED)
+        except NotTakenError as error:
+            self._put_aside(file, str(error))
+            return False
+        except OSError:  # it has gone, or may not be read; it is looked at again
+            return False
+        if verdict == "conflict":
+            self._put_aside(file, "an object with the same UID has other content")
+            return False
+        if verdict == "full":
+            return False
+        file.unlink(missing_ok=True)
+        if file.parent != self.folder:
+            with suppress(OSError):  # not empty
+                file.parent.rmdir()
+        return True
+
+    def _put_aside(self, file: Path, reason: str) -> None:
+        """Move a file out of the way, without its name, which may name a patient, in the log."""
+        name = hash_of(str(file.relative_to(self.folder)), str(time.time_ns()))
+        aside = self.folder / NOT_TAKEN
+        make_folder(aside)
+        file.replace(aside / f"{name}{file.suffix if file.suffix == '.dcm' else ''}")
+        self.audit.write("file not taken", file=name, reason=reason)
+
+
+class PollError(Exception):
+    """The server did not answer as it should; the next step asks again."""
+
+
+@dataclass
+class Polling:
+    """Fetches series from a DICOMweb server that have as many objects as at the last step, and more than the node."""
+
+    server: DicomWeb
+    modalities: Sequence[str]  # those that the model takes; empty for all
+    folder: Path  # for objects on their way to the queue
+    store: Store
+    queue: SeriesQueue
+    audit: Audit
+    seen: dict[str, int | None] = field(default_factory=dict)  # objects of series not fetched yet, at the last step
+
+    def step(self) -> bool:
+        """Fetch the series that have stopped to grow; whether there was one."""
+        since = time.strftime("%Y%m%d", time.localtime(time.time() - DAYS * 86_400))
+        try:
+            waiting = [
+                series
+                for modality in self.modalities or ("",)
+                for series in self.server.series(modality=modality, since=since)
+                if self._is_new(series)
+            ]
+            ready = [series for series in waiting if self.seen.get(_key(series), -1) == series.slices]
+            self.seen = {_key(series): series.slices for series in waiting}
+            for series in ready:
+                self._take(series)
+        except UserError as error:
+            raise PollError(f"{self.server.url} does not answer, or not as DICOMweb does") from error
+        return bool(ready)
+
+    def _is_new(self, series: RemoteSeries) -> bool:
+        known = self.queue.series(_key(series))
+        return known is None or (series.slices is not None and series.slices > known.arrivals)
+
+    def _take(self, series: RemoteSeries) -> None:
+        shutil.rmtree(self.folder, ignore_errors=True)
+        make_folder(self.folder)
+        self.server.fetch(series, self.folder)
+        verdicts = [self._store(file) for file in sorted(self.folder.iterdir())]
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.audit.write("fetched", series=_key(series), files=len(verdicts), not_stored=verdicts.count(False))
+
+    def _store(self, file: Path) -> bool:
+        try:
+            return self.store(read_image(file), WEB_PEER, RELEASED) in ("new", "known")
+        except NotTakenError:
+            return False
+
+
+def _key(series: RemoteSeries) -> str:
+    return hash_of(series.study_uid, series.series_uid)
 
 
 class Loop(threading.Thread):

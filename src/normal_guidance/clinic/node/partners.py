@@ -8,10 +8,10 @@ import os
 import re
 import socket
 import threading
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -105,18 +105,13 @@ class Callers:
         """Whether anybody may call from an IP address."""
         return any(_lives_at(peer, address) for peer in (*self.senders, *self.destinations))
 
-    def is_sender(self, aet: str, address: str) -> bool:
-        """Whether a caller may store."""
-        return self.find(self.senders, aet, address) is not None
+    def sender(self, aet: str, address: str) -> Peer | None:
+        """The sender that calls, who may store; None if it is not one."""
+        return next((peer for peer in self.senders if peer.aet == aet and _lives_at(peer, address)), None)
 
     def may_call(self, aet: str, address: str) -> bool:
         """Whether a caller may open an association."""
-        return self.find((*self.senders, *self.destinations), aet, address) is not None
-
-    @staticmethod
-    def find(peers: Iterable[Peer], aet: str, address: str) -> Peer | None:
-        """The peer with this AE title and address."""
-        return next((peer for peer in peers if peer.aet == aet.strip() and _lives_at(peer, address)), None)
+        return any(peer.aet == aet and _lives_at(peer, address) for peer in (*self.senders, *self.destinations))
 
 
 def _lives_at(peer: Peer, address: str) -> bool:
@@ -154,10 +149,7 @@ class Audit:
     def _rotate(self) -> None:
         if not self.path.exists() or self.path.stat().st_size < self.largest:
             return
-        for number in range(self.kept, 0, -1):
-            older = self._numbered(number - 1) if number > 1 else self.path
-            if older.exists():
-                older.replace(self._numbered(number))
-
-    def _numbered(self, number: int) -> Path:
-        return self.path.with_name(f"{self.path.name}.{number}")
+        files = [self.path, *(Path(f"{self.path}.{number}") for number in range(1, self.kept + 1))]
+        for older, newer in pairwise(reversed(files)):
+            if newer.exists():
+                newer.replace(older)

@@ -176,7 +176,10 @@ class Receiver:
             return False
         waiting = [call for call in self._server.active_associations if not call.is_established]
         for oldest in waiting[: max(0, len(waiting) - MOST_WAITING + 1)]:
-            close_connection(oldest)  # so that whoever says nothing cannot keep others out
+            reader = oldest.dul.socket
+            if reader is not None and reader.socket is not None:
+                with suppress(OSError):  # so that whoever says nothing cannot keep others out; its threads end
+                    reader.socket.shutdown(socket.SHUT_RDWR)
         return True
 
     def _reject(self, aet: str, address: str, reason: str) -> None:
@@ -187,10 +190,9 @@ class Receiver:
             if len(self._told) >= MOST_ADDRESSES:
                 self._told.clear()
             self._told[address] = now
+            calls = self.counts["rejected calls"]
             with suppress(OSError):  # a full disk must not let anybody in, nor end the server
-                self.audit.write(
-                    "rejected", peer=aet, address=address, reason=reason, calls=self.counts["rejected calls"]
-                )
+                self.audit.write("rejected", peer=aet, address=address, reason=reason, calls=calls)
 
     def _requested(self, event: Event) -> None:
         """Reject callers that are not known, and those that call somebody else."""
@@ -215,7 +217,7 @@ class Receiver:
         association = event.assoc
         request: Any = event.request
         peer, address = association.requestor.ae_title.strip(), address_of(association)
-        if not self.callers.is_sender(peer, address):
+        if self.callers.sender(peer, address) is None:
             return NOT_ALLOWED
         try:
             data = event.encoded_dataset(include_meta=False)
@@ -231,9 +233,8 @@ class Receiver:
         try:
             verdict = self.store(received, peer, OPEN)
         except (OSError, sqlite3.Error) as error:
-            return self._refuse(
-                NO_RESOURCES, peer, f"the disk does not take it: {type(error).__name__}", received.series
-            )
+            reason = f"the disk does not take it: {type(error).__name__}"
+            return self._refuse(NO_RESOURCES, peer, reason, received.series)
         self._series[association].add(received.series)
         if verdict == "full":
             return self._refuse(NO_RESOURCES, peer, "the queue is full", received.series)
@@ -361,14 +362,6 @@ class BoundedHandler(RequestHandler):
         association.bind(evt.EVT_DIMSE_RECV, lambda event: message.begin())
         association.dul._run_loop_delay = WAITING_DELAY
         return association
-
-
-def close_connection(association: Association) -> None:
-    """Close the connection of an association; its threads notice and end."""
-    reader = association.dul.socket
-    if reader is not None and reader.socket is not None:
-        with suppress(OSError):
-            reader.socket.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 from pydicom import Dataset, dcmread
 from pydicom.uid import UID, ExplicitVRLittleEndian, ImplicitVRLittleEndian
@@ -24,7 +25,6 @@ from pynetdicom.presentation import build_context
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.node.destination import Accepted, Destination, Identity, NotSentError, SentSeries
-from normal_guidance.clinic.node.incoming import hash_of
 from normal_guidance.clinic.node.partners import Audit, Callers, Peer
 from normal_guidance.clinic.node.receiver import address_of
 from normal_guidance.clinic.node.series_queue import SeriesQueue
@@ -72,8 +72,7 @@ class Reports:
 
     def __init__(self, queue: SeriesQueue, audit: Audit) -> None:
         self.queue, self.audit = queue, audit
-        self._came = threading.Condition()
-        self._awaited: set[str] = set()
+        self.awaited: WeakValueDictionary[str, threading.Event] = WeakValueDictionary()  # by transaction
 
     def receive(self, event: Event) -> tuple[int, None]:
         """Record a report; one that nobody asked for changes nothing."""
@@ -86,21 +85,9 @@ class Reports:
         known = self.queue.confirm(transaction, missing)
         if known is not None:
             self.audit.write("commitment", series=known.series, destination=known.destination, missing=len(missing))
-        with self._came:
-            self._awaited.discard(transaction)
-            self._came.notify_all()
+        if came := self.awaited.get(transaction):
+            came.set()
         return 0x0000, None
-
-    def expect(self, transaction: str) -> None:
-        """Say that a report will be waited for, before it is asked for."""
-        with self._came:
-            self._awaited.add(transaction)
-
-    def wait(self, transaction: str, seconds: float) -> None:
-        """Wait some seconds for a report; later ones are recorded, too."""
-        with self._came:
-            self._came.wait_for(lambda: transaction not in self._awaited, seconds)
-            self._awaited.discard(transaction)
 
 
 @dataclass
@@ -115,8 +102,8 @@ class Committer:
 
     def receive(self, event: Event) -> tuple[int, None]:
         """Take a request, and report in a thread of its own."""
-        peer, address = event.assoc.requestor.ae_title.strip(), address_of(event.assoc)
-        if not self.callers.is_sender(peer, address):
+        sender = self.callers.sender(event.assoc.requestor.ae_title.strip(), address_of(event.assoc))
+        if sender is None:
             return 0x0124, None
         try:
             dataset = event.action_information
@@ -128,19 +115,15 @@ class Committer:
         if event.action_type != 1 or len(objects) > MOST_OBJECTS:
             return 0x0123 if event.action_type != 1 else 0x0213, None
         kind, report = self.judge(transaction, objects)
-        self.audit.write("commitment asked", peer=peer, objects=len(objects), all_stored=kind == ALL_STORED)
-        work = threading.Thread(target=self._report, args=(event.assoc, peer, address, kind, report), daemon=True)
-        work.start()
+        self.audit.write("commitment asked", peer=sender.aet, objects=len(objects), all_stored=kind == ALL_STORED)
+        threading.Thread(target=self._report, args=(event.assoc, sender, kind, report), daemon=True).start()
         return 0x0000, None
 
     def judge(self, transaction: str, objects: Sequence[tuple[str, str]]) -> tuple[int, Dataset]:
         """Make a report: which objects are stored, and which are not."""
-        stored, missing = [], []
-        for sop_class, sop_uid in objects:
-            if self.queue.holds(sop_uid, sop_class, hash_of(sop_uid)):
-                stored.append(_reference(sop_class, sop_uid))
-            else:
-                missing.append(_reference(sop_class, sop_uid, reason=NOT_HERE))
+        held = {instance for instance in objects if self.queue.holds(*instance)}
+        stored = [_reference(*instance) for instance in objects if instance in held]
+        missing = [_reference(*instance, reason=NOT_HERE) for instance in objects if instance not in held]
         report = Dataset()
         report.TransactionUID = transaction
         if stored:
@@ -149,19 +132,16 @@ class Committer:
             report.FailedSOPSequence = missing
         return SOME_MISSING if missing else ALL_STORED, report
 
-    def _report(self, association: Association, peer: str, address: str, kind: int, report: Dataset) -> None:
+    def _report(self, association: Association, sender: Peer, kind: int, report: Dataset) -> None:
         """Report in the same association if it is still open, else in a new one to the sender's port."""
         time.sleep(0.05)  # the answer to the request goes first
         if _sent(association, kind, report):
             return
-        known = self.callers.find(self.callers.senders, peer, address)
-        if known is None or known.port is None:
-            self.audit.write("commitment report lost", peer=peer, reason="--from names no port to report to")
-            return
-        for seconds in (0.0, *RETRIES):
-            if self.ended.wait(seconds) or self._report_anew(known, kind, report):
+        for seconds in () if sender.port is None else (0.0, *RETRIES):
+            if self.ended.wait(seconds) or self._report_anew(sender, kind, report):
                 return
-        self.audit.write("commitment report lost", peer=peer, reason="the sender cannot be reached")
+        reason = "--from names no port to report to" if sender.port is None else "the sender cannot be reached"
+        self.audit.write("commitment report lost", peer=sender.aet, reason=reason)
 
     def _report_anew(self, sender: Peer, kind: int, report: Dataset) -> bool:
         role = SCP_SCU_RoleSelectionNegotiation()
@@ -195,10 +175,6 @@ class DicomDestination(Destination):
     def name(self) -> str:
         return str(self.peer)
 
-    @property
-    def commits(self) -> bool:
-        return self.identity.commit
-
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store each file."""
         datasets = {file: dcmread(file) for file in files}
@@ -225,7 +201,7 @@ class DicomDestination(Destination):
         dataset = request_dataset(transaction, objects)
         handlers = [(evt.EVT_N_EVENT_REPORT, reports.receive)]
         with self._associated([build_context(COMMITMENT, PLAIN)], handlers) as association:
-            reports.expect(transaction)
+            came = reports.awaited[transaction] = threading.Event()
             try:
                 answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
             except (ValueError, RuntimeError) as error:
@@ -234,7 +210,7 @@ class DicomDestination(Destination):
             if status != 0x0000:
                 code = "no answer" if status is None else f"status {status:04X}"
                 raise NotSentError(f"{self.peer} did not take the request for storage commitment ({code})")
-            reports.wait(transaction, REPORT_SECONDS)
+            came.wait(REPORT_SECONDS)  # later ones are recorded, too
 
     @contextmanager
     def _associated(self, contexts: Sequence[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:

@@ -99,14 +99,10 @@ def read_content(file: Path, series: SentSeries) -> ResultContent:
     patient.pop("ContentSequence", None)
     findings = tuple(
         FindingResult(
-            name=finding["name"],
+            **{name: finding[name] for name in ("name", "sought", "probability", "threshold", "positive")},
             code=finding.get("code"),
             meaning=finding.get("meaning"),
-            sought=finding["sought"],
-            probability=finding["probability"],
-            threshold=finding["threshold"],
-            positive=finding["positive"],
-            key_slices=tuple(place["instance_number"] or place["slice"] for place in finding["key_slices"]),
+            key_slices=tuple(key["instance_number"] or key["slice"] for key in finding["key_slices"]),
             model=finding["model"]["identity"]["fingerprint"],
         )
         for finding in about.get("findings") or [{**about, "name": ""}]

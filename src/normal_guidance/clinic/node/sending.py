@@ -41,10 +41,16 @@ class Sending:
         dispatch = self.queue.next_dispatch(self.destination.name, time.time())
         if dispatch is not None:
             self._send(dispatch)
-        if self.destination.commits:
-            for sent in self.queue.unconfirmed(self.destination.name, time.time()):
-                self._ask(sent)
+        if archive := self._archive:
+            for sent in self.queue.unconfirmed(archive.name, time.time()):
+                self._ask(archive, sent)
         return dispatch is not None
+
+    @property
+    def _archive(self) -> DicomDestination | None:
+        """The destination, if it is to be asked for storage commitment."""
+        archive = self.destination
+        return archive if isinstance(archive, DicomDestination) and archive.identity.commit else None
 
     def _send(self, dispatch: Dispatch) -> None:
         series = self.queue.series(dispatch.series)
@@ -55,7 +61,7 @@ class Sending:
         except (NotSentError, OSError) as error:
             self._postpone(dispatch, error)
             return
-        self.queue.sent(dispatch, self.destination.commits)
+        self.queue.sent(dispatch, commit=self._archive is not None)
         seconds = round(time.time() - series.arrived, 1)
         about = {"series": dispatch.series, "destination": dispatch.destination, "files": count}
         self.audit.write("sent", **about, seconds_after_last_slice=seconds)
@@ -68,20 +74,20 @@ class Sending:
         known = self.queue.accepted(dispatch)
         names = {file: file.relative_to(self.results.path).as_posix() for file in self.destination.files(folder)}
         files = [file for file, name in names.items() if name not in known]
-        sent = SentSeries(series.key, series.study_uid, series.series_uid, folder, series.round)
+        sent = SentSeries(series.key, folder, series.round)
         if files:
             self.destination.send(files, sent, lambda file: self.queue.accept(dispatch, names[file]))
         return len(files)
 
-    def _ask(self, dispatch: Dispatch) -> None:
+    def _ask(self, archive: DicomDestination, dispatch: Dispatch) -> None:
         series = self.queue.series(dispatch.series)
-        if series is None or not isinstance(self.destination, DicomDestination):
+        if series is None:
             return
         transaction = str(generate_uid())
         self.queue.asked(dispatch, transaction, time.time() + REPORT_PATIENCE)
         try:
-            files = self.destination.files(self.results.folder(series.key, series.digest))
-            self.destination.ask_commitment(files, transaction, self.reports)
+            files = archive.files(self.results.folder(series.key, series.digest))
+            archive.ask_commitment(files, transaction, self.reports)
         except (NotSentError, OSError) as error:
             self._postpone(dispatch, error)
 

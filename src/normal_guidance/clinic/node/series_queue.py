@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.clinic.node.incoming import Received
+from normal_guidance.base.files import FORMAT, check_format
+from normal_guidance.clinic.node.incoming import Received, hash_of
 
 RECEIVING, READY, PREDICTED, SENT = "receiving", "ready", "predicted", "sent"
 DONE, IGNORED, REFUSED, FAILED = "done", "ignored", "refused", "failed"
@@ -38,7 +39,6 @@ STATES = (*UNFINISHED, *FINISHED)
 OPEN, RELEASED, ABORTED = "open", "released", "aborted"
 """How the last association that sent slices of a series stands."""
 
-FORMAT = 1  # version of the tables
 
 _TABLES = """
 CREATE TABLE IF NOT EXISTS series (
@@ -128,31 +128,40 @@ class SeriesQueue:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            if version not in (0, FORMAT):
-                raise UserError(f"{path} is of another version ({version}); name another folder")
+            check_format(path, version or FORMAT)  # 0: the file is new
             self._database.executescript(f"{_TABLES} PRAGMA user_version={FORMAT};")
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error
 
     def close(self) -> None:
-        """Close the file."""
         with self._lock:
             self._database.close()
 
     @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[None]:
+        """A transaction, or a part of the one that this thread has begun."""
         with self._lock:
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._database
-            except BaseException:
-                self._database.execute("ROLLBACK")
-                raise
-            self._database.execute("COMMIT")
+            if self._database.in_transaction:
+                yield
+                return
+            with self._database:  # commits; after an error it rolls back
+                self._database.execute("BEGIN IMMEDIATE")
+                yield
+
+    def _change(self, query: str, *values: object) -> int:
+        """Make one change, and return how many rows it changed."""
+        with self._transaction():
+            return self._database.execute(query, values).rowcount
 
     def _all(self, query: str, *values: object) -> list[Any]:
         with self._lock:
             return self._database.execute(query, values).fetchall()
+
+    def _series(self, rest: str, *values: object) -> list[QueuedSeries]:
+        return [QueuedSeries(*row) for row in self._all(f"SELECT * FROM series {rest}", *values)]
+
+    def _dispatches(self, rest: str, *values: object) -> list[Dispatch]:
+        return [Dispatch(*row) for row in self._all(f"SELECT dispatches.* FROM dispatches {rest}", *values)]
 
     def judge(self, received: Received) -> Stored:
         """Say what should become of an object, before it is written."""
@@ -167,62 +176,53 @@ class SeriesQueue:
 
     def add(self, received: Received, peer: str, association: str = OPEN) -> Stored:
         """Record an object whose file is written."""
-        now = time.time()
-        with self._transaction() as database:
+        now, size = time.time(), len(received.content)
+        with self._transaction():
             verdict = self.judge(received)
             if verdict in ("conflict", "known"):
                 return verdict
-            size = len(received.content)
-            database.execute(
+            self._change(
                 "INSERT INTO objects VALUES (?, ?, ?, ?, ?, ?)",
-                (received.name, received.series, received.sop_uid, received.sop_class, received.digest, size),
+                *(received.name, received.series, received.sop_uid, received.sop_class, received.digest, size),
             )
-            database.execute(
+            self._change(
                 "INSERT INTO series (key, study_uid, series_uid, state, association, peer, arrived, changed) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO NOTHING",
-                (received.series, received.study_uid, received.series_uid, RECEIVING, association, peer, now, now),
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET state = excluded.state, reason = '', "
+                "detail = '', association = excluded.association, peer = excluded.peer, attempts = 0, "
+                "arrived = excluded.arrived, changed = excluded.changed, latency = NULL, purged = 0",
+                *(received.series, received.study_uid, received.series_uid, RECEIVING, association, peer, now, now),
             )
-            database.execute(
-                "UPDATE series SET state = ?, reason = '', detail = '', association = ?, peer = ?, files = files + 1, "
-                "bytes = bytes + ?, attempts = 0, arrivals = arrivals + 1, arrived = ?, changed = ?, latency = NULL, "
-                "purged = 0 WHERE key = ?",
-                (RECEIVING, association, peer, size, now, now, received.series),
-            )
+            query = "UPDATE series SET files = files + 1, bytes = bytes + ?, arrivals = arrivals + 1 WHERE key = ?"
+            self._change(query, size, received.series)
             of_series = "SELECT number FROM dispatches WHERE series = ?"
-            database.execute(f"DELETE FROM accepted WHERE dispatch IN ({of_series})", (received.series,))
-            database.execute("DELETE FROM dispatches WHERE series = ?", (received.series,))
+            self._change(f"DELETE FROM accepted WHERE dispatch IN ({of_series})", received.series)
+            self._change("DELETE FROM dispatches WHERE series = ?", received.series)
         return "new"
 
     def set_association(self, keys: Iterable[str], association: str) -> int:
         """Record how the association that sent these series stands; returns how many of them are being received."""
-        with self._transaction() as database:
-            rows = [(association, key, RECEIVING) for key in keys]
-            query = "UPDATE series SET association = ? WHERE key = ? AND state = ?"
-            return database.executemany(query, rows).rowcount
+        query = "UPDATE series SET association = ? WHERE key = ? AND state = ?"
+        with self._transaction():
+            return sum(self._change(query, association, key, RECEIVING) for key in keys)
 
     def abort_open(self) -> None:
         """Count associations that were open when the node ended as aborted."""
-        with self._transaction() as database:
-            database.execute("UPDATE series SET association = ? WHERE association = ?", (ABORTED, OPEN))
+        self._change("UPDATE series SET association = ? WHERE association = ?", ABORTED, OPEN)
 
-    def holds(self, sop_uid: str, sop_class: str, name: str) -> bool:
+    def holds(self, sop_class: str, sop_uid: str) -> bool:
         """Whether an object is safely stored."""
         query = "SELECT 1 FROM objects WHERE name = ? AND sop_uid = ? AND sop_class = ?"
-        return bool(self._all(query, name, sop_uid, sop_class))
+        return bool(self._all(query, hash_of(sop_uid), sop_uid, sop_class))
 
     def names(self) -> set[str]:
-        """The names of all objects."""
         return {name for (name,) in self._all("SELECT name FROM objects")}
 
     def in_state(self, *states: str) -> list[QueuedSeries]:
         """The series in these states, the oldest first, but after them those whose prediction ended the program."""
-        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY attempts, arrived"
-        return [QueuedSeries(*row) for row in self._all(query)]
+        return self._series(f"WHERE state IN {_list(states)} ORDER BY attempts, arrived")
 
     def series(self, key: str) -> QueuedSeries | None:
-        """One series."""
-        rows = self._all("SELECT * FROM series WHERE key = ?", key)
-        return QueuedSeries(*rows[0]) if rows else None
+        return next(iter(self._series("WHERE key = ?", key)), None)
 
     def digest(self, key: str) -> str:
         """A hash of the objects of a series that are here."""
@@ -231,59 +231,37 @@ class SeriesQueue:
 
     def move(self, series: QueuedSeries, state: str, reason: str = "", detail: str = "") -> bool:
         """Change the state of a series, unless a slice has arrived since `series` was read; whether it was changed."""
-        with self._transaction() as database:
-            return self._move(database, series, state, reason, detail)
+        query = "UPDATE series SET state = ?, reason = ?, detail = ?, changed = ? WHERE key = ? AND arrivals = ?"
+        return self._change(query, state, reason, detail, time.time(), series.key, series.arrivals) == 1
 
-    def _move(
-        self, database: sqlite3.Connection, series: QueuedSeries, state: str, reason: str = "", detail: str = ""
-    ) -> bool:
-        changed = database.execute(
-            "UPDATE series SET state = ?, reason = ?, detail = ?, changed = ? WHERE key = ? AND arrivals = ?",
-            (state, reason, detail, time.time(), series.key, series.arrivals),
-        )
-        return changed.rowcount == 1
-
-    def begin_attempt(self, series: QueuedSeries) -> None:
-        """Count an attempt at a prediction before it begins: it may end the program."""
-        self._attempts(series, 1)
-
-    def take_back_attempt(self, series: QueuedSeries) -> None:
-        """Do not count an attempt that failed for another reason than the series."""
-        self._attempts(series, -1)
-
-    def _attempts(self, series: QueuedSeries, more: int) -> None:
-        with self._transaction() as database:
-            database.execute("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", (more, series.key))
+    def count_attempt(self, series: QueuedSeries, more: int = 1) -> None:
+        """Count an attempt at a prediction before it begins, as it may end the program; -1 takes it back."""
+        self._change("UPDATE series SET attempts = max(0, attempts + ?) WHERE key = ?", more, series.key)
 
     def predicted(self, series: QueuedSeries, digest: str, destinations: Sequence[str]) -> bool:
         """Record results that are written; whether no slice has arrived since `series` was read."""
-        with self._transaction() as database:
-            if not self._move(database, series, PREDICTED if destinations else DONE):
+        with self._transaction():
+            if not self.move(series, PREDICTED if destinations else DONE):
                 return False
-            database.execute(
-                "UPDATE series SET round = round + 1, digest = ?, predicted_files = files WHERE key = ?",
-                (digest, series.key),
-            )
-            rows = [(series.key, name, WAITING) for name in destinations]
-            database.executemany("INSERT INTO dispatches (series, destination, state) VALUES (?, ?, ?)", rows)
+            query = "UPDATE series SET round = round + 1, digest = ?, predicted_files = files WHERE key = ?"
+            self._change(query, digest, series.key)
+            query = "INSERT INTO dispatches (series, destination, state) VALUES (?, ?, ?)"
+            for name in destinations:
+                self._change(query, series.key, name, WAITING)
         return True
 
     def next_dispatch(self, destination: str, now: float) -> Dispatch | None:
         """The results that wait longest for a destination and are due."""
-        rows = self._all(
-            "SELECT d.* FROM dispatches d JOIN series s ON s.key = d.series "
-            "WHERE d.destination = ? AND d.state = ? AND d.next <= ? ORDER BY d.next, s.arrived LIMIT 1",
+        rows = self._dispatches(
+            "JOIN series s ON s.key = series WHERE destination = ? AND dispatches.state = ? AND next <= ? "
+            "ORDER BY next, s.arrived LIMIT 1",
             *(destination, WAITING, now),
         )
-        return Dispatch(*rows[0]) if rows else None
+        return next(iter(rows), None)
 
     def unconfirmed(self, destination: str, before: float) -> list[Dispatch]:
         """Dispatches whose storage commitment is to be asked for."""
-        rows = self._all(
-            "SELECT * FROM dispatches WHERE destination = ? AND state = ? AND next <= ?",
-            *(destination, ACCEPTED, before),
-        )
-        return [Dispatch(*row) for row in rows]
+        return self._dispatches("WHERE destination = ? AND state = ? AND next <= ?", destination, ACCEPTED, before)
 
     def accepted(self, dispatch: Dispatch) -> set[str]:
         """The files that the destination has accepted."""
@@ -291,87 +269,63 @@ class SeriesQueue:
 
     def accept(self, dispatch: Dispatch, file: str) -> None:
         """Record a file that the destination has accepted; not if new slices have cancelled its sending."""
-        with self._transaction() as database:
-            database.execute(
-                "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?",
-                (file, dispatch.number),
-            )
+        query = "INSERT OR IGNORE INTO accepted SELECT number, ? FROM dispatches WHERE number = ?"
+        self._change(query, file, dispatch.number)
 
     def sent(self, dispatch: Dispatch, commit: bool) -> None:
         """Record that the destination has all files."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dispatches SET state = ?, reason = '', next = 0 WHERE number = ?",
-                (ACCEPTED if commit else CONFIRMED, dispatch.number),
-            )
-            self._finish(database, dispatch.series)
+        query = "UPDATE dispatches SET state = ?, reason = '', next = 0 WHERE number = ?"
+        with self._transaction():
+            self._change(query, ACCEPTED if commit else CONFIRMED, dispatch.number)
+            self._finish(dispatch.series)
 
     def postpone(self, dispatch: Dispatch, until: float, reason: str) -> None:
         """Record an attempt that failed, and when the next is due."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?",
-                (until, reason, dispatch.number),
-            )
+        query = "UPDATE dispatches SET attempts = attempts + 1, next = ?, reason = ? WHERE number = ?"
+        self._change(query, until, reason, dispatch.number)
 
     def asked(self, dispatch: Dispatch, transaction: str, until: float) -> None:
         """Record that storage commitment was asked for; without an answer it is asked again at `until`."""
-        with self._transaction() as database:
-            database.execute(
-                "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?",
-                (transaction, until, dispatch.number),
-            )
+        query = "UPDATE dispatches SET transaction_uid = ?, next = ?, reason = '' WHERE number = ?"
+        self._change(query, transaction, until, dispatch.number)
 
     def confirm(self, transaction: str, missing: Sequence[str]) -> Dispatch | None:
         """Record a report of storage commitment; with missing objects, all files are sent again."""
-        with self._transaction() as database:
-            rows = database.execute(
-                "SELECT * FROM dispatches WHERE transaction_uid = ? AND state = ?", (transaction, ACCEPTED)
-            ).fetchall()
-            if not rows:
+        query = "UPDATE dispatches SET state = ?, reason = ?, next = 0, transaction_uid = '' WHERE number = ?"
+        with self._transaction():
+            known = self._dispatches("WHERE transaction_uid = ? AND state = ?", transaction, ACCEPTED)
+            if not known:
                 return None
-            dispatch = Dispatch(*rows[0])
-            state, reason = CONFIRMED, ""
+            dispatch, state, reason = known[0], CONFIRMED, ""
             if missing:
                 state, reason = WAITING, f"the destination does not hold {len(missing)} of the results"
-                database.execute("DELETE FROM accepted WHERE dispatch = ?", (dispatch.number,))
-            database.execute(
-                "UPDATE dispatches SET state = ?, reason = ?, next = 0, transaction_uid = '' WHERE number = ?",
-                (state, reason, dispatch.number),
-            )
-            self._finish(database, dispatch.series)
+                self._change("DELETE FROM accepted WHERE dispatch = ?", dispatch.number)
+            self._change(query, state, reason, dispatch.number)
+            self._finish(dispatch.series)
         return dispatch
 
-    def _finish(self, database: sqlite3.Connection, key: str) -> None:
+    def _finish(self, key: str) -> None:
         """Move a series on when all destinations have its results."""
-        states = {state for (state,) in database.execute("SELECT state FROM dispatches WHERE series = ?", (key,))}
+        states = {state for (state,) in self._all("SELECT state FROM dispatches WHERE series = ?", key)}
         if WAITING in states or not states:
-            database.execute("UPDATE series SET state = ? WHERE key = ? AND state = ?", (PREDICTED, key, SENT))
+            self._change("UPDATE series SET state = ? WHERE key = ? AND state = ?", PREDICTED, key, SENT)
             return
         now, state = time.time(), SENT if ACCEPTED in states else DONE
-        database.execute(
-            "UPDATE series SET state = ?, changed = ?, latency = coalesce(latency, ? - arrived) "
-            f"WHERE key = ? AND state IN {_list((PREDICTED, SENT))}",
-            (state, now, now, key),
-        )
+        query = "UPDATE series SET state = ?, changed = ?, latency = coalesce(latency, ? - arrived) WHERE key = ?"
+        self._change(f"{query} AND state IN {_list((PREDICTED, SENT))}", state, now, now, key)
 
     def finished_before(self, moment: float) -> list[QueuedSeries]:
         """Finished series whose files are still here, and that did not change since."""
-        query = f"SELECT * FROM series WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?"
-        return [QueuedSeries(*row) for row in self._all(query, moment)]
+        return self._series(f"WHERE state IN {_list(FINISHED)} AND purged = 0 AND changed <= ?", moment)
 
     def purge(self, series: QueuedSeries) -> bool:
         """Forget the objects of a series before its files are deleted; whether no slice has arrived since."""
-        with self._transaction() as database:
-            changed = database.execute(
-                f"UPDATE series SET purged = 1, files = 0, bytes = 0 WHERE key = ? AND arrivals = ? "
-                f"AND state IN {_list(FINISHED)}",
-                (series.key, series.arrivals),
-            )
-            if changed.rowcount != 1:
-                return False
-            database.execute("DELETE FROM objects WHERE series = ?", (series.key,))
-        return True
+        query = "UPDATE series SET purged = 1, files = 0, bytes = 0 WHERE key = ? AND arrivals = ?"
+        with self._transaction():
+            purged = self._change(f"{query} AND state IN {_list(FINISHED)}", series.key, series.arrivals) == 1
+            if purged:
+                self._change("DELETE FROM objects WHERE series = ?", series.key)
+        return purged
 
     def by_state(self) -> dict[str, int]:
         """The number of series in each state."""
@@ -384,13 +338,11 @@ class SeriesQueue:
 
     def late_dispatches(self) -> list[Dispatch]:
         """Dispatches whose last attempt, at sending or at asking for commitment, failed."""
-        query = "SELECT * FROM dispatches WHERE reason != '' AND state != ?"
-        return [Dispatch(*row) for row in self._all(query, CONFIRMED)]
+        return self._dispatches("WHERE reason != '' AND state != ?", CONFIRMED)
 
     def recent(self, states: Sequence[str], most: int) -> list[QueuedSeries]:
         """The series that entered one of these states last."""
-        query = f"SELECT * FROM series WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?"
-        return [QueuedSeries(*row) for row in self._all(query, most)]
+        return self._series(f"WHERE state IN {_list(states)} ORDER BY changed DESC LIMIT ?", most)
 
     def latencies(self, since: float) -> list[float]:
         """Seconds from the last slice to the last file sent, of results that were sent since then."""

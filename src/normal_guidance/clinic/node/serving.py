@@ -54,23 +54,20 @@ class Arrivals:
     """The clock of each series that is being received, from the last slice or from the start of the node."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._lock = clock, threading.Lock()
-        self._begin, self._last = clock(), dict[str, float]()
+        self._clock, self._begin = clock, clock()
+        self._last = dict[str, float]()  # every use of it is atomic
 
     def touch(self, series: str) -> None:
         """Restart the clock of a series."""
-        with self._lock:
-            self._last[series] = self._clock()
+        self._last[series] = self._clock()
 
     def forget(self, series: str) -> None:
         """Drop the clock of a series that is complete."""
-        with self._lock:
-            self._last.pop(series, None)
+        self._last.pop(series, None)
 
     def quiet(self, series: str) -> float:
         """Seconds since something arrived."""
-        with self._lock:
-            return self._clock() - self._last.get(series, self._begin)
+        return self._clock() - self._last.get(series, self._begin)
 
 
 class NodeResults:
@@ -151,7 +148,7 @@ class Predicting:
             if series.attempts >= ATTEMPTS:
                 self._move(series, FAILED, f"the program ended {ATTEMPTS} times while it was predicted")
                 return
-            self.queue.begin_attempt(series)
+            self.queue.count_attempt(series)
             if not self._write(series, folder):
                 return
         if self.queue.predicted(series, digest, [destination.name for destination in self.destinations]):
@@ -175,7 +172,7 @@ class Predicting:
             written = [write_scan(prediction, self.predictor.bundle, folder, dicom=True) for prediction in predicted]
         except Exception as error:  # a bug must not end the node
             if isinstance(error, OSError) or self.ended.is_set():  # the disk, or the end: not the series
-                self.queue.take_back_attempt(series)
+                self.queue.count_attempt(series, -1)
                 raise
             known = isinstance(error, UserError)
             reason = "it holds no scan, or its results cannot be written" if known else type(error).__name__

@@ -25,10 +25,10 @@ from normal_guidance.clinic.node.node import Node
 from normal_guidance.clinic.node.partners import is_loopback
 from normal_guidance.clinic.node.series_queue import FAILED, REFUSED
 from normal_guidance.clinic.viewer import server as web
+from normal_guidance.show.html import table
 
 LISTED = 50  # failures that are shown
 HOUR, DAY = 60 * 60, 24 * 60 * 60
-
 RELOAD_SECONDS = 10
 
 STYLE = """
@@ -95,7 +95,6 @@ def memory_bytes() -> int | None:
 
 
 def status_page(about: dict[str, Any]) -> str:
-    """The page."""
     health = '<span class="ok">works</span>' if about["ok"] else '<span class="bad">needs attention</span>'
     problems = "".join(f'<p class="bad">{escape(problem)}</p>' for problem in about["problems"])
     states = "".join(f"<div><b>{count}</b>{escape(state)}</div>" for state, count in about["queue"].items())
@@ -131,11 +130,7 @@ def _seconds(value: float | None) -> str:
 
 
 def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if not rows:
-        return '<p class="quiet">None.</p>'
-    top = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table>{'<tr>' + top + '</tr>' if names else ''}{body}</table>"
+    return table(names, rows, words=True) if rows else '<p class="quiet">None.</p>'
 
 
 def make_status_app(node: Node, hosts: Sequence[str]) -> web.App:

@@ -116,8 +116,8 @@ class DicomWeb:
                 if len(page) < PAGE:
                     return rows
 
-    def fetch(self, series: RemoteSeries, folder: Path) -> int:
-        """Write the objects of a series into an empty folder; returns how many there are."""
+    def fetch(self, series: RemoteSeries, folder: Path) -> None:
+        """Write the objects of a series into an empty folder."""
         uid, wanted, count = series.series_uid, series.slices, 0
         with self._answering(f"fetch series {uid}"):
             for dataset in self._client.iter_series(series.study_uid, uid, media_types=AS_STORED):
@@ -125,7 +125,6 @@ class DicomWeb:
                 dataset.save_as(folder / f"{count:05d}.dcm", enforce_file_format=True)
         if wanted is not None and count < wanted:
             raise UserError(f"{self.url} sent {count} of {wanted} objects of series {uid}; try again later")
-        return count
 
     def store(self, files: Sequence[Path]) -> None:
         """Store files; those that the server has already stay as they are."""

@@ -21,8 +21,6 @@ the files of OUT at the end.
 
 from __future__ import annotations
 
-import csv
-import io
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,17 +39,16 @@ from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJo
 from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import Outcome
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.clinic.results.scan_pages import STATES, count_states, index_page, scan_page
-from normal_guidance.clinic.results.strip import draw_strip
+from normal_guidance.clinic.results.scan_pages import STATES, count_states, draw_strip, index_page, scan_page
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.index.manifest import write_manifest
 from normal_guidance.scans.index.problems import Problem, folder_name, read_problems, summarize, write_problems
+from normal_guidance.show.text_tables import as_csv
 from normal_guidance.sweep.predictions import ScanRows, prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
-FORMAT = 1  # version of prediction.json and summary.json
 NO = "no "  # so begin the actions of problems that cost a scan some results: "no picture, no DICOM results"
 NO_PICTURE, NO_DICOM_RESULTS = f"{NO}picture", f"{NO}DICOM results"
 
@@ -94,30 +91,9 @@ class Written:
 
 
 def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
-    """Make the content of prediction.json.
-
-    format               1
-    scan_id, patient_id  the patient's is null in anonymous results
-    sought               what was looked for, in words
-    cautions             sentences that a reader must know before trusting the result, of the scan and of the model
-    method               a name in `METHODS`
-    logit, probability   the model's own, and calibrated
-    threshold, positive  null where no threshold was chosen
-    slices               how many there are; counted from 1 along the slice normal, from the feet to the head if axial
-    key_slices           slice, attention, position_mm, instance_number, file, frame; the highest attention first
-    interval             first and last slice, and its `meaning` in words; `coverage` is the probability with which it
-                         contains the whole finding of a positive scan; null where nothing is promised, and the interval
-                         is the shortest that holds `share` of the attention, else null
-    attention            one number a slice, which add up to 1; `head_attention` has a list a head
-    source               modality, body part, size and spacing; the UIDs, files and description of the series unless
-                         anonymous
-    problems             kind, file, detail and action of everything that was odd
-    model                its identity; encoder, training, expectations and operating point, as bundle.json has them
-    findings             where they have names: name, code and the numbers above of each; those above are the first's
-    """
+    """Make the content of prediction.json; `docs/howto/predict.md` says what its fields mean."""
     row, about = prediction.row, _model_json(bundle)
     content = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
@@ -236,8 +212,8 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
         return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
     _, preprocessing = bundle.encoding()
     try:
-        window, field = preprocessing.windows[0], preprocessing.field
-        draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
+        window = preprocessing.windows[0]
+        draw_strip(prediction, window, strip, repair=bundle.repair, field=preprocessing.field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
         return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
@@ -246,7 +222,7 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
 
 def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: bool, place: int) -> list[Problem]:
     with importing("dicom", "DICOM results need highdicom"):
-        from normal_guidance.clinic.dicom.writer import write_dicom
+        from normal_guidance.clinic.dicom.objects import write_dicom
     problems: list[Problem] = []
     try:
         write_dicom(prediction, strip, out, anonymize=anonymize, report=problems.append, place=place)
@@ -270,18 +246,10 @@ def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
     for place, line in enumerate(_slices(prediction, anonymize)):
         values = {name: column[place] for name, column in columns.items()}
         lines.append(line | values | {"key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
-    return _csv(lines)
+    return as_csv(lines, _cell).encode()
 
 
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({name: _cell(value) for name, value in row.items()} for row in rows)
-    return text.getvalue().encode()
-
-
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> object:
     """Quote text that begins like a formula: ids come from unknown files, and spreadsheets would run it."""
     if isinstance(value, str):
         line = " ".join(value.split())
@@ -365,7 +333,7 @@ def _write_tables(
     lines = [line for scan in ordered for line in summary_lines(scan, bundle, anonymize=anonymize)]
     write_problems(out / "problems.csv", problems)
     if lines:
-        write_atomically(out / "summary.csv", _csv(lines))
+        write_atomically(out / "summary.csv", as_csv(lines, _cell).encode())
     by_finding = zip(*(prediction.each for prediction in predictions), strict=True)
     write_predictions_table(out / PREDICTION_TABLE, [_prediction_table(same, anonymize) for same in by_finding])
     if predictions and predictions[0].has_images and not anonymize:
@@ -373,7 +341,6 @@ def _write_tables(
         write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
     write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
     summary = {
-        "format": FORMAT,
         "normal_guidance": __version__,
         "anonymous": anonymize,
         **about,
@@ -451,27 +418,20 @@ def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, An
     """What `outcome_json` says of each scan, from results that are complete."""
     problems = read_problems(out / "problems.csv")
     for scan_id, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
-        first = next(lines)
-        shared = {name: first[name] for name in IN_JSON}
-        if first["state"] == STATES[0]:
-            folder = out / folder_name(scan_id)
-            about = read_json(folder / PREDICTION, "delete the folder and predict again")
-            yield {**shared, "folder": str(folder), **about}
-        else:
-            yield {**shared, "problems": [problem._asdict() for problem in problems if problem.scan_id == scan_id]}
+        known = [problem for problem in problems if problem.scan_id == scan_id]
+        yield _scan_json(next(lines), out / folder_name(scan_id), known)
 
 
-IN_JSON = ("scan_id", "state", "lacks", "reason")  # of each scan's line, before prediction.json or its problems
-
-
-def outcome_json(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> dict[str, Any]:
+def outcome_json(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
     """Describe one scan for scripts: prediction.json with `state` and `folder`, or why there is no prediction."""
-    line = summary_line(scan, anonymize=anonymize)
-    shared = {name: line[name] for name in IN_JSON}
-    if isinstance(scan.outcome, ScanPrediction):
-        folder = None if scan.folder is None else str(scan.folder)
-        return {**shared, "folder": folder, **prediction_json(scan.outcome, bundle, anonymize=anonymize)}
-    return {**shared, "problems": [problem._asdict() for problem in problems_of(scan)]}
+    return _scan_json(summary_line(scan, anonymize=anonymize), scan.folder, problems_of(scan))
+
+
+def _scan_json(line: Mapping[str, Any], folder: Path | None, problems: Iterable[Problem]) -> dict[str, Any]:
+    shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
+    if folder is None or line["state"] != STATES[0]:
+        return {**shared, "problems": [problem._asdict() for problem in problems]}
+    return {**shared, "folder": str(folder), **read_json(folder / PREDICTION, "delete the folder and predict again")}
 
 
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:

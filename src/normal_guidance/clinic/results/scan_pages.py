@@ -1,4 +1,4 @@
-"""The pages that people read: one for each scan, and one that lists all scans."""
+"""What people look at: a page for each scan with its picture, and a page that lists all scans."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
+from textwrap import wrap
 from typing import Any
 from urllib.parse import quote
 
+import numpy as np
+from jaxtyping import Float
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.patheffects import withStroke
+from matplotlib.ticker import MaxNLocator
+
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
+from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import Bundle
+from normal_guidance.scans.features.windows import Percentiles, Window, apply_windows, in_field, plane_of, range_of
+from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
-from normal_guidance.show.figure_style import rounded
-from normal_guidance.show.html import (
-    CAUTION,
-    Section,
-    bullets,
-    caution,
-    details,
-    figure,
-    page,
-    paragraph,
-    raw_table,
-    table,
-)
+from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.show import html
+from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, label_slices, rounded, save, styled
+from normal_guidance.show.html import Section
 from normal_guidance.statistics.calibration import describe
 from normal_guidance.statistics.conformal import promise
 
@@ -86,7 +88,7 @@ def scan_page(
     missing = [f"No picture: {problem.detail}." for problem in problems if problem.action.startswith("no picture")]
     sections = []
     for result, strip in zip(prediction.each, strips, strict=True):
-        picture = caution("Without a picture", missing) if strip is None else figure(strip, caption)
+        picture = html.caution("Without a picture", missing) if strip is None else html.figure(strip, caption)
         shown = [picture, *_key_slices(result)]
         if prediction.further:
             sections.append(Section(result.finding.name if result.finding else "", [*_verdict(result), *shown]))
@@ -94,11 +96,11 @@ def scan_page(
             sections.append(Section("Key slices", shown))
     odd = [*prediction.problems, *problems]
     listed = [(problem.kind, problem.file or "the scan", problem.detail, problem.action) for problem in odd[:LISTED]]
-    blocks = [table(("kind", "file", "what was found", "what was done"), listed, words=True)]
+    blocks = [html.table(("kind", "file", "what was found", "what was done"), listed, words=True)]
     if len(odd) > LISTED:
-        blocks.append(paragraph(f"{len(odd) - LISTED} more are in prediction.json.", note=True))
+        blocks.append(html.paragraph(f"{len(odd) - LISTED} more are in prediction.json.", note=True))
     sections += [
-        Section("Problems", blocks if odd else [paragraph("None.")]),
+        Section("Problems", blocks if odd else [html.paragraph("None.")]),
         Section("Scan", [_scan(prediction, anonymize)]),
         Section("Model", _models(bundle)),
     ]
@@ -108,24 +110,31 @@ def scan_page(
         for each in prediction.each:
             threshold = "none" if each.threshold is None else rounded(each.threshold)
             lines.append((str(each.finding), rounded(each.probability), threshold, SIDES[each.is_positive]))
-        results = [table(("finding", "probability", "threshold", "result"), lines)]
+        results = [html.table(("finding", "probability", "threshold", "result"), lines)]
     where = f"Body part: {prediction.body_part}; modality: {prediction.row.modality or 'not stated'}."
-    lead = [caution(READ_FIRST, prediction.every_caution), *results, paragraph(where), paragraph(CAUTION, note=True)]
-    return page(f"Scan {prediction.row.scan_id}", lead, sections)
+    first, last = html.caution(READ_FIRST, prediction.every_caution), html.paragraph(html.CAUTION, note=True)
+    lead = [first, *results, html.paragraph(where), last]
+    return html.page(f"Scan {prediction.row.scan_id}", lead, sections)
+
+
+def _result(prediction: ScanPrediction) -> str:
+    """The probability, and the side of the threshold that it is on."""
+    result = f"probability {rounded(prediction.probability)}"
+    if prediction.threshold is None:
+        return result
+    side = "positive: at or above" if prediction.is_positive else "negative: below"
+    return f"{result}, {side} the threshold {rounded(prediction.threshold)}"
 
 
 def _verdict(prediction: ScanPrediction) -> list[str]:
     """The result of one finding: what came out, what was looked for, and which model says so."""
-    result = f"Probability {rounded(prediction.probability)}; no threshold was chosen."
-    if prediction.threshold is not None:
-        side = "positive: at or above" if prediction.is_positive else "negative: below"
-        result = f"Probability {rounded(prediction.probability)}, {side} the threshold {rounded(prediction.threshold)}."
-    said = [result, f"Looked for: {prediction.sought}."]
+    none = "; no threshold was chosen" if prediction.threshold is None else ""
+    said = [f"{_result(prediction).capitalize()}{none}.", f"Looked for: {prediction.sought}."]
     if prediction.model is not None:
         said.append(f"By {prediction.model}.")
     if prediction.attention.max().item() <= 1.01 / len(prediction.row):  # no peak: key slices are chosen by rule only
         said.append("All slices have the same attention: the key slices below say nothing.")
-    return list(map(paragraph, said))
+    return list(map(html.paragraph, said))
 
 
 def _key_slices(prediction: ScanPrediction) -> list[str]:
@@ -143,12 +152,11 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
         f"{order if prediction.has_images else 'in the order of their features'}."
     )
     columns = ("by attention", "slice", "image number", "position in mm", "attention")
-    return [paragraph(prediction.key_slices_sentence), table(columns, lines), paragraph(interval)]
+    return [html.paragraph(prediction.key_slices_sentence), html.table(columns, lines), html.paragraph(interval)]
 
 
 def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
     row = prediction.row
-    spacing = "unknown" if row.slice_spacing is None else f"{row.slice_spacing:g} mm"
     facts = {
         "patient": None if anonymize else row.patient_id,
         "folder": None if anonymize else str(prediction.root),
@@ -156,7 +164,7 @@ def _scan(prediction: ScanPrediction, anonymize: bool) -> str:
         "modality": row.modality,
         "body part": prediction.body_part,
         "slices": str(len(row)),
-        "slice spacing": spacing,
+        "slice spacing": "unknown" if row.slice_spacing is None else f"{row.slice_spacing:g} mm",
         "pixels": f"{row.rows} x {row.columns}" if prediction.has_images else "none, features only",
     }
     return _facts(facts)
@@ -166,7 +174,7 @@ def _models(bundle: Bundle) -> list[str]:
     """The facts about the model, of several findings each behind a line to click on."""
     if not bundle.further:
         return _model(bundle)
-    return [details(str(model.finding), "".join(_model(model))) for model in bundle.each]
+    return [html.details(str(model.finding), "".join(_model(model))) for model in bundle.each]
 
 
 def _model(bundle: Bundle) -> list[str]:
@@ -194,11 +202,11 @@ def _model(bundle: Bundle) -> list[str]:
         "date": training["date"],
         "commit": training["commit"],
     }
-    return [_facts(facts), *(paragraph(line, note=True) for line in describe(bundle.operation))]
+    return [_facts(facts), *(html.paragraph(line, note=True) for line in describe(bundle.operation))]
 
 
 def _facts(facts: Mapping[str, str | None]) -> str:
-    return bullets(f"{name}: {value}" for name, value in facts.items() if value)
+    return html.bullets(f"{name}: {value}" for name, value in facts.items() if value)
 
 
 def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
@@ -219,17 +227,131 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
             cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
         link = f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{name}</a>{flag}"
         rows.append((link, *cells, str(line["slices"]), str(line["problems"])))
-    header = ("scan", *(names or ("probability", "result", "key slices")), "slices", "problems")
+    header = ("scan", *(map(escape, names) if names else ("probability", "result", "key slices")), "slices", "problems")
     reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in lines if line["state"] != STATES[0]]
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
-    noted = [paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
+    noted = [html.paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
     title = "Scans by probability" + (f" of {names[0]}" if names else "")
     sections = [
-        Section(title, [raw_table(header, rows)] if rows else []),
-        Section("Not predicted", [table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
+        Section(title, [html.raw_table(header, rows)] if rows else []),
+        Section("Not predicted", [html.table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
         Section("Model", [*_models(bundle), *noted]),
     ]
     positive = [line for line in good if line["positive"] == 1]
     of_each = [f"{name} {sum(line['finding'] == name for line in positive)}" for name in names]
     lead = f"{count_sentence(lines)}. Positive: {', '.join(of_each) or len(positive)}."
-    return page("Predictions", [paragraph(lead), paragraph(CAUTION, note=True)], sections)
+    return html.page("Predictions", [html.paragraph(lead), html.paragraph(html.CAUTION, note=True)], sections)
+
+
+CURVE_HEIGHT = 2.1  # height of the attention curve in inches
+NARROWEST = 3  # a strip has room for at least so many pictures: a single one as wide as the page would be too large
+LINE, CAUTION_LINE = 0.16, 0.22  # height of a line of the heading, and of the cautions, in inches
+LINE_LETTERS, CAUTION_LETTERS = 130, 92  # letters of such a line
+HEADS_SHOWN = 8  # with more heads, their curves are not drawn: they could not be told apart
+
+
+def draw_strip(
+    prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True, field: float | None = None
+) -> Path:
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan."""
+    # `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
+    # `field` is the mm of each slice's middle that they are of (None: the whole slice).
+    row, places = prediction.row, sorted(prediction.key_slices)
+    if isinstance(window, Percentiles):  # only these need the other slices
+        whole, _ = read_volume(row, prediction.root, repair=repair)
+        window, volume = range_of(window, in_field(whole, row.pixel_spacing, field)), whole[places]
+    else:
+        volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
+    (images,) = apply_windows(volume, [window])
+    return save(plot_strip(prediction, list(zip(places, images, strict=True))), path)
+
+
+# The picture names neither patient nor scan, because anonymous results have it, too.
+
+
+@styled
+def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
+    """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
+    across = max(NARROWEST, len(images))
+    heading, heights = _heading(prediction), [WIDTH / across + 0.9, CURVE_HEIGHT]
+    cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
+    if cautions:
+        heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
+    figure = Figure(figsize=(WIDTH, sum(heights) + LINE * len(heading) + 0.3), layout="constrained")
+    figure.suptitle("\n".join(heading), fontsize=9)
+    *banner, top, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for panel in banner:  # what a reader must know first, also who sees only the picture
+        panel.set_facecolor("#FFE9D6")
+        text = panel.text(0.5, 0.5, "\n".join(cautions), ha="center", va="center", fontsize=10)
+        text.set(fontweight="bold", color="#8A2A00")
+    _draw_key_slices(top, prediction, images, across)
+    _draw_curve(bottom.subplots(), prediction)
+    return figure
+
+
+def _draw_key_slices(
+    top: SubFigure, prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]], across: int
+) -> None:
+    top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
+    panels = np.atleast_1d(top.subplots(1, across))
+    numbers = prediction.instance_numbers
+    darkest = min(float(image.min()) for _, image in images)
+    brightest = max(float(image.max()) for _, image in images)
+    for panel in panels:
+        panel.set_axis_off()
+    margin = (across - len(images)) // 2
+    for panel, (place, image) in zip(panels[margin:], images, strict=False):
+        panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
+        instance = "" if numbers[place] is None else f" (image {numbers[place]})"
+        share = f"{100 * prediction.attention[place].item():.3g} % of attention"
+        panel.set_title(f"{prediction.key_slice_name(place)}\nslice {place + 1}{instance}\n{share}", fontsize=8)
+        _draw_letters(panel, prediction.row.orientation)
+
+
+def _draw_letters(panel: Axes, orientation: Sequence[float] | None) -> None:
+    """Write the sides of the patient at the edges of a picture; nothing where they are unknown."""
+    edges = orientation_letters(orientation)
+    if edges is None:
+        return
+    sides = ((0.03, 0.5, "left", "center"), (0.97, 0.5, "right", "center"))
+    ends = ((0.5, 0.97, "center", "top"), (0.5, 0.03, "center", "bottom"))
+    for letters, (x, y, across, along) in zip(edges, sides + ends, strict=True):
+        text = panel.text(x, y, letters, ha=across, va=along, transform=panel.transAxes, color="white", fontsize=8)
+        text.set(fontweight="bold", path_effects=[withStroke(linewidth=2, foreground="black")])
+
+
+def _heading(prediction: ScanPrediction) -> list[str]:
+    """The lines above the pictures: the result, what was looked for and where, and which model did it."""
+    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
+    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
+    lines = [
+        f"{named}{_result(prediction)}   |   research only, not for diagnosis",
+        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
+        f"{model[:1].upper()}{model[1:]}.",
+    ]
+    return [part for line in lines for part in wrap(line, LINE_LETTERS)]
+
+
+def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
+    attention, heads = prediction.attention, prediction.head_attention
+    slices = np.arange(1, len(attention) + 1)
+    bell = normal_reference(heads).mean(0)  # what guidance compares attention with
+    first, last = prediction.interval
+    panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
+    panel.set_title(prediction.interval_sentence, fontsize=8)
+    if 1 < len(heads) <= HEADS_SHOWN:
+        for number, head in enumerate(heads):
+            panel.plot(slices, head, color="0.7", lw=0.8, label=None if number else f"each of {len(heads)} heads")
+    marker = "o" if len(slices) < 60 else ""
+    panel.plot(slices, attention, color=GREEN, lw=1.8, marker=marker, ms=2.5, label="attention")
+    panel.plot(slices, bell, color="0.2", ls="--", lw=1, label="normal with its mean and variance")
+    top = 1.15 * max(float(heads.max() if len(heads) <= HEADS_SHOWN else attention.max()), float(bell.max()))
+    keys = [place + 1 for place in prediction.key_slices]
+    panel.plot(keys, [top * 0.97] * len(keys), ls="", marker="v", ms=5, color="0.2", label="key slices", clip_on=False)
+    located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
+    panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), ylabel="attention")
+    # The default number of ticks depends on the size of the panel, which depends on the ticks.
+    panel.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    label_slices(panel, "slice, from the feet to the head" if located else "slice")
+    entries = len(panel.get_legend_handles_labels()[1])
+    panel.legend(loc="upper center", bbox_to_anchor=(0.5, -0.25), ncols=entries if entries < 5 else 3)

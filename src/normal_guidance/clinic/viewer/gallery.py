@@ -18,26 +18,9 @@ import torch
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
+from normal_guidance.clinic.viewer import runs
 from normal_guidance.clinic.viewer.images import Cache
-from normal_guidance.clinic.viewer.runs import (
-    BRIEF,
-    BUNDLE,
-    NO_RESULT,
-    PredictionFolder,
-    ScanResult,
-    SplitPredictions,
-    body_of,
-    curve,
-    display_windows,
-    find_splits,
-    flags,
-    number,
-    numbers,
-    read_instance_numbers,
-    read_result,
-    read_summary,
-    warnings,
-)
+from normal_guidance.clinic.viewer.runs import PredictionFolder, ScanResult, SplitPredictions, number, numbers
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.features.windows import Window, window_from_json
 from normal_guidance.scans.index.geometry import orientation_letters
@@ -77,6 +60,9 @@ class KnownModel(NamedTuple):
     dataset: str | None = None
 
 
+UNKNOWN_MODEL = KnownModel()
+
+
 class Gallery:
     """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
@@ -85,12 +71,12 @@ class Gallery:
         folder: Path,
         splits: Sequence[SplitPredictions],
         manifest: Manifest | None,
-        model: KnownModel | None = None,
+        model: KnownModel = UNKNOWN_MODEL,
     ) -> None:
-        self.folder, self.splits, self.manifest = folder, tuple(splits), manifest
-        self.model = model or KnownModel()
-        self.summary = read_summary(folder)  # None for studies and runs
+        self.folder, self.splits, self.manifest, self.model = folder, tuple(splits), manifest, model
+        self.summary = runs.read_summary(folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
+        self._row_of = {} if manifest is None else {scan: index for index, scan in enumerate(manifest.scan_ids)}
         self._scans: list[KnownScan] = []
         self._number_of: dict[str, int] = {}
         self._lists = [self._read_list(split) for split in self.splits]
@@ -104,7 +90,7 @@ class Gallery:
         """What the page reads first."""
         chooses_finding = self.summary is not None and all(source.group for source in self.splits[0].sources)
         dataset = None if self.manifest is None else self.manifest.about.get("source")
-        body = body_of([dataset, self.model.dataset], self.model.windows)
+        body = runs.body_of([dataset, self.model.dataset], self.model.windows)
         return {
             "title": self.folder.resolve().name,
             "version": __version__,
@@ -113,7 +99,9 @@ class Gallery:
                 for split in self.splits
             ],
             "choice": "Finding" if chooses_finding else "Method",
-            "windows": {modality: display_windows(modality, body, self.model.windows) for modality in ("CT", "MR")},
+            "windows": {
+                modality: runs.display_windows(modality, body, self.model.windows) for modality in ("CT", "MR")
+            },
             "missing": self._missing(),
             "not_predicted": [
                 {"id": str(line.get("scan_id") or ""), "reason": str(line.get("reason") or "no reason is recorded")}
@@ -128,6 +116,7 @@ class Gallery:
         lines, sources = [], self.splits[split].sources
         for scan, listed in self._lists[split].items():
             result = self._results.get(self._scans[scan].scan_id)
+            flags = [warning.flag for warning in self._warnings(scan) if warning.flag != runs.NOTE]
             lines.append(
                 {
                     **self._names(scan),
@@ -135,7 +124,7 @@ class Gallery:
                     "label": listed.label,
                     "scores": [number(score) for score in listed.scores],
                     "positive": [None if result is None else result.of(source.group).positive for source in sources],
-                    "flags": flags(self._warnings(scan)),
+                    "flags": list(dict.fromkeys(flags)),
                 }
             )
         return lines
@@ -163,7 +152,7 @@ class Gallery:
             },
             **_geometry(row),
             "series": (result.description if result else "") or (row and row.series_description) or "",
-            "instance_numbers": (row and row.instance_numbers) or read_instance_numbers(self.folder, scan_id),
+            "instance_numbers": (row and row.instance_numbers) or runs.read_instance_numbers(self.folder, scan_id),
             "warnings": [warning._asdict() for warning in self._warnings(scan)],
             "note": note,
         }
@@ -175,11 +164,11 @@ class Gallery:
         known = self._scans[scan]
         if self.manifest is None:
             raise NotHereError("Images need the index of the scans: give --index.")
-        place = self._place_of.get(known.scan_id)
-        if place is None:
+        index = self._row_of.get(known.scan_id)
+        if index is None:
             root = self.manifest.root
             raise NotHereError(f"The index {root} has no scan {known.scan_id}; give the index of this study.")
-        row = self.manifest[place]
+        row = self.manifest[index]
         if len(row) != known.slices:
             raise NotHereError(
                 f"The index has {len(row)} slices of scan {known.scan_id}, the predictions have {known.slices}; "
@@ -192,7 +181,7 @@ class Gallery:
         by_method: list[dict[int, float | None]] = []
         for source in split.sources:
             scores: dict[int, float | None] = {}
-            for row in read_predictions(source.path, BRIEF, group=source.group).to_pylist():
+            for row in read_predictions(source.path, runs.BRIEF, group=source.group).to_pylist():
                 scan = self._enter(row, source)
                 known.setdefault(scan, (row["part"] or "", row["label"] if row["label"] in (0, 1) else None))
                 scores[scan] = row["probability"]
@@ -222,7 +211,11 @@ class Gallery:
         self, source: PredictionFolder, scan: int, score: float | None, spacing: float | None
     ) -> dict[str, Any] | None:
         """The method's curve; None where it was not tested on this scan, as Centered Gaussian on validation scans."""
-        table = self._table(source)
+        key = (source.path, source.group)
+        table = self._tables.get(key)
+        if table is None:
+            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
+            self._tables.put(key, table)
         place = pc.index(table["scan_id"], self._scans[scan].scan_id).as_py()
         if place < 0:
             return None
@@ -235,17 +228,9 @@ class Gallery:
                 f"{source.path}: the attention of scan {row['scan_id']!r} is not {slices} numbers of 0 or more; the "
                 "file is damaged, or the model diverged"
             )
-        drawn = curve(attention, heads, score, spacing)
+        drawn = runs.curve(attention, heads, score, spacing)
         result = self._results.get(row["scan_id"])
         return drawn if result is None else {**drawn, **result.of(source.group).within(slices)}
-
-    def _table(self, source: PredictionFolder) -> pa.Table:
-        key = (source.path, source.group)
-        table = self._tables.get(key)
-        if table is None:
-            table = read_predictions(source.path, ("scan_id", "attention", "log_attention"), group=source.group)
-            self._tables.put(key, table)
-        return table
 
     def _names(self, scan: int) -> dict[str, Any]:
         known = self._scans[scan]
@@ -260,19 +245,14 @@ class Gallery:
         """The results of `nguide predict` by scan; empty for studies and runs."""
         if self.summary is None:
             return {}
-        results = {scan.scan_id: read_result(self.folder, scan.scan_id) for scan in self._scans}
+        results = {scan.scan_id: runs.read_result(self.folder, scan.scan_id) for scan in self._scans}
         return {scan: result for scan, result in results.items() if result is not None}
 
     def _warnings(self, scan: int) -> list[Caution]:
         result = self._results.get(self._scans[scan].scan_id)
         if result is None:
-            return [] if self.summary is None else [NO_RESULT]
-        return warnings(result.problems, result.of_model)
-
-    @cached_property
-    def _place_of(self) -> dict[str, int]:
-        """Each scan's place in the manifest, by its id."""
-        return {} if self.manifest is None else {scan: place for place, scan in enumerate(self.manifest.scan_ids)}
+            return [] if self.summary is None else [runs.NO_RESULT]
+        return runs.warnings(result.problems, result.of_model)
 
     def _missing(self) -> list[dict[str, str]]:
         """What is missing on the page, and the command that adds it."""
@@ -294,11 +274,12 @@ class Gallery:
 
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
     """Read everything about the scans of a study, a run or new scans but the scans; `store` records the window."""
-    splits = find_splits(folder)
+    splits = runs.find_splits(folder)
     scans = index or (folder if (folder / MANIFEST).is_file() else None)
     manifest = None if scans is None else read_manifest(scans)
-    if manifest is not None and (folder / BUNDLE).is_file():  # the slice labels of the finding that the model is of
-        finding = read_json(folder / BUNDLE).get("finding")
+    bundle = folder / runs.BUNDLE
+    if manifest is not None and bundle.is_file():  # the slice labels of the finding that the model is of
+        finding = read_json(bundle).get("finding")
         name = finding.get("name") if isinstance(finding, dict) else None
         if name in [known.name for known in manifest.findings]:
             manifest = manifest.of_finding(name)
@@ -307,15 +288,15 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
 
 def _known_model(folder: Path, store: Path | None) -> KnownModel:
     """What a store or the summary of new scans says of the model; nothing where neither does."""
-    summary = read_summary(folder)
+    summary = runs.read_summary(folder)
     about: Any = open_store(store).provenance if store is not None else summary and summary.model
     if about is None:
-        return KnownModel()
+        return UNKNOWN_MODEL
     try:
         windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
         if store is None:
-            return KnownModel()
+            return UNKNOWN_MODEL
         raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None

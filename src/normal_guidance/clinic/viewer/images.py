@@ -68,22 +68,18 @@ class Cache(Generic[CacheKey, Value]):
 
     def get(self, key: CacheKey) -> Value | None:
         with self._lock:
-            if key not in self._held:
-                return None
-            self._held.move_to_end(key)
-            return self._held[key]
+            if key in self._held:
+                self._held.move_to_end(key)
+            return self._held.get(key)
 
     def put(self, key: CacheKey, value: Value) -> None:
         with self._lock:
-            self._drop(key)
+            if key in self._held:
+                self.bytes -= self._size(self._held.pop(key))
             self._held[key] = value
             self.bytes += self._size(value)
             while self.bytes > self.limit and len(self._held) > 1:
-                self._drop(next(iter(self._held)))
-
-    def _drop(self, key: CacheKey) -> None:
-        if key in self._held:
-            self.bytes -= self._size(self._held.pop(key))
+                self.bytes -= self._size(self._held.popitem(last=False)[1])
 
 
 CACHE_BYTES = 2**29  # bytes of slices that stay in memory: about 1,000 slices of 512 x 512 pixels
@@ -104,12 +100,11 @@ class _File(NamedTuple):
     error: str | None = None
     since: float = 0.0
 
+    def bytes(self) -> int:
+        return FAILURE_BYTES + sum(image.nbytes for image in self.slices.values())
+
 
 Key = tuple[int, str]  # a scan's number and the name of one of its files
-
-
-def _bytes(file: _File) -> int:
-    return FAILURE_BYTES + sum(image.nbytes for image in file.slices.values())
 
 
 class SliceImages:
@@ -119,7 +114,7 @@ class SliceImages:
         self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES, workers: int = WORKERS
     ) -> None:
         self._row_of, self._root, self._workers = row_of, root, workers
-        self.cache: Cache[Key, _File] = Cache(limit, _bytes)
+        self.cache: Cache[Key, _File] = Cache(limit, _File.bytes)
         self._pending: dict[Key, asyncio.Future[_File]] = {}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoding")
         self._own = threading.local()

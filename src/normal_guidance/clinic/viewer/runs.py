@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -234,11 +234,6 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
     return numbers if any(number is not None for number in numbers) else None
 
 
-def flags(warnings: Iterable[Caution]) -> list[str]:
-    """The flags of cautions, each once."""
-    return list(dict.fromkeys(warning.flag for warning in warnings if warning.flag != NOTE))
-
-
 def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
     """A scan's cautions, the gravest first, those of the model, then notes: what was odd and changes nothing."""
     harmless = (problem for problem in problems if problem.kind in HARMLESS)
@@ -311,6 +306,7 @@ BODY_OF_WINDOW = {"head": "head", "lung": "chest", "mediastinum": "chest", "abdo
 """Part of the body by the dataset, and by the encoder's window: manifests do not record it."""
 
 WHOLE_SCALE = (-1024.0, 3071.0)  # the HU of twelve bits: the window for slices of CT that the encoder saw without one
+OWN = (None, None)  # each slice's own, from the 1st to the 99th percentile, which the page measures
 
 
 def body_of(sources: Sequence[str | None], encoder_windows: Sequence[Window | None]) -> str | None:
@@ -324,32 +320,29 @@ def display_windows(
     modality: str, body: str | None = None, encoder_windows: Sequence[Window | None] = ()
 ) -> list[dict[str, Any]]:
     """The windows for scans of a modality, as the page reads them; it starts with the one that is `first`."""
-    # A range of None is each slice's own, from the 1st to the 99th percentile, which the page measures.  CT of an
-    # unknown part of the body starts with the model's window, or else with soft tissue.
-    unit, own = ("HU" if modality == "CT" else ""), "each slice's 1st to 99th percentile"
-    shown: list[tuple[str, str, Range | None, str]] = []
+    # CT of an unknown part of the body starts with the model's window, or else with soft tissue.
+    whole: Range | tuple[None, None] = WHOLE_SCALE if modality == "CT" else OWN
+    shown: list[tuple[str, str, Range | tuple[None, None], str]]
     if modality == "CT":
-        first = FIRST.get(body or "", "encoder" if encoder_windows else "soft")
-        shown += [
+        first, unit = FIRST.get(body or "", "encoder" if encoder_windows else "soft"), "HU"
+        shown = [
             (name, title, (level - width / 2, level + width / 2), "") for name, (title, width, level) in CT.items()
         ]
     else:
-        first, adc = "own", WINDOWS["adc"]
-        shown += [("own", "Auto", None, own), ("adc", "ADC", adc if isinstance(adc, tuple) else None, "")]
-    for place, window in enumerate(encoder_windows, start=1):
-        suffix = f" {place}" if len(encoder_windows) > 1 else ""
-        seen: Range | None = WHOLE_SCALE if modality == "CT" else None
-        note = "the model saw all values"
+        first, unit, adc = "own", "", WINDOWS["adc"]
+        shown = [("own", "Auto", OWN, "each slice's 1st to 99th percentile")]
+        shown += [("adc", "ADC", adc, "")] if isinstance(adc, tuple) else []
+    for number, window in enumerate(encoder_windows, start=1):
+        suffix = f" {number}" if len(encoder_windows) > 1 else ""
+        seen, note = whole, "the model saw all values"
         if isinstance(window, Percentiles):
             saw = f"the scan's percentiles {window.low:g} to {window.high:g}"
-            seen, note = None, f"the model saw {saw}; this is each slice's 1st to 99th"
+            seen, note = OWN, f"the model saw {saw}; this is each slice's 1st to 99th"
         elif window is not None:
             seen, note = window, "what the model saw"
         shown.append((f"encoder{suffix}", f"Model{suffix}", seen, note))
     start = next(name for name, *_ in shown if name == first or name.startswith(f"{first} "))
-    windows = []
-    for name, title, bounds, note in shown:
-        low, high = bounds or (None, None)
-        about = {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note}
-        windows.append({**about, "first": name == start})
-    return windows
+    return [
+        {"name": name, "title": title, "low": low, "high": high, "unit": unit, "note": note, "first": name == start}
+        for name, title, (low, high), note in shown
+    ]

@@ -119,16 +119,14 @@ class Guard:
         self._app, self._access, self._open = app, access, frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        access = self._access
+        if scope["type"] == "http":
+            send = with_headers(send)
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
-        elif scope["type"] == "http":
-            await self._answer(scope, receive, with_headers(send))
-        else:
+        elif scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-
-    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        access = self._access
-        if header(scope, b"host").lower() not in access.hosts:
+        elif header(scope, b"host").lower() not in access.hosts:
             await refuse(send, 403, f"Open http://{LOOPBACK}:{access.port}/; this server has no other name.")
         elif scope["method"] not in METHODS:
             allow = {"Allow": ", ".join(METHODS)}

@@ -15,19 +15,20 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import accumulator, operator, padded_index, runs_in_triton
+from normal_guidance.core.arrays import PerBag
+from normal_guidance.core.kernels.products import Rows, accumulator, operator, padded_index
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
 
 def depthwise(
-    rows: Float[Tensor, "rows features"],
+    rows: Rows,
     weight: Float[Tensor, "features taps"],
     bias: Float[Tensor, "features"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
+    first: PerBag,
+    lengths: PerBag,
     longest: int,
-) -> Float[Tensor, "rows features"]:
+) -> Rows:
     """Slices convolved within their bag by an odd number of taps; class tokens unchanged; 0 in unused rows."""
     if weight.shape[-1] % 2 == 0:
         raise ValueError(
@@ -38,9 +39,9 @@ def depthwise(
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     """Save all but the bias: no gradient depends on its values."""
-    rows, weight, bias, first, lengths, longest = inputs
+    rows, weight, bias, first, lengths, ctx.longest = inputs
     ctx.save_for_backward(rows, weight, first, lengths)
-    ctx.longest, ctx.bias_dtype = longest, bias.dtype
+    ctx.bias_dtype = bias.dtype
 
 
 def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -48,37 +49,25 @@ def _differentiate(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return d_rows, d_weight, d_bias.to(ctx.bias_dtype), None, None, None
 
 
-@operator("ragged_depthwise", lambda rows, *_: rows.new_empty(rows.shape), 3, _differentiate, _save)
+@operator("ragged_depthwise", stacked=3, gradient=_differentiate, save=_save, triton="convolution_triton.forward")
 def stacked_depthwise(
     rows: Tensor, weight: Tensor, bias: Tensor, first: Tensor, lengths: Tensor, longest: int
 ) -> Tensor:
     """`depthwise` of (C, R, M) rows with (C, M, K) weights and (C, M) biases: (C, R, M)."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import convolution_triton
-
-        return convolution_triton.forward(rows, weight, bias, first, lengths)
     source, inside, token = _neighbours(first, lengths, longest, rows.shape[1], weight.shape[2])
     kind = accumulator(rows.dtype)
     x, w, b = rows.to(kind), weight.to(kind), bias.to(kind)
     convolved = torch.where(inside[:, weight.shape[2] // 2, None], b[:, None], 0)
     for k in range(weight.shape[2]):
         convolved += w[:, None, :, k] * _read(x, source[:, k], inside[:, k])
-    return torch.where(token[:, None], x, convolved).to(rows.dtype)
+    return torch.where(token[:, None], x, convolved).to(rows.dtype).contiguous()
 
 
-def _like_gradients(gradient: Tensor, rows: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return rows.new_empty(rows.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape[:2])
-
-
-@operator("ragged_depthwise_backward", _like_gradients, stacked=3)
+@operator("ragged_depthwise_backward", stacked=3, triton="convolution_triton.backward")
 def stacked_depthwise_backward(
     gradient: Tensor, rows: Tensor, weight: Tensor, first: Tensor, lengths: Tensor, longest: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of rows, weight and bias, the last in the weight's dtype."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import convolution_triton
-
-        return convolution_triton.backward(gradient, rows, weight, first, lengths)
     taps = weight.shape[2]
     source, inside, token = _neighbours(first, lengths, longest, rows.shape[1], taps)
     kind = accumulator(rows.dtype)
@@ -91,11 +80,11 @@ def stacked_depthwise_backward(
         d_rows += w[:, None, :, k] * read
         d_weight[:, :, k] = (x * read).sum(1)
     d_bias = _read(g, source[:, taps // 2], inside[:, taps // 2]).sum(1)
-    return d_rows.to(rows.dtype), d_weight.to(weight.dtype).contiguous(), d_bias.to(weight.dtype)
+    return d_rows.to(rows.dtype).contiguous(), d_weight.to(weight.dtype).contiguous(), d_bias.to(weight.dtype)
 
 
 def _neighbours(
-    first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int, taps: int
+    first: PerBag, lengths: PerBag, longest: int, rows: int, taps: int
 ) -> tuple[Int[Tensor, "rows taps"], Bool[Tensor, "rows taps"], Bool[Tensor, "rows"]]:
     """The row at each tap of each row, whether both are slices of one bag, and which rows are class tokens."""
     index = padded_index(first, lengths + 1, longest + 1, rows)

@@ -16,7 +16,11 @@ import triton.language as tl
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.kernels.products_triton import dense_within
+from normal_guidance.core.arrays import PerBag
+from normal_guidance.core.kernels.products_triton import Stacked, dense_within
+
+Weight = Float[Tensor, "configurations features taps"]
+Bias = Float[Tensor, "configurations features"]
 
 TAPS_TILE = 64  # rows and bags that `_taps_kernel` compares at a time
 FEATURES = 128  # features per program: four for each lane of its warp
@@ -27,14 +31,8 @@ BACKWARD_REGISTERS = 144
 """Allows fourteen programs per multiprocessor instead of ten; ptxas spills 36 bytes (bfloat16, seven taps)."""
 
 
-def forward(
-    rows: Float[Tensor, "configurations rows features"],
-    weight: Float[Tensor, "configurations features taps"],
-    bias: Float[Tensor, "configurations features"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-) -> Float[Tensor, "configurations rows features"]:
-    """Launch `_forward_kernel`."""
+def forward(rows: Stacked, weight: Weight, bias: Bias, first: PerBag, lengths: PerBag, longest: int) -> Stacked:
+    """Launch `_forward_kernel`; it does not need the length of the longest bag."""
     rows, weight, bias = dense_within(rows), dense_within(weight), dense_within(bias)
     out = rows.new_empty(rows.shape)
     blocks = _blocks(rows, weight)
@@ -45,16 +43,8 @@ def forward(
 
 
 def backward(
-    gradient: Float[Tensor, "configurations rows features"],
-    rows: Float[Tensor, "configurations rows features"],
-    weight: Float[Tensor, "configurations features taps"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-) -> tuple[
-    Float[Tensor, "configurations rows features"],
-    Float[Tensor, "configurations features taps"],
-    Float[Tensor, "configurations features"],
-]:
+    gradient: Stacked, rows: Stacked, weight: Weight, first: PerBag, lengths: PerBag, longest: int
+) -> tuple[Stacked, Weight, Bias]:
     """Launch `_backward_kernel` and sum the parts of its programs; the bias's gradient has the weight's dtype."""
     gradient, rows, weight = dense_within(gradient), dense_within(rows), dense_within(weight)
     configurations, count, features = rows.shape
@@ -75,7 +65,7 @@ def backward(
     return d_rows, d_weight, d_bias
 
 
-def _taps(first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], rows: int, width: int) -> Int[Tensor, "rows"]:
+def _taps(first: PerBag, lengths: PerBag, rows: int, width: int) -> Int[Tensor, "rows"]:
     """Launch `_taps_kernel`: one launch, where torch's own operations would need a dozen."""
     taps = torch.empty(rows, dtype=torch.int32, device=first.device)
     grid = (triton.cdiv(rows, TAPS_TILE),)
@@ -83,9 +73,7 @@ def _taps(first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], rows: int, w
     return taps
 
 
-def _blocks(
-    rows: Float[Tensor, "configurations rows features"], weight: Float[Tensor, "configurations features taps"]
-) -> dict[str, Any]:
+def _blocks(rows: Stacked, weight: Weight) -> dict[str, Any]:
     """Constants of the kernels: a group is the rows that fit in registers, a chunk the rows of a program."""
     configurations, count, features = rows.shape
     group, block = 16 // rows.element_size(), min(FEATURES, max(32, triton.next_power_of_2(features)))
@@ -96,7 +84,7 @@ def _blocks(
     return {**sizes, "num_warps": 1, "num_stages": 1}
 
 
-def _grid(rows: Float[Tensor, "configurations rows features"], blocks: dict[str, Any]) -> tuple[int, int]:
+def _grid(rows: Stacked, blocks: dict[str, Any]) -> tuple[int, int]:
     """The grid: adjacent programs share rows, so that memory is read in long runs."""
     configurations, count, features = rows.shape
     return triton.cdiv(features, blocks["BLOCK_M"]) * triton.cdiv(count, blocks["CHUNK"]), configurations

@@ -15,11 +15,19 @@ it into these.
 """
 
 from collections.abc import Callable
+from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+
+from normal_guidance.core.arrays import PerBag
+
+Rows = Float[Tensor, "rows features"]
+Queries = Float[Tensor, "bags queries features"]
+Weights = Float[Tensor, "bags queries longest"]  # of a bag's rows, or the scores that they come from
 
 
 def save_tensors(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -51,18 +59,28 @@ def vmap_over_configurations(operation: Callable[..., Any], stacked: int) -> Cal
 
 def operator(
     name: str,
-    like: Callable[..., Any],
     stacked: int | Callable[..., Any],
     gradient: Callable[..., Any] | None = None,
     save: Callable[..., None] = save_tensors,
+    like: Callable[..., Any] | None = None,
     schema: str | None = None,
+    triton: str | None = None,
 ) -> Callable[[Callable[..., Any]], Any]:
     """Register a custom operator of torch: `vmap` gives it all configurations at once, and compilers do not open it."""
-    # `like` makes an empty result, for tracing; `stacked` may also be the rule for `vmap` itself.
+    # `stacked` may also be the rule for `vmap` itself.  `triton` is the kernel to launch instead where it runs and has
+    # room, MODULE.FUNCTION of this folder.  Compilers trace `like`, or else the function, which must be as contiguous.
 
     def register(function: Callable[..., Any]) -> Any:
-        made: Any = torch.library.custom_op(f"normal_guidance::{name}", mutates_args=(), schema=schema)(function)
-        made.register_fake(like)
+        @wraps(function)
+        def either(*arguments: Any) -> Any:
+            made = None
+            if triton is not None and runs_in_triton(*arguments):
+                module, kernel = triton.split(".")
+                made = getattr(import_module(f"{__package__}.{module}"), kernel)(*arguments)
+            return function(*arguments) if made is None else made
+
+        made: Any = torch.library.custom_op(f"normal_guidance::{name}", mutates_args=(), schema=schema)(either)
+        made.register_fake(like or function)
         made.register_vmap(vmap_over_configurations(made, stacked) if isinstance(stacked, int) else stacked)
         if gradient is not None:
             made.register_autograd(gradient, setup_context=save)
@@ -71,42 +89,26 @@ def operator(
     return register
 
 
+def runs_in_triton(*arguments: Any) -> bool:
+    """Whether the Triton kernels run; float64 on CUDA is for tests and stays with torch."""
+    tensors = [value for value in arguments if isinstance(value, Tensor)]
+    return tensors[0].is_cuda and all(tensor.dtype != torch.float64 for tensor in tensors)
+
+
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
 
-def dot(
-    queries: Float[Tensor, "bags queries features"],
-    rows: Float[Tensor, "rows features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    longest: int,
-) -> Float[Tensor, "bags queries longest"]:
+def dot(queries: Queries, rows: Rows, first: PerBag, count: PerBag, longest: int) -> Weights:
     """Products of each bag's queries with its own rows, s_bqj = u_bq . x_(first_b + j), in float32; 0 past its end."""
     if queries.dtype != rows.dtype:
         raise TypeError(f"queries are {queries.dtype} and rows {rows.dtype}; cast one to the dtype of the other")
     return stacked_dot(queries[None], rows[None], first, count, longest).squeeze(0)
 
 
-def pool(
-    weights: Float[Tensor, "bags queries longest"],
-    rows: Float[Tensor, "rows features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-) -> Float[Tensor, "bags queries features"]:
+def pool(weights: Weights, rows: Rows, first: PerBag, count: PerBag) -> Queries:
     """Weighted sums of each bag's own rows, z_bq = sum_j a_bqj x_(first_b + j); weights past its end are ignored."""
     # Weights are float32 for rows of any dtype, because they come from a softmax and are differentiated in float32.
     return stacked_pool(weights[None], rows[None], first, count).squeeze(0)
-
-
-def spread(
-    weights: Float[Tensor, "bags queries longest"],
-    queries: Float[Tensor, "bags queries features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    rows: int,
-) -> Float[Tensor, "rows features"]:
-    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows."""
-    return stacked_spread(weights[None], queries[None], first, count, rows).squeeze(0)
 
 
 def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
@@ -119,20 +121,9 @@ def _dot_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-@operator(
-    "ragged_dot",
-    lambda queries, rows, first, count, longest: queries.new_empty(
-        *queries.shape[:3], longest, dtype=accumulator(rows.dtype)
-    ),
-    stacked=2,
-    gradient=_dot_gradients,
-)
+@operator("ragged_dot", stacked=2, gradient=_dot_gradients, triton="products_triton.dot")
 def stacked_dot(queries: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int) -> Tensor:
     """`dot` of (C, B, Q, M) queries with (C, R, M) rows: (C, B, Q, longest)."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import products_triton
-
-        return products_triton.dot(queries, rows, first, count, longest)
     kind = accumulator(rows.dtype)
     padded = _padded(rows, first, inside_bags(count, longest)).to(kind)
     return torch.einsum("cbqm,cbjm->cbqj", queries.to(kind), padded).contiguous()
@@ -149,18 +140,9 @@ def _pool_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-@operator(
-    "ragged_pool",
-    lambda weights, rows, first, count: rows.new_empty(*weights.shape[:3], rows.shape[-1]),
-    stacked=2,
-    gradient=_pool_gradients,
-)
+@operator("ragged_pool", stacked=2, gradient=_pool_gradients, triton="products_triton.pool")
 def stacked_pool(weights: Tensor, rows: Tensor, first: Tensor, count: Tensor) -> Tensor:
     """`pool` of (C, B, Q, longest) weights with (C, R, M) rows: (C, B, Q, M)."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import products_triton
-
-        return products_triton.pool(weights, rows, first, count)
     kind = accumulator(rows.dtype)
     inside = inside_bags(count, weights.shape[-1])
     shares = weights.to(kind).masked_fill(~inside[:, None], 0)
@@ -177,29 +159,16 @@ def _spread_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-@operator(
-    "ragged_spread",
-    lambda weights, queries, first, count, rows: queries.new_empty(queries.shape[0], rows, queries.shape[-1]),
-    stacked=2,
-    gradient=_spread_gradients,
-)
+@operator("ragged_spread", stacked=2, gradient=_spread_gradients, triton="products_triton.spread")
 def stacked_spread(weights: Tensor, queries: Tensor, first: Tensor, count: Tensor, rows: int) -> Tensor:
-    """`spread` of (C, B, Q, longest) weights and (C, B, Q, M) queries: (C, rows, M)."""
-    if runs_in_triton(queries):
-        from normal_guidance.core.kernels import products_triton
-
-        return products_triton.spread(weights, queries, first, count, rows)
+    """Weighted sums of each bag's queries for its own rows, y_(first_b + j) = sum_q a_bqj u_bq; 0 in unused rows."""
+    # Of (C, B, Q, longest) weights and (C, B, Q, M) queries: (C, rows, M).
     kind = accumulator(queries.dtype)
     longest = weights.shape[-1]
     shares = weights.to(kind).masked_fill(~inside_bags(count, longest)[:, None], 0)
     padded = torch.einsum("cbqj,cbqm->cbjm", shares, queries.to(kind)).to(queries.dtype).flatten(1, 2)
     index = padded_index(first, count, longest, rows)
-    return padded[:, index.clamp_min(0)].masked_fill((index < 0)[:, None], 0)
-
-
-def runs_in_triton(rows: Float[Tensor, "*shape"]) -> bool:
-    """Whether the Triton kernels run; float64 on CUDA is for tests and stays with torch."""
-    return rows.is_cuda and rows.dtype != torch.float64
+    return padded[:, index.clamp_min(0)].masked_fill((index < 0)[:, None], 0).contiguous()
 
 
 def accumulator(dtype: torch.dtype) -> torch.dtype:
@@ -207,14 +176,12 @@ def accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.promote_types(dtype, torch.float32)
 
 
-def inside_bags(count: Int[Tensor, "bags"], longest: int) -> Bool[Tensor, "bags longest"]:
+def inside_bags(count: PerBag, longest: int) -> Bool[Tensor, "bags longest"]:
     """Which of `longest` places each bag fills."""
     return torch.arange(longest, device=count.device) < count[:, None]
 
 
-def padded_index(
-    first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int
-) -> Int[Tensor, "rows"]:
+def padded_index(first: PerBag, count: PerBag, longest: int, rows: int) -> Int[Tensor, "rows"]:
     """The index of each row in bags padded to bags x longest rows; -1 for an unused row."""
     row = first[:, None] + torch.arange(longest, device=first.device)
     row = row.masked_fill(~inside_bags(count, longest), rows).flatten()  # places past the ends go to an extra row
@@ -223,9 +190,7 @@ def padded_index(
 
 
 def _padded(
-    rows: Float[Tensor, "configurations rows features"],
-    first: Int[Tensor, "bags"],
-    inside: Bool[Tensor, "bags longest"],
+    rows: Float[Tensor, "configurations rows features"], first: PerBag, inside: Bool[Tensor, "bags longest"]
 ) -> Float[Tensor, "configurations bags longest features"]:
     """Each bag's rows, padded with zeros."""
     index = first[:, None] + torch.arange(inside.shape[1], device=first.device)
@@ -279,22 +244,14 @@ def _project_under_vmap(
     return stacked_project(rows, weight.flatten(0, 1)).unflatten(0, (info.batch_size, -1)), 0
 
 
-@operator(
-    "stacked_project",
-    lambda rows, weight: rows.new_empty(weight.shape[0], rows.shape[1], weight.shape[1]),
-    stacked=_project_under_vmap,
-    gradient=_project_gradients,
-)
+@operator("stacked_project", stacked=_project_under_vmap, gradient=_project_gradients)
 def stacked_project(rows: Tensor, weight: Tensor) -> Tensor:
     """`project` for each configuration; rows given for only one configuration are shared by all."""
     return torch.matmul(rows, weight.mT)
 
 
 def take_first(
-    rows: Float[Tensor, "rows features"],
-    first: Int[Tensor, "bags"],
-    bag: Int[Tensor, "rows"],
-    is_first: Bool[Tensor, "rows"],
+    rows: Rows, first: PerBag, bag: Int[Tensor, "rows"], is_first: Bool[Tensor, "rows"]
 ) -> Float[Tensor, "bags features"]:
     """Row `first[b]` of each bag b.  `bag` and `is_first` describe the same rows one by one, for the gradient."""
     return stacked_take_first(rows[None], first, bag, is_first).squeeze(0)
@@ -309,7 +266,6 @@ def _take_first_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Non
 
 @operator(
     "stacked_take_first",
-    lambda rows, first, bag, is_first: rows.new_empty(rows.shape[0], first.shape[0], rows.shape[2]),
     stacked=1,
     gradient=_take_first_gradients,
     save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[2:]),
@@ -321,8 +277,8 @@ def stacked_take_first(rows: Tensor, first: Tensor, bag: Tensor, is_first: Tenso
 
 def fold(
     values: Float[Tensor, "*parts rows"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
+    first: PerBag,
+    lengths: PerBag,
     bag: Int[Tensor, "rows"],
     pad_index: Int[Tensor, "bags longest"],
 ) -> Float[Tensor, "*parts bags longest"]:
@@ -337,15 +293,14 @@ def _fold_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, Non
     first, lengths, bag = ctx.saved_tensors
     bags, longest = gradient.shape[1:]
     bag_there = bag.clamp_max(bags - 1)
-    place = torch.arange(len(bag), device=bag.device) - first[bag_there]
-    inside = (bag < bags) & (place >= 0) & (place < lengths[bag_there])
-    of_place = gradient.flatten(1)[:, torch.where(inside, bag_there * longest + place, 0)]
+    offset = torch.arange(len(bag), device=bag.device) - first[bag_there]
+    inside = (bag < bags) & (offset >= 0) & (offset < lengths[bag_there])
+    of_place = gradient.flatten(1)[:, torch.where(inside, bag_there * longest + offset, 0)]
     return torch.where(inside, of_place, 0), None, None, None, None
 
 
 @operator(
     "stacked_fold",
-    lambda values, first, lengths, bag, pad_index: values.new_empty(values.shape[0], *pad_index.shape),
     stacked=1,
     gradient=_fold_gradients,
     save=lambda ctx, inputs, output: ctx.save_for_backward(*inputs[1:4]),

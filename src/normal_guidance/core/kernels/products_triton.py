@@ -11,22 +11,22 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
+
+from normal_guidance.core.arrays import PerBag
+
+Stacked = Float[Tensor, "configurations rows features"]
+Queries = Float[Tensor, "configurations bags queries features"]
+Weights = Float[Tensor, "configurations bags queries longest"]
 
 TILE = 64  # rows of a bag that a program holds at a time; most scans of the benchmark fit
 WIDEST_QUERIES = 128  # the most queries that a program holds; more are tiled, and rows are then read once per tile
 SUMMED_QUERIES = 32  # queries that `spread` sums over at a time
 
 
-def dot(
-    queries: Float[Tensor, "configurations bags queries features"],
-    rows: Float[Tensor, "configurations rows features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    longest: int,
-) -> Float[Tensor, "configurations bags queries longest"]:
+def dot(queries: Queries, rows: Stacked, first: PerBag, count: PerBag, longest: int) -> Weights:
     """Launch `_dot_kernel`."""
     queries, rows = dense_within(queries), dense_within(rows)
     configurations, bags, q, m = queries.shape
@@ -38,12 +38,7 @@ def dot(
     return scores
 
 
-def pool(
-    weights: Float[Tensor, "configurations bags queries longest"],
-    rows: Float[Tensor, "configurations rows features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-) -> Float[Tensor, "configurations bags queries features"]:
+def pool(weights: Weights, rows: Stacked, first: PerBag, count: PerBag) -> Queries:
     """Launch `_pool_kernel`."""
     weights, rows = dense_within(weights), dense_within(rows)
     configurations, bags, q, longest = weights.shape
@@ -56,13 +51,7 @@ def pool(
     return pooled
 
 
-def spread(
-    weights: Float[Tensor, "configurations bags queries longest"],
-    queries: Float[Tensor, "configurations bags queries features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    rows: int,
-) -> Float[Tensor, "configurations rows features"]:
+def spread(weights: Weights, queries: Queries, first: PerBag, count: PerBag, rows: int) -> Stacked:
     """Launch `_spread_kernel`, and write zeros in unused rows."""
     weights, queries = dense_within(weights), dense_within(queries)
     configurations, bags, q, longest = weights.shape
@@ -76,9 +65,7 @@ def spread(
     return out
 
 
-def zero_unused_rows(
-    out: Float[Tensor, "configurations rows features"], first: Int[Tensor, "bags"], count: Int[Tensor, "bags"]
-) -> None:
+def zero_unused_rows(out: Stacked, first: PerBag, count: PerBag) -> None:
     """Write zeros in the unused rows, in place.  Filling all of `out` first would write every row twice."""
     configurations, rows, m = out.shape
     grid = (triton.cdiv(rows, TILE), configurations)

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import accumulator, operator, runs_in_triton
+from normal_guidance.core.kernels.products import accumulator, operator
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
@@ -48,12 +48,7 @@ def _columns_under_vmap(
     return stacked_columns(rows, stacked).unflatten(0, (info.batch_size, -1)), 0
 
 
-@operator(
-    "stacked_columns",
-    lambda rows, weight: rows.new_empty(*weight.shape[:2], rows.shape[0]),
-    stacked=_columns_under_vmap,
-    gradient=_columns_gradients,
-)
+@operator("stacked_columns", stacked=_columns_under_vmap, gradient=_columns_gradients)
 def stacked_columns(rows: Tensor, weight: Tensor) -> Tensor:
     """`project_columns` for each configuration, of rows that all share."""
     return (weight.flatten(0, 1) @ rows.mT).unflatten(0, weight.shape[:2])
@@ -61,17 +56,14 @@ def stacked_columns(rows: Tensor, weight: Tensor) -> Tensor:
 
 @operator(
     "stacked_scores_gradients",
-    lambda gradient, columns, bias, vector: tuple(map(torch.empty_like, (columns, bias, vector))),
     stacked=4,
+    like=lambda gradient, columns, bias, vector: tuple(map(torch.empty_like, (columns, bias, vector))),
+    triton="scoring_triton.gradients",
 )
 def stacked_scores_gradients(
     gradient: Tensor, columns: Tensor, bias: Tensor, vector: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of columns, bias and vector."""
-    if runs_in_triton(columns):
-        from normal_guidance.core.kernels import scoring_triton
-
-        return scoring_triton.gradients(gradient, columns, bias, vector)
     kind = accumulator(columns.dtype)
     hidden = torch.tanh(columns.to(kind) + bias[:, :, None].to(kind))
     inner = gradient[:, None] * vector[:, :, None].to(kind) * (1 - hidden.square())
@@ -81,18 +73,12 @@ def stacked_scores_gradients(
 
 @operator(
     "stacked_scores",
-    lambda columns, bias, vector: columns.new_empty(
-        columns.shape[0], columns.shape[2], dtype=accumulator(columns.dtype)
-    ),
     stacked=3,
     gradient=lambda ctx, gradient: stacked_scores_gradients(gradient, *ctx.saved_tensors),
+    triton="scoring_triton.scores",
 )
 def stacked_scores(columns: Tensor, bias: Tensor, vector: Tensor) -> Tensor:
     """`tanh_scores` for each configuration."""
-    if runs_in_triton(columns):
-        from normal_guidance.core.kernels import scoring_triton
-
-        return scoring_triton.scores(columns, bias, vector)
     kind = accumulator(columns.dtype)
     hidden = torch.tanh(columns.to(kind) + bias[:, :, None].to(kind))
     return torch.einsum("chr,ch->cr", hidden, vector.to(kind))

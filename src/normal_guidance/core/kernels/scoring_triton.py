@@ -14,14 +14,14 @@ from torch import Tensor
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
 
+Scores = Float[Tensor, "configurations rows"]
+Columns = Float[Tensor, "configurations hidden rows"]
+Units = Float[Tensor, "configurations hidden"]
+
 NUMBERS = 8192  # numbers that a program holds at a time
 
 
-def scores(
-    columns: Float[Tensor, "configurations hidden rows"],
-    bias: Float[Tensor, "configurations hidden"],
-    vector: Float[Tensor, "configurations hidden"],
-) -> Float[Tensor, "configurations rows"]:
+def scores(columns: Columns, bias: Units, vector: Units) -> Scores:
     """Launch `_scores_kernel`."""
     configurations, hidden, rows = columns.shape
     out = columns.new_empty(configurations, rows, dtype=torch.float32)
@@ -33,12 +33,7 @@ def scores(
     return out
 
 
-def gradients(
-    gradient: Float[Tensor, "configurations rows"],
-    columns: Float[Tensor, "configurations hidden rows"],
-    bias: Float[Tensor, "configurations hidden"],
-    vector: Float[Tensor, "configurations hidden"],
-) -> tuple[Tensor, Tensor, Tensor]:
+def gradients(gradient: Scores, columns: Columns, bias: Units, vector: Units) -> tuple[Columns, Units, Units]:
     """Launch `_gradients_kernel`, and add up the parts of its programs."""
     configurations, hidden, rows = columns.shape
     inner = torch.empty_like(columns)

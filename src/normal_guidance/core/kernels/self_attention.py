@@ -5,7 +5,7 @@ follow each other from row 0 without gaps, and rows after the last bag are unuse
 device and change from step to step, but no shape does, so one compiled program (or CUDA graph) serves all batches.
 
 The plain formula here pads bags to the longest, which costs memory and work; the Triton kernels in
-`self_attention_triton` read each row once.  As a custom operator, it lets `vmap` stack configurations into one launch.
+`self_attention_triton` read each row once.
 """
 
 from typing import Any
@@ -15,63 +15,54 @@ import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import accumulator, operator, runs_in_triton
+from normal_guidance.core.arrays import PerBag
+from normal_guidance.core.kernels.products import Rows, accumulator, operator
+
+Places = Int[Tensor, "bags places"]
+Stacked = Float[Tensor, "configs rows features"]
+Padded = Float[Tensor, "configs bags places features"]
 
 # No lazy annotations here: torch reads those of the operators and cannot resolve them under the run-time checks.
 
 
 def attend(
-    qkv: Float[Tensor, "*configs rows three_features"],
-    token: Float[Tensor, "*configs three_features"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-    heads: int,
-    longest: int,
-) -> Float[Tensor, "*configs rows features"]:
+    qkv: Rows, token: Float[Tensor, "three_features"], first: PerBag, lengths: PerBag, heads: int, longest: int
+) -> Float[Tensor, "rows joined"]:
     r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again."""
     # `token`, the class token's queries, keys and values, replaces `qkv` in the first row of every bag; unused rows
-    # give 0. `configs` is at most one dimension, and `longest` is at least the largest length.
+    # give 0.  `longest` is at least the largest length.
     token = token.to(qkv.dtype)
-    if qkv.ndim == 2:
-        return _attend(qkv[None], token[None], first, lengths, heads, longest)[0].squeeze(0)
-    return _attend(qkv, token, first, lengths, heads, longest)[0]
+    return stacked_attend(qkv[None], token[None], first, lengths, heads, longest)[0].squeeze(0)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, token, first, lengths, heads, longest = inputs
+    qkv, token, first, lengths, ctx.heads, ctx.longest = inputs
     ctx.save_for_backward(qkv, token, *output, first, lengths)
-    ctx.heads, ctx.longest = heads, longest
 
 
 def _differentiate(ctx: Any, grad: Tensor, _grad_lse: Tensor) -> tuple[Tensor | None, ...]:
     """The gradient; the log-sum-exp never leaves `attend`, so its gradient is not needed."""
-    grad_qkv, grad_token = _attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
+    grad_qkv, grad_token = stacked_attend_backward(grad, *ctx.saved_tensors, ctx.heads, ctx.longest)
     return grad_qkv, grad_token, None, None, None, None
 
 
-def _like_output(qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, _: int) -> tuple[Any, ...]:
-    configs, rows, width = qkv.shape
-    return qkv.new_empty(configs, rows, width // 3), qkv.new_empty(configs, heads, rows, dtype=accumulator(qkv.dtype))
-
-
-@operator("ragged_attend", _like_output, 2, _differentiate, _save)
-def _attend(
+@operator("ragged_attend", stacked=2, gradient=_differentiate, save=_save, triton="self_attention_triton.forward")
+def stacked_attend(
     qkv: Tensor, token: Tensor, first: Tensor, lengths: Tensor, heads: int, longest: int
 ) -> tuple[Tensor, Tensor]:
     """Output (configs, rows, features) and the scores' log-sum-exp (configs, heads, rows), undefined in unused rows."""
-    if runs_in_triton(qkv):
-        from normal_guidance.core.kernels import self_attention_triton
+    rows = qkv.shape[1]
+    index, inside = _padded_rows(first, lengths, longest, rows)
+    q, k, v = _padded_heads(qkv, token, index, heads)
+    scores = _scores(q, k, inside)
+    lse = scores.logsumexp(-1)
+    out = (scores - lse[..., None]).exp().to(v.dtype) @ v
+    joined = out.movedim(2, 3).flatten(-2)
+    return _scatter(joined, index, rows), _scatter(lse.movedim(2, 3), index, rows).movedim(2, 1).contiguous()
 
-        made = self_attention_triton.forward(qkv, token, first, lengths, heads, longest)
-        if made is not None:
-            return made
-    return reference_forward(qkv, token, first, lengths, heads, longest)
 
-
-@operator(
-    "ragged_attend_backward", lambda grad, qkv, token, *_: (qkv.new_empty(qkv.shape), token.new_empty(token.shape)), 5
-)
-def _attend_backward(
+@operator("ragged_attend_backward", stacked=5, triton="self_attention_triton.backward")
+def stacked_attend_backward(
     grad: Tensor,
     qkv: Tensor,
     token: Tensor,
@@ -83,45 +74,7 @@ def _attend_backward(
     longest: int,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of `qkv` (0 in class tokens' rows and unused rows) and of `token` (summed over bags)."""
-    if runs_in_triton(qkv):
-        from normal_guidance.core.kernels import self_attention_triton
-
-        made = self_attention_triton.backward(grad, qkv, token, out, lse, first, lengths, heads, longest)
-        if made is not None:
-            return made
-    return reference_backward(grad, qkv, token, lse, first, lengths, heads, longest)
-
-
-def reference_forward(
-    qkv: Float[Tensor, "configs rows three_features"],
-    token: Float[Tensor, "configs three_features"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-    heads: int,
-    longest: int,
-) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]]:
-    """The formula on bags padded to `longest` slices, on any device."""
-    rows = qkv.shape[1]
-    index, inside = _padded_rows(first, lengths, longest, rows)
-    q, k, v = _padded_heads(qkv, token, index, heads)
-    scores = _scores(q, k, inside)
-    lse = scores.logsumexp(-1)
-    out = (scores - lse[..., None]).exp().to(v.dtype) @ v
-    joined = out.movedim(2, 3).flatten(-2)
-    return _scatter(joined, index, rows), _scatter(lse.movedim(2, 3), index, rows).movedim(2, 1).contiguous()
-
-
-def reference_backward(
-    grad: Float[Tensor, "configs rows features"],
-    qkv: Float[Tensor, "configs rows three_features"],
-    token: Float[Tensor, "configs three_features"],
-    lse: Float[Tensor, "configs heads rows"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-    heads: int,
-    longest: int,
-) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]]:
-    r"""The gradients; $\bar S = P \odot (\bar O V^\top - \Delta)$, $\Delta_i = \sum_j P_{ij} (\bar O V^\top)_{ij}$."""
+    # With S the scores: dS = P * (dO V^T - D), where D_i = sum_j P_ij (dO V^T)_ij.
     rows = qkv.shape[1]
     index, inside = _padded_rows(first, lengths, longest, rows)
     q, k, v = _padded_heads(qkv, token, index, heads)
@@ -135,25 +88,19 @@ def reference_backward(
     return _scatter(padded, slices, rows), padded[:, :, 0].sum(1)
 
 
-def _padded_rows(
-    first: Int[Tensor, "bags"], lengths: Int[Tensor, "bags"], longest: int, rows: int
-) -> tuple[Int[Tensor, "bags places"], Tensor]:
+def _padded_rows(first: PerBag, lengths: PerBag, longest: int, rows: int) -> tuple[Places, Tensor]:
     """The rows of each padded bag, class token first, and which of them exist; the others point to row `rows`."""
-    place = torch.arange(longest + 1, device=first.device)
-    inside = place <= lengths[:, None]
-    return torch.where(inside, first[:, None] + place, rows), inside
+    offset = torch.arange(longest + 1, device=first.device)
+    inside = offset <= lengths[:, None]
+    return torch.where(inside, first[:, None] + offset, rows), inside
 
 
-def _gather(
-    values: Float[Tensor, "configs rows features"], index: Int[Tensor, "bags places"]
-) -> Float[Tensor, "configs bags places features"]:
+def _gather(values: Stacked, index: Places) -> Padded:
     """Padded bags of rows, 0 in the padding."""
     return F.pad(values, (0, 0, 0, 1))[:, index]
 
 
-def _scatter(
-    padded: Float[Tensor, "configs bags places features"], index: Int[Tensor, "bags places"], rows: int
-) -> Float[Tensor, "configs rows features"]:
+def _scatter(padded: Padded, index: Places, rows: int) -> Stacked:
     """The rows of padded bags, 0 in unused rows.  An extra row receives the padding and is dropped."""
     values = padded.new_zeros(padded.shape[0], rows + 1, padded.shape[-1])
     values[:, index] = padded
@@ -161,10 +108,7 @@ def _scatter(
 
 
 def _padded_heads(
-    qkv: Float[Tensor, "configs rows three_features"],
-    token: Float[Tensor, "configs three_features"],
-    index: Int[Tensor, "bags places"],
-    heads: int,
+    qkv: Stacked, token: Float[Tensor, "configs three_features"], index: Places, heads: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (configs, bags, heads, places, d), with the token's in place 0."""
     slices = _gather(qkv, index)[:, :, 1:]

@@ -26,11 +26,15 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from normal_guidance.core.arrays import find_bags
+from normal_guidance.core.arrays import PerBag, find_bags
 
 # Kernels are written in Triton's language, so only their constants are annotated.
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
+Wide = Float[Tensor, "configs rows three_features"]
+Token = Float[Tensor, "configs three_features"]
+Joined = Float[Tensor, "configs rows features"]
+Sums = Float[Tensor, "configs heads rows"]
 
 BLOCK = 64  # rows of a tile, if they fit: the number that one warp group of Hopper multiplies at a time
 
@@ -104,22 +108,15 @@ def _largest_block(qkv: Tensor, d: int) -> int:
     return 1 << rows.bit_length() - 1 if rows else 0
 
 
-def _tile_table(
-    lengths: Int[Tensor, "bags"], tiles: int, block: int
-) -> tuple[Int[Tensor, "tiles"], Int[Tensor, "bags"]]:
+def _tile_table(lengths: PerBag, tiles: int, block: int) -> tuple[Int[Tensor, "tiles"], PerBag]:
     """Each tile's bag and each bag's first tile, on the device; `tiles` is an upper bound known to the host."""
     counts = (lengths + block) // block  # tiles of lengths + 1 rows, rounded up
     return find_bags(torch.arange(tiles, device=lengths.device), counts), counts.cumsum(0) - counts
 
 
 def forward(
-    qkv: Float[Tensor, "configs rows three_features"],
-    token: Float[Tensor, "configs three_features"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
-    heads: int,
-    longest: int,
-) -> tuple[Float[Tensor, "configs rows features"], Float[Tensor, "configs heads rows"]] | None:
+    qkv: Wide, token: Token, first: PerBag, lengths: PerBag, heads: int, longest: int
+) -> tuple[Joined, Sums] | None:
     """Output, and the log-sum-exp of the scores for `backward`, undefined in unused rows; None if no tile fits."""
     qkv, token, first, lengths = (x.contiguous() for x in (qkv, token, first, lengths))
     configs, rows, width = qkv.shape
@@ -138,16 +135,16 @@ def forward(
 
 
 def backward(
-    grad: Float[Tensor, "configs rows features"],
-    qkv: Float[Tensor, "configs rows three_features"],
-    token: Float[Tensor, "configs three_features"],
-    out: Float[Tensor, "configs rows features"],
-    lse: Float[Tensor, "configs heads rows"],
-    first: Int[Tensor, "bags"],
-    lengths: Int[Tensor, "bags"],
+    grad: Joined,
+    qkv: Wide,
+    token: Token,
+    out: Joined,
+    lse: Sums,
+    first: PerBag,
+    lengths: PerBag,
     heads: int,
     longest: int,
-) -> tuple[Float[Tensor, "configs rows three_features"], Float[Tensor, "configs three_features"]] | None:
+) -> tuple[Wide, Token] | None:
     """Gradients of `qkv` and `token`; None if no tile fits."""
     grad, qkv, token, first, lengths = (x.contiguous() for x in (grad, qkv, token, first, lengths))
     rows, bags = qkv.shape[1], len(first)

@@ -14,17 +14,12 @@ import torch
 from jaxtyping import Float, Int, Shaped
 from torch import Tensor
 
-from normal_guidance.core.kernels.products import accumulator, operator, padded_index, runs_in_triton, save_tensors
+from normal_guidance.core.arrays import PerBag
+from normal_guidance.core.kernels.products import Rows, accumulator, operator, padded_index, save_tensors
 from normal_guidance.core.layout import mirror
 
 
-def smooth(
-    rows: Float[Tensor, "rows features"],
-    kernel: Float[Tensor, "taps"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    longest: int,
-) -> Float[Tensor, "rows features"]:
+def smooth(rows: Rows, kernel: Float[Tensor, "taps"], first: PerBag, count: PerBag, longest: int) -> Rows:
     """Rows smoothed within each bag by a symmetric kernel of 2T + 1 taps; 0 in unused rows."""
     return stacked_smooth(rows[None], kernel[None], first, count, longest, False).squeeze(0)
 
@@ -47,15 +42,11 @@ def _smooth_gradients(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     return d_rows, d_kernel, None, None, None, None
 
 
-@operator("ragged_smooth", lambda rows, *_: rows.new_empty(rows.shape), 2, _smooth_gradients, _save)
+@operator("ragged_smooth", stacked=2, gradient=_smooth_gradients, save=_save, triton="smoothing_triton.smooth")
 def stacked_smooth(
     rows: Tensor, kernel: Tensor, first: Tensor, count: Tensor, longest: int, transposed: bool
 ) -> Tensor:
     """`smooth` of (C, R, F) rows with (C, 2T + 1) kernels, or its transpose: (C, R, F)."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import smoothing_triton
-
-        return smoothing_triton.smooth(rows, kernel, first, count, longest, transposed)
     source, scale = _neighbours(first, count, longest, rows.shape[1], kernel.shape[1], transposed)
     smoothed = torch.zeros_like(rows, dtype=torch.promote_types(accumulator(rows.dtype), kernel.dtype))
     for k in range(kernel.shape[1]):
@@ -63,28 +54,18 @@ def stacked_smooth(
     return smoothed.masked_fill((source[:, 0] < 0)[:, None], 0).to(rows.dtype).contiguous()
 
 
-@operator(
-    "ragged_smooth_kernel_gradient",
-    lambda gradient, rows, first, count, longest, taps: rows.new_empty(
-        rows.shape[0], taps, dtype=accumulator(rows.dtype)
-    ),
-    stacked=2,
-)
+@operator("ragged_smooth_kernel_gradient", stacked=2, triton="smoothing_triton.kernel_gradient")
 def stacked_kernel_gradient(
     gradient: Tensor, rows: Tensor, first: Tensor, count: Tensor, longest: int, taps: int
 ) -> Tensor:
     r"""$\partial \kappa_k = \sum_{j} g_j \cdot x_{m(j + k - T)}$ of (C, R, F) gradients and rows: (C, 2T + 1)."""
-    if runs_in_triton(rows):
-        from normal_guidance.core.kernels import smoothing_triton
-
-        return smoothing_triton.kernel_gradient(gradient, rows, first, count, longest, taps)
     source, _ = _neighbours(first, count, longest, rows.shape[1], taps, transposed=False)
     used = gradient.to(accumulator(rows.dtype)).masked_fill((source[:, 0] < 0)[:, None], 0)
     return torch.stack([(used * rows[:, source[:, k]]).sum((1, 2)) for k in range(taps)], dim=1)
 
 
 def _neighbours(
-    first: Int[Tensor, "bags"], count: Int[Tensor, "bags"], longest: int, rows: int, taps: int, transposed: bool
+    first: PerBag, count: PerBag, longest: int, rows: int, taps: int, transposed: bool
 ) -> tuple[Int[Tensor, "rows taps"], Shaped[Tensor, "rows taps"]]:
     """The row that each tap of each row reads (-1 for unused rows), and the factor D D^-1 of the transpose."""
     index = padded_index(first, count, longest, rows)[:, None]

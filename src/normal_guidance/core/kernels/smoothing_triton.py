@@ -9,22 +9,18 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.kernels.products_triton import dense_within, launch, precision_of, zero_unused_rows
+from normal_guidance.core.arrays import PerBag
+from normal_guidance.core.kernels.products_triton import Stacked, dense_within, launch, precision_of, zero_unused_rows
+
+Kernels = Float[Tensor, "configurations taps"]
 
 TILE = 32  # rows that a program computes: with a halo of 10 it reads 52, which fit the 64 of a tensor-core tile
 
 
-def smooth(
-    rows: Float[Tensor, "configurations rows features"],
-    kernel: Float[Tensor, "configurations taps"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    longest: int,
-    transposed: bool,
-) -> Float[Tensor, "configurations rows features"]:
+def smooth(rows: Stacked, kernel: Kernels, first: PerBag, count: PerBag, longest: int, transposed: bool) -> Stacked:
     """Launch `_smooth_kernel`, and write zeros in unused rows."""
     rows, kernel = dense_within(rows), dense_within(kernel)
     configurations, _, features = rows.shape
@@ -38,14 +34,7 @@ def smooth(
     return out
 
 
-def kernel_gradient(
-    gradient: Float[Tensor, "configurations rows features"],
-    rows: Float[Tensor, "configurations rows features"],
-    first: Int[Tensor, "bags"],
-    count: Int[Tensor, "bags"],
-    longest: int,
-    taps: int,
-) -> Float[Tensor, "configurations taps"]:
+def kernel_gradient(gradient: Stacked, rows: Stacked, first: PerBag, count: PerBag, longest: int, taps: int) -> Kernels:
     """Launch `_kernel_gradient_kernel`, and sum the parts of its programs."""
     gradient, rows = dense_within(gradient), dense_within(rows)
     configurations, _, features = rows.shape

@@ -36,7 +36,6 @@ from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
-    FORMAT,
     REPORT,
     STATISTICS,
     VALUES,
@@ -471,7 +470,6 @@ def _identity_of(
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
     return {
-        "format": FORMAT,
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),

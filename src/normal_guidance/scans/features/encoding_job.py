@@ -45,8 +45,6 @@ from normal_guidance.scans.features.store import AGAIN
 from normal_guidance.scans.index.manifest import Values
 from normal_guidance.scans.index.problems import Problem
 
-FORMAT = 1  # version of the layout on disk; a job of another version is an error
-
 CONFIG, STATISTICS, REPORT = "config.json", "statistics.jsonl", "report.json"
 
 VALUES = "values.json"  # in a store that lacks scans: the values of those that it has, for the next start

@@ -26,7 +26,7 @@ import torch
 
 from normal_guidance.base.errors import FOREIGN, UserError, reading
 from normal_guidance.base.files import read_parquet
-from normal_guidance.base.workers import check_array, check_parquet, excess, member_problem, read_array
+from normal_guidance.base.workers import ask, check_array, excess, member_problem, parquet_columns, read_array
 from normal_guidance.scans.features.hdf5_files import open_hdf5
 
 Fields = Mapping[str, Any]
@@ -185,7 +185,7 @@ def _check_values(content: Any, stored: int) -> None:
 
 @contextmanager
 def _parquet(path: Path) -> Iterator[Fields]:
-    check_parquet(path)
+    ask(parquet_columns, path)
     table = read_parquet(path)
     columns = {name: table[name].combine_chunks() for name in table.column_names}
     lists = {name: _nested(column) for name, column in columns.items() if _is_list(column.type)}

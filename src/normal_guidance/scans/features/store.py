@@ -36,13 +36,13 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import (
     folder_atomically,
-    read_json,
+    read_json_as,
     sync,
     write_atomically,
     write_json,
     write_parquet,
 )
-from normal_guidance.base.records import Between, read_as
+from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
@@ -62,8 +62,6 @@ from normal_guidance.scans.index.manifest import (
     with_findings,
 )
 from normal_guidance.scans.index.splits import read_parts, refuse_overlap
-
-FORMAT = 2
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -122,15 +120,8 @@ def read_store_file(folder: Path) -> StoreFile:
     """Reads store.json and checks that this version can read the store."""
     check_store(folder)
     path = folder / ABOUT
-    content = read_json(path, AGAIN)
-    version = content.get("format")
-    if isinstance(version, int) and version != FORMAT:
-        raise UserError(
-            f"{path} has format {version!r}, but this version of normal-guidance reads format {FORMAT}; open it with "
-            f"the version that wrote it{' (0.1)' if version < FORMAT else ''}, or make it again"
-        )
+    file = read_json_as(path, StoreFile, AGAIN)
     with reading(path, AGAIN):
-        file = read_as(StoreFile, content)
         scans_behind(file.provenance)
         read_findings(file.findings)
     return file
@@ -140,7 +131,6 @@ def read_store_file(folder: Path) -> StoreFile:
 class StoreFile:
     """The types of store.json; without findings there is no list of them."""
 
-    format: int
     features: Annotated[int, Between(1.0, 2.0**31)]
     dtype: DtypeName
     provenance: dict[str, Any]
@@ -583,7 +573,6 @@ def write_store(
         lines = [{**row._asdict(), **further_columns(findings, of_scan.get(row.scan_id, {}))} for row in rows]
         write_parquet(draft / "index.parquet", pa.Table.from_pylist(lines, schema=with_findings(INDEX, findings)))
         content = {
-            "format": FORMAT,
             "features": features,
             "dtype": dtype_name(dtype),
             "provenance": dict(provenance),

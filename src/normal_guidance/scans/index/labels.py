@@ -20,7 +20,7 @@ from pyarrow import csv
 from normal_guidance.base.errors import UserError, reading, shorten
 from normal_guidance.base.files import read_parquet
 from normal_guidance.base.tables import FIRST_LINE, separator
-from normal_guidance.base.workers import check_parquet
+from normal_guidance.base.workers import ask, parquet_columns
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels, label_column
 
 BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # spellings of a 0/1 label
@@ -62,7 +62,7 @@ def read_table(
         raise UserError(f"{option} {path} is not a file; give the table of labels")
     with reading(f"{option} {path}", "write it again", pa.ArrowException):
         if suffix == ".parquet":
-            check_parquet(path)
+            ask(parquet_columns, path)
             table = read_parquet(path)
         else:
             with path.open("rb") as file:

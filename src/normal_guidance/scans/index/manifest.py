@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from jaxtyping import Float32, Shaped
 
 from normal_guidance.base.errors import ContentError, UserError, reading, shorten
-from normal_guidance.base.files import read_json, read_parquet_about, write_json, write_parquet
+from normal_guidance.base.files import FORMAT, HEAD, read_json_as, read_parquet_about, write_json, write_parquet
 from normal_guidance.base.records import Between, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
 
@@ -35,8 +35,6 @@ OPTION = "--findings"
 
 FINDINGS = "findings.json"
 """In a folder of models, one for each finding in a folder of its name: the findings in order, and those left out."""
-
-FINDINGS_FORMAT = 1  # version of `FINDINGS`
 
 
 @dataclass(frozen=True)
@@ -166,7 +164,6 @@ class SkippedFinding:
 class FindingsFile:
     """The content of findings.json."""
 
-    format: int
     findings: list[Finding]
     skipped: list[SkippedFinding]
 
@@ -174,7 +171,7 @@ class FindingsFile:
 def write_findings(folder: Path, findings: Sequence[Finding], skipped: Mapping[str, str] | None = None) -> None:
     """Writes findings.json; `skipped` says why there is no model of a finding, by its name."""
     why = [SkippedFinding(name, reason) for name, reason in (skipped or {}).items()]
-    write_json(folder / FINDINGS, asdict(FindingsFile(FINDINGS_FORMAT, list(findings), why)))
+    write_json(folder / FINDINGS, asdict(FindingsFile(list(findings), why)))
 
 
 def findings_in(folder: Path) -> tuple[Finding, ...]:
@@ -183,12 +180,8 @@ def findings_in(folder: Path) -> tuple[Finding, ...]:
     if not path.is_file():
         return ()
     again = "copy the folder again, or fit again"
-    content = read_json(path, again)
-    if content.get("format") != FINDINGS_FORMAT:
-        stated = f"format {content.get('format')!r:.60}"
-        raise UserError(f"{path}: {stated}, but this version reads format {FINDINGS_FORMAT}; fit again")
     with reading(path, again):
-        findings = _unique(read_as(FindingsFile, content).findings)
+        findings = _unique(read_json_as(path, FindingsFile, again).findings)
     if not findings:
         raise UserError(f"{path} is damaged: it lists no finding; {again}")
     return findings
@@ -203,8 +196,6 @@ def refuse_several(folder: Path) -> None:
 
 
 MANIFEST = "manifest.parquet"
-
-FORMAT = 1  # version of the columns; manifests of other versions are refused
 
 SCHEMA = pa.schema(
     {
@@ -313,7 +304,6 @@ class ScanRow:
 class ManifestHead:
     """What is read from the manifest's metadata."""
 
-    format: int
     source: str
     root: str
 
@@ -427,8 +417,7 @@ def write_manifest(path: str | Path, rows: Iterable[ScanRow], about: dict[str, A
             pieces.append(_table(batch, findings))
             batch = []
     table = pa.concat_tables([*pieces, _table(batch, findings)])
-    about = {"format": FORMAT, **about}
-    described = table.replace_schema_metadata({"normal_guidance": json.dumps(about)})
+    described = table.replace_schema_metadata({"normal_guidance": json.dumps({HEAD: FORMAT, **about})})
     write_parquet(path, described, compression="zstd")
     return Manifest(table, about)
 
@@ -452,8 +441,6 @@ def read_manifest(path: str | Path) -> Manifest:
     if not path.is_file():
         raise UserError(f"{path} is not there; run nguide index first")
     about = read_parquet_about(path, "normal_guidance", AGAIN)
-    if about.get("format") != FORMAT:
-        raise UserError(f"{path}: format {about.get('format')!r:.60}, but this version reads format {FORMAT}; {AGAIN}")
     with reading(path, AGAIN):
         read_as(ManifestHead, about, exact=False)
         findings = read_findings(about.get("findings", []))

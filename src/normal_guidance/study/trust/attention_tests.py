@@ -172,9 +172,8 @@ class Bootstrap:
     def __init__(self, scans: LabelledScans) -> None:
         self.labels = scans.labels.cpu().numpy()
         self.scan_ids, self.patient_ids = tuple(scans.scan_ids), tuple(scans.patient_ids)
-        counts = [
-            len({p for p, y in zip(self.patient_ids, self.labels, strict=True) if y == label}) for label in (0, 1)
-        ]
+        patients = np.array(self.patient_ids)
+        counts = [len(np.unique(patients[self.labels == label])) for label in (0, 1)]
         if min(counts) < LEAST_PATIENTS:
             raise UserError(
                 f"{counts[1]} patients have positive scans and {counts[0]} have negative ones; the tests need "
@@ -207,13 +206,13 @@ class Bootstrap:
             drawn = (self._weights @ sums[0]) / (self._weights @ sums[1])
         return {name: Varied(float(once[i]), drawn[:, i]) for i, name in enumerate(values)}
 
-    def estimate(self, varied: Varied, level: float = LEVEL) -> Estimate:
+    def estimate(self, varied: Varied) -> Estimate:
         """The number with its interval, by Student's t times the bootstrap's standard error."""
         defined = varied.drawn[np.isfinite(varied.drawn)]
         if not math.isfinite(varied.value) or len(defined) < MIN_DEFINED * DRAWS:
             return Estimate(varied.value, math.nan, math.nan)
         value = 0.0 if abs(varied.value) < ROUNDING else varied.value
-        reach = student_quantile(level, self.freedom) * float(defined.std(ddof=1))
+        reach = student_quantile(LEVEL, self.freedom) * float(defined.std(ddof=1))
         return Estimate(value, value - reach, value + reach)
 
     def _results(self, scores: Mapping[str, np.ndarray | None]) -> SplitResults:
@@ -376,14 +375,21 @@ class TrustResult:
     """The result of one test: the verdict, its main number, a difference from a control, and further numbers."""
 
     name: str
-    title: str
-    measured: str  # what the number measures, in words
     verdict: Verdict
     number: Estimate
     control: str  # what the number is a difference from, in words; by chance, the difference is 0
+    more: Mapping[str, Estimate | float]
     meaning: str
     action: str
-    more: Mapping[str, Estimate | float]
+
+    @property
+    def title(self) -> str:
+        return TESTS[self.name][0]
+
+    @property
+    def measured(self) -> str:
+        """What the number measures, in words."""
+        return TESTS[self.name][1]
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -398,21 +404,6 @@ class TrustResult:
             "action": self.action,
             "more": {name: n.as_json() if isinstance(n, Estimate) else n for name, n in self.more.items()},
         }
-
-
-def _result(
-    name: str,
-    verdict: Verdict,
-    number: Estimate,
-    control: str,
-    more: Numbers,
-    meaning: str,
-    action: str | None = None,
-) -> TrustResult:
-    title, measured = TESTS[name]
-    return TrustResult(
-        name, title, measured, verdict, number, control, meaning, action or WORDS[name, verdict][1], more
-    )
 
 
 TESTS = {
@@ -519,14 +510,12 @@ def judge_shuffling(
     values: dict[str, list[Tensor]] = {name: [] for name in ("follows", "moves", "stays", "error")}
     logits = []
     for _ in range(SHUFFLES):
-        order = moved_round(lengths, generator)
-        back = order.argsort()  # order[p] is the slice at position p
-        changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        values["follows"].append(rank_correlation(whole.scores, changed.scores[back], lengths))
-        order = highest_first(torch.rand(len(order), generator=generator), lengths, generator)
-        back = order.argsort()
-        changed = predict_scans(model, scans, SliceSelection(order, lengths))
-        values["moves"].append(rank_correlation(whole.scores, changed.scores[back], lengths))
+        moved = moved_round(lengths, generator)
+        shuffled = highest_first(torch.rand(len(moved), generator=generator), lengths, generator)
+        for name, order in (("follows", moved), ("moves", shuffled)):
+            back = order.argsort()  # order[p] is the slice at position p
+            changed = predict_scans(model, scans, SliceSelection(order, lengths))
+            values[name].append(rank_correlation(whole.scores, changed.scores[back], lengths))
         values["stays"].append(rank_correlation(whole.scores, changed.scores, lengths))
         values["error"].append(sum_per_bag((changed.attention[back] - whole.attention).abs() / 2, lengths))
         logits.append(changed.logit)
@@ -556,8 +545,8 @@ def judge_shuffling(
             verdict = FAILS
         elif difference.low > 0:
             verdict = PASSES
-    control = "attention that has nothing to do with the scan"
-    return _result("shuffle", verdict, difference, control, more, f"{WORDS['shuffle', verdict][0]}{note}")
+    control, (meaning, action) = "attention that has nothing to do with the scan", WORDS["shuffle", verdict]
+    return TrustResult("shuffle", verdict, difference, control, more, f"{meaning}{note}", action)
 
 
 # Test 2: untrained weights.  Attention that is as good with these does not come from training.
@@ -606,7 +595,7 @@ def judge_randomizing(
     if not others:
         meaning = "The model is a plain function, so there is no untrained version of it to compare with."
         action = "Give a function that makes the same model with untrained weights from a seed (`untrained=`)."
-        return _result("randomize", UNDECIDED, NO_ESTIMATE, CONTROL, {}, meaning, action)
+        return TrustResult("randomize", UNDECIDED, NO_ESTIMATE, CONTROL, {}, meaning, action)
     lengths, compared = scans.lengths.cpu(), others[:COMPARED]
     alike, chance = (
         bootstrap.estimate(
@@ -639,14 +628,14 @@ def judge_randomizing(
         more["localization AUROC of untrained models"] = sum(aurocs[1:]) / len(compared)
     verdicts = {*reasons.values(), *([] if curves is not None else [UNDECIDED])}
     verdict = next((worst for worst in (FAILS, UNDECIDED) if worst in verdicts), PASSES)
-    meaning, _ = WORDS["randomize", verdict]
+    meaning, action = WORDS["randomize", verdict]
     if verdict != PASSES:
         why = [reason for reason, of_reason in reasons.items() if of_reason == verdict]
         text = "; ".join(why)
         if verdict == UNDECIDED:
             text = f"undecided: whether {'; whether '.join(why)}" if why else "the model has no scan score"
         meaning = f"{meaning} ({text})."
-    return _result("randomize", verdict, gap, CONTROL, more, meaning)
+    return TrustResult("randomize", verdict, gap, CONTROL, more, meaning, action)
 
 
 # Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
@@ -660,11 +649,9 @@ SCORES: dict[Score, str] = {"auroc": "scan AUROC", "logit": "logit of positive s
 def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -> TrustResult:
     """Judge by scan AUROC against the harder control; the logit of positive scans is reported only."""
     if curves is None:  # a method without a logit, such as the centred Gaussian
-        meaning, action = (
-            "The model has no scan score, so removing slices cannot lower it.",
-            "Test a model that scores scans.",
-        )
-        return _result("deletion", UNDECIDED, NO_ESTIMATE, CONTROLS["random"], {}, meaning, action)
+        meaning = "The model has no scan score, so removing slices cannot lower it."
+        action = "Test a model that scores scans."
+        return TrustResult("deletion", UNDECIDED, NO_ESTIMATE, CONTROLS["random"], {}, meaning, action)
     control, number = _control(curves, bootstrap, harder=True)
     verdict = decide(number)
     more: Numbers = {
@@ -674,7 +661,7 @@ def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -
         for order in each.auroc
         if order != "attended"
     }
-    meaning, _ = WORDS["deletion", verdict]
+    meaning, action = WORDS["deletion", verdict]
     if verdict == PASSES:
         if not bootstrap.estimate(curves["deletion"].gap("auroc", "random")).low > 0:
             meaning += (
@@ -682,7 +669,7 @@ def judge_deletion(curves: Mapping[Kind, Curves] | None, bootstrap: Bootstrap) -
             )
         if not bootstrap.estimate(worth(curves, "middle")).low > 0:
             meaning += " However, slices from the middle of the scan were not shown to be worth less."
-    return _result("deletion", verdict, number, CONTROLS[control], more, meaning)
+    return TrustResult("deletion", verdict, number, CONTROLS[control], more, meaning, action)
 
 
 def judge_alarm(
@@ -717,8 +704,9 @@ def judge_alarm(
                 verdict, agree = labels, "by slice labels alone"
             if verdict != UNDECIDED:
                 by_labels = f" ({agree}: localization AUROC {digits(located.value)})"
-    meaning = f"{WORDS['inverted', verdict][0].removesuffix('.')}{by_labels}."
-    return _result("inverted", verdict, number, CONTROLS[control], more, meaning)
+    meaning, action = WORDS["inverted", verdict]
+    meaning = f"{meaning.removesuffix('.')}{by_labels}."
+    return TrustResult("inverted", verdict, number, CONTROLS[control], more, meaning, action)
 
 
 def _control(curves: Mapping[Kind, Curves], bootstrap: Bootstrap, *, harder: bool) -> tuple[str, Estimate]:

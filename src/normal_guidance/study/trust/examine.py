@@ -221,17 +221,17 @@ CAPTION = (
 )
 
 
-def verdict_table(trust: Trust, title: str = "Can this attention be trusted?") -> Grid:
+def verdict_table(trust: Trust) -> Grid:
     """Make a table with one row per test."""
     auroc = "unknown" if trust.scan_auroc is None else str(trust.scan_auroc)
     caption = CAPTION.format(scans=trust.scans, positive=trust.positive, auroc=auroc)
     rows = [[test.title, test.verdict, str(test.number), digits(0.0), test.control] for test in trust.findings]
-    return Grid(title, " ".join([caption, *trust.notes]), HEADER, rows)
+    return Grid("Can this attention be trusted?", " ".join([caption, *trust.notes]), HEADER, rows)
 
 
-def trust_page(trust: Trust, *, picture: str | None = None, title: str = "Can this attention be trusted?") -> str:
+def trust_page(trust: Trust, *, picture: str | None = None) -> str:
     """Make the page as Markdown; `picture` is the file name of the figure with the curves."""
-    page = [verdict_table(trust, title).markdown(level=1)]
+    page = [verdict_table(trust).markdown(level=1)]
     if picture:
         page += [f"![Scan scores by share of slices removed and kept]({picture})", ""]
     for finding in trust.findings:
