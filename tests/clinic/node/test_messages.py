@@ -60,7 +60,7 @@ def segments(message: ResultContent | str) -> dict[str, list[list[str]]]:
     return parts
 
 
-def test_a_message_names_patient_order_and_score():
+def test_a_message_names_patient_order_and_score_and_no_slice_of_a_negative_scan():
     message = make_message(content(), "NGUIDE", "RIS")
     assert parse_message(message).validate()
     parts = segments(message)
@@ -75,15 +75,9 @@ def test_a_message_names_patient_order_and_score():
     assert value_of["sought"][5] == "1386000^Intracranial hemorrhage^SCT"
     assert value_of["key_slices"][5] == "12, 7"
     assert [fields[5] for fields in parts["OBX"] if fields[3].startswith("note")] == list(NOTES)
-
-
-def test_a_negative_result_points_at_no_slice():
     values = segments(negative())["OBX"]
     assert not any("key_slices" in fields[3] for fields in values)
     assert any(fields[5] == "260385009^Negative^SCT" for fields in values)
-    observation = observe(negative())
-    assert observation["interpretation"][0]["coding"][0]["code"] == "NEG"
-    assert "component" not in observation
 
 
 @pytest.mark.parametrize("name", ["Doe|A^Jane\rOBX|1|NM|x||9", "Müller^Jörg", "山田^太郎=x", "&^~^\\F\\", ""])
@@ -167,6 +161,9 @@ def test_an_observation_names_patient_study_and_score():
     assert observation["interpretation"][0]["coding"][0]["code"] == "POS"
     assert [part["valueInteger"] for part in observation["component"]] == [12, 7]
     assert [note["text"] for note in observation["note"]] == list(NOTES)
+    observation = observe(negative())
+    assert observation["interpretation"][0]["coding"][0]["code"] == "NEG"
+    assert "component" not in observation
 
 
 @contextmanager
