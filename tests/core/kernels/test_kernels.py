@@ -1,8 +1,8 @@
 """Each operation on bags against a loop over them, and its Triton kernels against the plain formula in float64.
 
-Needs torch, numpy and pytest alone: `pytest --noconftest tests/core/kernels`.  What dynamo or Triton must read cannot
-carry run-time shape checks, so those tests start this file as a script: `compiled DEVICE` or, with TRITON_INTERPRET=1,
-`interpreted CASE`.
+Those on CUDA need torch, numpy and pytest alone: `pytest --noconftest tests/core/kernels -k cuda`.  What dynamo or
+Triton must read cannot carry run-time shape checks, so those tests start this file as a script: `compiled DEVICE`
+or, with TRITON_INTERPRET=1, `interpreted CASE`.
 """
 
 import contextlib
@@ -282,8 +282,9 @@ class Recorded(TorchDispatchMode):
 
 
 @EACH
-def test_operators_are_registered_as_they_work(name: str) -> None:
+def test_operators_are_registered_as_they_work(name: str, unchecked: None) -> None:
     """Schema, fake tensors and autograd agree with what the operators do, forward and backward."""
+    # Unchecked, since a traced number is not an int.
     small = {"smooth": of_smoothing(2, 3, SMALL), "depthwise, 7 taps": of_convolution(2, 3, slotted(2, 1, 5))}
     operation = ({**OPERATIONS, **of_products(2, 3, SMALL)} | small)[name]
     leaves = [tensor.nan_to_num().requires_grad_() for tensor in operation.inputs(2)]
