@@ -171,8 +171,12 @@ def test_an_error_of_ours_fails_its_series_and_a_full_disk_is_tried_again(node, 
     assert errors == []
 
 
-def test_a_series_that_ends_the_program_is_tried_three_times(node, series):
+def test_a_series_that_ends_the_program_is_tried_three_times_and_wrong_settings_are_refused(node, series):
+    with pytest.raises(UserError, match="names a destination twice"), node(to=["ARCHIVE@127.0.0.1:1"] * 2):
+        pass
     with node(settle=1000) as run:
+        with pytest.raises(UserError, match="is being written by process"), node():
+            pass
         send(run.port, series())
         (queued,) = run.wait("receiving")
         run.node.queue.move(queued, "ready")
@@ -234,13 +238,6 @@ def test_a_watched_folder_is_emptied_when_its_files_are_whole_and_predicted(node
     assert len(list(out.rglob("*.dcm"))) == RESULTS
     assert [path.name for path in watch.iterdir()] == ["not-taken"]
     assert "Smith" not in (state / "audit.jsonl").read_text()
-
-
-def test_a_destination_that_is_named_twice_and_a_second_node_on_a_folder_are_refused(node):
-    with pytest.raises(UserError, match="names a destination twice"), node(to=["ARCHIVE@127.0.0.1:1"] * 2):
-        pass
-    with node(), pytest.raises(UserError, match="is being written by process"), node():
-        pass
 
 
 def test_a_node_that_was_ended_goes_on_with_what_was_arriving_and_with_files_without_a_row(
