@@ -231,7 +231,7 @@ class Node:
         self.incoming, self.results = Incoming(state / "incoming"), NodeResults(state / "results")
         self.arrivals = Arrivals()
         listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
-        peers = tuple(archive.peer for archive in settings.destinations if isinstance(archive, DicomDestination))
+        peers = tuple(archive.address for archive in settings.destinations if isinstance(archive, DicomDestination))
         self.callers = Callers(settings.senders, peers)
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)
