@@ -63,11 +63,7 @@ class Config:
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda, the weight of guidance or of another regularizer; not comparable across divergences,
             regularizers or scan lengths.
-        divergence: a name in `DIVERGENCES`.
-        renormalize: see `NormalGuidance`.
-        modes: number of bells of the reference: see `NormalGuidance`.
-        negatives: how negative scans are guided, a name in `NEGATIVES`.
-        least_width: the least standard deviation of the reference, in slices: see `NormalGuidance`.
+        divergence, renormalize, modes, negatives, least_width: see `NormalGuidance`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
         momentum: of SGD, or beta_1 of AdamW.
         clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
@@ -227,11 +223,12 @@ class Config:
         from normal_guidance.core.bells import SliceReference
         from normal_guidance.core.method import Method
         from normal_guidance.core.methods import EVERY_METHOD
+        from normal_guidance.core.prediction import slice_classification
 
         if self.receptive_field is None:
             return EVERY_METHOD[self.method]
         build = partial(SliceReference, receptive_field=self.receptive_field)
-        return Method(self.method, "Supervised reference", build, scores_scans=False)
+        return Method(self.method, "Supervised reference", build, loss=slice_classification, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
         """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default."""
