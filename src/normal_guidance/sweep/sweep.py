@@ -169,12 +169,10 @@ class SweepState(Sweep):
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
         count = len(configs)
-        pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
+        pending = tuple(Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count))
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.int64)
-        return cls(
-            tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=tuple(pending)
-        )
+        return cls(tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=pending)
 
     @property
     def done(self) -> int:
@@ -437,35 +435,28 @@ class Watch:
 
 
 class Clock:
-    """Adds up the time between marks.  On CUDA marks are events that only `settle` reads, so that nothing waits."""
+    """Adds up the time between marks in `settle`.  On CUDA marks are events, so that nothing waits before."""
 
     def __init__(self, device: torch.device, seconds: dict[str, float]) -> None:
         self.cuda, self.seconds = device.type == "cuda", seconds
-        self.events: list[tuple[str | None, torch.cuda.Event]] = []
-        self.last = time.monotonic()
+        self.marks: list[tuple[str | None, Any]] = []
         self.mark(None)
 
     def mark(self, what: str | None) -> None:
         """Count the time since the last mark as spent on `what`; None counts it nowhere."""
+        moment: Any = torch.cuda.Event(enable_timing=True) if self.cuda else time.monotonic()
         if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.events.append((what, event))
-            return
-        now = time.monotonic()
-        if what is not None:
-            self.seconds[what] += now - self.last
-        self.last = now
+            moment.record()
+        self.marks.append((what, moment))
 
     def settle(self) -> None:
         """Add up the marks so far; waits for the device."""
-        if not self.cuda:
-            return
-        torch.cuda.synchronize()
-        for (_, begin), (what, end) in pairwise(self.events):
+        if self.cuda:
+            torch.cuda.synchronize()
+        for (_, begin), (what, end) in pairwise(self.marks):
             if what is not None:
-                self.seconds[what] += begin.elapsed_time(end) / 1000
-        self.events = self.events[-1:]
+                self.seconds[what] += begin.elapsed_time(end) / 1000 if self.cuda else end - begin
+        self.marks = self.marks[-1:]
 
 
 def sweep(
