@@ -335,15 +335,19 @@ def test_mistakes_are_named() -> None:
 
 
 def forward_and_backward(
-    operation: Operation, tensors: list[Tensor], bags: Bags, shared: bool = False
+    operation: Operation, tensors: list[Tensor], bags: Bags, shared: bool = False, side: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """The result and the gradients of all tensors, for numbers that the rows' dtype can represent."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     out = stacked(operation, leaves, bags, shared)
-    generator = torch.Generator().manual_seed(1)
-    side = torch.randn(out.shape[::-1], generator=generator).to(torch.bfloat16).to(out.device, out.dtype)
-    side = side.permute(*reversed(range(out.ndim)))  # as a gradient may come: turned round in memory
+    side = gradient_for(out) if side is None else side
     return out.detach(), *torch.autograd.grad(out, leaves, side)
+
+
+def gradient_for(out: Tensor) -> Tensor:
+    """A gradient as it may come: turned round in memory."""
+    side = torch.randn(out.shape[::-1], generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    return side.to(out.device, out.dtype).permute(*reversed(range(out.ndim)))
 
 
 def assert_kernels_equal_float64(
@@ -485,9 +489,10 @@ def test_cuda_graph_replays_with_other_bags(name: str) -> None:
     count = bags.count.flip(0)
     tokens = 0 if operation.bags is SCATTERED else 1
     others = ((count + tokens).cumsum(0) - count - tokens, count)
+    side = gradient_for(stacked(operation, tensors, bags, False))  # a graph cannot draw numbers on the CPU
 
     def run(first: Tensor, count: Tensor) -> tuple[Tensor, ...]:
-        return forward_and_backward(operation, tensors, bags._replace(first=first, count=count))
+        return forward_and_backward(operation, tensors, bags._replace(first=first, count=count), side=side)
 
     assert_a_graph_serves_other_bags(run, (bags.first, bags.count), others)
 
