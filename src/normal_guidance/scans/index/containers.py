@@ -41,12 +41,11 @@ LEADS_OUT = ", out of the folder: such links are not followed"
 _SUFFIX = ".zip"
 
 
-def list_files(root: Path, report: Report | None = None) -> Iterator[str]:
+def list_files(root: Path, report: Report = lambda problem: None) -> Iterator[str]:
     """Lists all regular files below `root` as relative posix paths, sorted; files in archives as 'a.zip!member'."""
     # Links to files below the root count as files; links to folders below it are not followed: their files are listed.
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; name the folder that holds the scans")
-    report = report or (lambda problem: None)
     real_root = root.resolve()
     pending = [""]
     while pending:  # no recursion: folders may be nested deeper than Python's stack

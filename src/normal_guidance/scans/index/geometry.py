@@ -324,9 +324,6 @@ def _runs(values: Sequence[float | str | None], heights: Sequence[float]) -> lis
     return runs
 
 
-# The order of what is kept.
-
-
 def _why_not_by_position(slices: Sequence[_Slice]) -> str:
     for tag, without in (
         ("ImageOrientationPatient", [item for item in slices if item.orientation is None]),
@@ -410,7 +407,6 @@ def _check_tilt(slices: Sequence[_Slice], orientation: tuple[float, ...] | None,
 
 
 # The letters at the edges of a slice that say which side of the patient they show: R and L, A and P, H and F.
-
 
 AXES = ("LR", "PA", "HF")  # the letters of DICOM's three axes, in their direction and against it: left, posterior, head
 

