@@ -23,7 +23,7 @@ from normal_guidance.core.guidance import NormalGuidance
 from normal_guidance.core.layers import Sm
 from normal_guidance.show.figure_style import save
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.figures.divergences import plot_divergences, plot_heads
+from normal_guidance.study.figures.attention import plot_divergences, plot_heads
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.loop import predict_bags, train_model
 

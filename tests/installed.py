@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -18,15 +19,20 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "normal-guidance"
 
 
+def finished(*words: object, code: int = 0, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run a program, which must end with this code."""
+    result = subprocess.run([*map(str, words)], capture_output=True, text=True, check=False, **options)
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
 def build(folder: Path) -> Path:
     """The sdist, and the wheel that is built from it; the path of the wheel."""
     if not (STATIC / "index.html").is_file():
         pytest.skip("THE PACKAGE IS NOT TESTED: the viewer's page is not built, make viewer (needs npm)")
     if find_spec("hatchling") is None:
         pytest.fail("hatchling is not installed; make install")
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert result.returncode == 0, result.stdout + result.stderr
+    finished(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
     return wheel
 
@@ -87,9 +93,8 @@ class Environment:
 
     def pip(self, *words: str) -> None:
         """Run this Python's pip for the environment."""
-        command = [sys.executable, "-m", "pip", "--python", str(self.python), *words, "--disable-pip-version-check"]
-        result = subprocess.run(command, capture_output=True, text=True, env=outside(), check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+        command = (sys.executable, "-m", "pip", "--python", self.python, *words, "--disable-pip-version-check")
+        finished(*command, env=outside())
 
     def modules(self) -> Path:
         """The folder of installed modules."""
@@ -98,12 +103,7 @@ class Environment:
 
     def run(self, *words: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run its Python; the exit code must be as given."""
-        command = [str(self.python), *words]
-        result = subprocess.run(
-            command, capture_output=True, text=True, cwd=cwd or self.folder, env=outside(), check=False
-        )
-        assert result.returncode == code, result.stdout + result.stderr
-        return result
+        return finished(self.python, *words, code=code, cwd=cwd or self.folder, env=outside())
 
     def nguide(self, *words: str, cwd: Path | None = None, code: int = 0) -> subprocess.CompletedProcess[str]:
         """Run the installed script."""

@@ -25,9 +25,9 @@ HANGS = 120
 
 def free_port() -> int:
     """A port that is free now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        return bound.getsockname()[1]
 
 
 @dataclass
@@ -71,28 +71,22 @@ class Orthanc:
             self.process.wait(HANGS)
             self.process = None
 
-    def get(self, path: str) -> Any:
-        """An answer of its REST interface."""
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", timeout=HANGS) as answer:
+    def get(self, path: str, content: bytes | None = None) -> Any:
+        """An answer of its REST interface; content is posted."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.http_port}{path}", content, timeout=HANGS) as answer:
             return json.loads(answer.read())
 
     def post(self, path: str, content: Any) -> Any:
         """An answer to JSON that is posted to its REST interface."""
-        address = f"http://127.0.0.1:{self.http_port}{path}"
-        with urllib.request.urlopen(address, json.dumps(content).encode(), timeout=HANGS) as answer:
-            return json.loads(answer.read())
+        return self.get(path, json.dumps(content).encode())
 
     def store(self, file: Path) -> Any:
         """Upload a file, and return what Orthanc says of it."""
-        request = urllib.request.Request(
-            f"http://127.0.0.1:{self.http_port}/instances", file.read_bytes(), method="POST"
-        )
-        with urllib.request.urlopen(request, timeout=HANGS) as answer:
-            return json.loads(answer.read())
+        return self.get("/instances", file.read_bytes())
 
     def instances(self) -> list[Mapping[str, str]]:
         """The main tags of every object, and the number of the series' UIDs that it belongs to."""
-        return [one["MainDicomTags"] for one in self.get("/instances?expand")]
+        return [instance["MainDicomTags"] for instance in self.get("/instances?expand")]
 
     def series(self) -> list[Mapping[str, Any]]:
         """Every series."""

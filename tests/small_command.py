@@ -1,6 +1,7 @@
 """Commands of nguide in this process, as a user types them."""
 
-from typing import Any
+import json
+from typing import Any, NoReturn
 
 import typer
 from click.testing import Result
@@ -14,6 +15,15 @@ def nguide(*words: object, code: int = 0, **options: object) -> Result:
     result = CliRunner().invoke(app, [str(word) for word in words], **options)
     assert result.exit_code == code, (result.output, result.exception)
     return result
+
+
+def document(*words: object, code: int = 0) -> Any:
+    """The one JSON document that a command prints, as strict readers read it: no NaN, nothing behind it."""
+    return json.loads(nguide(*words, "--json", code=code).stdout, parse_constant=_refuse)
+
+
+def _refuse(word: str) -> NoReturn:
+    raise AssertionError(f"{word} is not JSON")
 
 
 def output_of(*words: object, code: int = 0) -> str:

@@ -14,31 +14,21 @@ from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 from normal_guidance.scans.index.volumes import read_volume
-from normal_guidance.scans.phantom.oddities import ODDITIES
+from normal_guidance.scans.phantom.drafts import ODDITIES
 from normal_guidance.scans.phantom.phantom_files import write_phantom
 from small_command import output_of
 
 LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 SIZE = {"size": 32, "slices": 12, "positive": 0.5}
 
-SEEN_AS = {
-    "tilt": {"tilt"},
+SAME = "tilt mixed_series localizer secondary_capture one_slice unreadable bits multi_frame no_position indeterminate"
+SEEN_AS = {name: {name} for name in (*SAME.split(), "incomplete_organ")} | {
     "gaps": {"gap"},
     "duplicates": {"duplicate"},
-    "mixed_series": {"mixed_series"},
-    "localizer": {"localizer"},
-    "secondary_capture": {"secondary_capture"},
-    "one_slice": {"one_slice"},
-    "unreadable": {"unreadable"},
     "truncated": {"unreadable"},
     "wrong_intercept": {"intercept"},
-    "bits": {"bits"},
-    "multi_frame": {"multi_frame"},
-    "no_position": {"no_position"},
     "double_rows": {"double_label"},
     "rows_without_image": {"label_without_image"},
-    "indeterminate": {"indeterminate"},
-    "incomplete_organ": {"incomplete_organ"},
     "reversed": set(),
     "shuffled": set(),
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pytest
 from typer.main import get_command
 
-from installed import outside
+from installed import finished, outside
 from normal_guidance import __version__
 from normal_guidance.cli.commands import app
 
@@ -164,15 +164,7 @@ def run_stage(image: Path, stage: str, search: str) -> None:
                 for source in sources:
                     copy_from_clone(source, here / target)
         elif step.word == "RUN":
-            done = subprocess.run(
-                ["bash", "-ec", inside(root, step.rest)],
-                cwd=here,
-                env={**outside(), **variables},
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            assert done.returncode == 0, f"{step.rest}\n{done.stdout}{done.stderr}"
+            finished("bash", "-ec", inside(root, step.rest), cwd=here, env={**outside(), **variables})
 
 
 @pytest.mark.slow
@@ -187,11 +179,8 @@ def test_its_steps_make_an_environment_that_runs_the_node(tmp_path):
     made = tmp_path / "image" / "package" / "opt" / "nguide"
     nguide = made / "bin" / "nguide"
     environment = {**outside(), "PYTHONDONTWRITEBYTECODE": "1"}  # as in the image
-    said = subprocess.run([nguide, "--version"], capture_output=True, text=True, env=environment, check=True).stdout
-    assert said == f"nguide {__version__}\n"
-    words = [nguide, "node", tmp_path / "state", "--model", tmp_path / "none"]
-    said = subprocess.run(words, capture_output=True, text=True, env=environment, check=False)
-    assert said.returncode == 2
-    assert "extra" not in said.stderr
+    assert finished(nguide, "--version", env=environment).stdout == f"nguide {__version__}\n"
+    words = (nguide, "node", tmp_path / "state", "--model", tmp_path / "none")
+    assert "extra" not in finished(*words, code=2, env=environment).stderr
     size = sum(file.stat().st_size for file in made.rglob("*") if not file.is_symlink())
     print(f"environment of the image: {size / 2**20:.0f} MiB")

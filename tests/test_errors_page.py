@@ -2,12 +2,13 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from installed import finished
 
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "errors_page.py"
 
@@ -44,8 +45,7 @@ def test_the_page_is_what_the_quick_functions_say(errors_page: ModuleType, unche
 @pytest.mark.slow
 def test_the_page_is_what_the_code_says() -> None:
     """In a process of its own: here shapes are checked before our own checks are reached."""
-    found = subprocess.run([sys.executable, str(SCRIPT), "--check"], capture_output=True, text=True)
-    assert found.returncode == 0, found.stderr
+    finished(sys.executable, SCRIPT, "--check")
 
 
 def test_every_public_function_is_on_the_page(errors_page: ModuleType) -> None:

@@ -1,6 +1,5 @@
 """The repository's face on GitHub: workflows that actionlint accepts, forms that GitHub shows, commands that exist."""
 
-import json
 import re
 import shutil
 import subprocess
@@ -155,11 +154,3 @@ def test_the_citation_is_complete():
     assert {"cff-version", "message", "title", "authors", "version", "date-released", "license"} <= citation.keys()
     released = re.search(r"^## \[(\S+)\] - (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     assert (citation["version"], str(citation["date-released"])) == released.groups()
-
-
-def test_the_lock_of_the_linter_fits():
-    lock = json.loads((GITHUB / "lint" / "package-lock.json").read_text())
-    assert (
-        lock["packages"][""]["devDependencies"]
-        == json.loads((GITHUB / "lint" / "package.json").read_text())["devDependencies"]
-    )

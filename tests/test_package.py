@@ -21,7 +21,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import normal_guidance
-from installed import NAME, ROOT, Environment, build, closure, link_packages, outside, requirements
+from installed import NAME, ROOT, Environment, build, closure, finished, link_packages, outside, requirements
 from normal_guidance.clinic.viewer.server import FILES
 
 SDIST_BYTES = 2_000_000
@@ -79,9 +79,7 @@ def test_the_sdist_is_small_and_builds_the_wheel_without_npm(wheel):
 @pytest.mark.slow
 def test_the_checkers_of_packages_find_nothing(wheel):
     for command in (["twine", "check", "--strict", wheel, sdist_of(wheel)], ["check_wheel_contents", wheel]):
-        words = [sys.executable, "-m", *map(str, command)]
-        result = subprocess.run(words, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stdout + result.stderr
+        finished(sys.executable, "-m", *command)
 
 
 @pytest.mark.slow
@@ -118,20 +116,14 @@ def clone(tmp_path) -> Path:
     return tmp_path
 
 
-def build_target(clone: Path, target: str) -> subprocess.CompletedProcess[str]:
-    call = f"import hatchling.build; print(hatchling.build.build_{target}('dist'))"
-    (clone / "dist").mkdir(exist_ok=True)
-    return subprocess.run([sys.executable, "-c", call], cwd=clone, capture_output=True, text=True, check=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "lost"), [("wheel", "index.html"), ("sdist", "app.js")])
 def test_no_package_is_built_without_the_page(clone, target, lost):
-    assert build_target(clone, target).returncode == 0
+    call = f"import hatchling.build; print(hatchling.build.build_{target}('dist'))"
+    (clone / "dist").mkdir()
+    finished(sys.executable, "-c", call, cwd=clone)
     (clone / "src/normal_guidance/clinic/viewer/static" / lost).unlink()
-    result = build_target(clone, target)
-    said = " ".join(result.stderr.split())
-    assert result.returncode != 0
+    said = " ".join(finished(sys.executable, "-c", call, cwd=clone, code=1).stderr.split())
     assert f"src/normal_guidance/clinic/viewer/static/{lost} is missing" in said
     assert said.endswith("build the package again: make viewer")
     assert "Traceback" not in said

@@ -76,11 +76,15 @@ def test_a_wrong_name_suggests_the_right_one(wrong, hint):
     assert not hasattr(normal_guidance, "__path_of_nothing__")
 
 
-def test_the_command_line_starts_without_heavy_imports():
+def test_help_answers_without_heavy_imports():
     heavy = ["torch", "numpy", "pandas", "sklearn", "matplotlib", "transformers"]
-    code = f"import sys, normal_guidance.cli.commands; print([m for m in {heavy} if m in sys.modules])"
+    code = (
+        "import sys; from normal_guidance.cli.commands import app; "
+        f"app(['experiment', '--help'], standalone_mode=False); print([m for m in {heavy} if m in sys.modules])"
+    )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
+    assert "--guidance-weight" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 README_WORDS = 700
@@ -170,3 +174,12 @@ def test_the_path_guard_can_fail():
     assert machine_paths("see /" + "work/main") == ["/" + "work/"]
     assert machine_paths("pip --find-links=/opt/" + "wheels")
     assert machine_paths("docs/" + "work/flow.md and https://example.org/" + "root/x") == []
+
+
+def test_words_of_the_glossary_are_in_alphabetical_order():
+    """Sorted as small letters without punctuation; one row a word."""
+    page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| \*\*(.+?)\*\* \| \S", page, re.MULTILINE)
+    words = [re.sub(r"[^a-z ]", "", word.lower()) for word in rows]
+    assert len(words) == page.count("\n| **") > 60
+    assert words == sorted(set(words))

@@ -103,10 +103,3 @@ def test_our_own_error_keeps_its_traceback(failing_app):
     result = runner.invoke(failing_app, ["bug"])
     assert result.exit_code == 1
     assert type(result.exception) is ValueError
-
-
-def test_the_installed_command_answers():
-    """The entry point, in a process of its own, as a user runs it."""
-    command = [sys.executable, "-c", "from normal_guidance.cli.__main__ import main; main()", "--version"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert result.stdout == f"nguide {__version__}\n"

@@ -1,8 +1,6 @@
 """`nguide experiment` on tiny stores: from features to the page, and mistakes in one line."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -109,16 +107,6 @@ def test_a_manifest_of_other_scans_is_told_before_training(store, phantom, tmp_p
     line = refused(store, "--split", store.parent / "splits", "--index", phantom / "index", "-o", tmp_path / "out")
     assert "is not in the manifest; give the folder that it was encoded from (--index)" in line
     assert not (tmp_path / "out").exists()
-
-
-def test_help_does_not_wait_for_torch():
-    code = (
-        "import sys\nfrom normal_guidance.cli.commands import app\n"
-        "try:\n    app(['experiment', '--help'])\nexcept SystemExit:\n    print('torch' in sys.modules)"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "--guidance-weight" in result.stdout
-    assert result.stdout.strip().endswith("False")
 
 
 @pytest.mark.usefixtures("unrendered")

@@ -12,6 +12,7 @@ import torch
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
 
+from normal_guidance.base.files import read_json
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import load_encoder
@@ -19,7 +20,7 @@ from normal_guidance.scans.features.store import FeatureStore, open_store, write
 from normal_guidance.scans.features.weights import KNOWN_WEIGHTS, KnownWeights
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
-from small_command import nguide, output_of, refusal
+from small_command import document, nguide, output_of, refusal
 
 LENGTHS = [3, 2, 4, 2]
 
@@ -100,6 +101,7 @@ def test_a_scan_that_is_mended_is_taken_up_and_until_then_readers_are_told(index
     assert f"{tmp_path / 'store'} is complete already; nothing was done" in again
     assert f"Next: nguide fit {tmp_path / 'store'} -o MODEL" in again
     assert nguide("store", "show", tmp_path / "store").stderr == ""
+    assert document("encode", *command) == read_json(tmp_path / "store" / "report.json")
     run(*command[:-1], tmp_path / "whole")
     names = sorted(file.name for file in (tmp_path / "whole").iterdir())
     assert [(tmp_path / "store" / name).read_bytes() for name in names] == [
@@ -117,7 +119,7 @@ def test_a_dry_run_says_what_it_would_take_and_writes_nothing(index, tmp_path):
     assert re.search(r"Measured: 11 slices of 4 scans, [\d.,]+ slices/s, first batch after [\d.]+ s", said)
     assert "1 of these scans could not be encoded, for instance s1: " in said
     assert re.search(r"Estimated time: 0:00:\d\d, of which 0:00:\d\d for mean and sd of the training scans", said)
-    found = json.loads(run(*command, "--json"))
+    found = document("encode", *command)
     assert (found["scans"], found["slices"], found["batches"]) == (4, 11, 1)
     assert found["store_bytes"] == 11 * 1280 * 4
     assert "leave out --ray" in run(*command, "--ray", "auto", code=2)
@@ -174,6 +176,9 @@ def test_show(store):
     head, recipe, fingerprint, *rest = nguide("store", "show", store.folder).output.splitlines()
     assert (head, recipe, fingerprint) == (repr(store), "recipe: 8e1f", f"fingerprint: {store.fingerprint}")
     assert json.loads("\n".join(rest)) == {"encoder": "tiny"}
+    told = document("store", "show", store.folder)
+    assert (told["scans"], told["slices"], told["features"], told["parts"]) == (3, 9, 4, {"train": 3})
+    assert told["fingerprint"] == store.fingerprint
 
 
 def test_verify(store):
@@ -185,7 +190,7 @@ def test_verify(store):
     shard.write_bytes(content)
     said = refusal("store", "verify", store.folder)
     assert "1 of 3 scans are damaged: C; copy the store again, or encode it again" in said
-    assert json.loads(nguide("store", "verify", store.folder, "--json", code=2).stdout)["damaged"] == ["C"]
+    assert document("store", "verify", store.folder, code=2)["damaged"] == ["C"]
 
 
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
@@ -222,6 +227,10 @@ def test_the_list_of_weights_says_what_is_there_and_what_to_do(net, words):
 
 def test_weights_are_imported_and_checked(net, tmp_path):
     assert "net: missing (1 MiB from http://127.0.0.1:9/)" in nguide("weights", "check").output.splitlines()
+    told = document("weights", "list")
+    assert told["cache"] == str(net.parent)
+    known = {weights["name"]: weights["found"] for weights in told["weights"]}
+    assert (known["net"], Path(known["efficientnet-lite0"]).is_file()) == (None, True)
     (tmp_path / "download.pth").write_bytes(b"other")
     assert "is not net.pth" in refusal("weights", "import", "net", tmp_path / "download.pth")
     (tmp_path / "download.pth").write_bytes(WEIGHTS)
@@ -231,3 +240,5 @@ def test_weights_are_imported_and_checked(net, tmp_path):
     net.write_bytes(b"damaged")
     damaged = nguide("weights", "check", code=2)
     assert "net.pth: damaged; delete it and import it again" in damaged.stderr
+    states = {weights["name"]: weights["state"] for weights in document("weights", "check", code=2)}
+    assert states == {"vit-b16-imagenet": "missing", "efficientnet-lite0": "ok", "net": "damaged"}

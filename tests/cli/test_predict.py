@@ -29,7 +29,7 @@ from normal_guidance.fit import bundle as bundles
 from normal_guidance.scans.features.encoders import Encoder
 from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import copy_series, tiny, use_tiny
-from small_command import nguide
+from small_command import document, nguide
 from small_disk import small_disk
 
 
@@ -74,6 +74,7 @@ def predicting(trained, tmp_path) -> Callable[..., tuple[object, ...]]:
 def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
     said = nguide("bundle", trained.run, "-o", tmp_path / "bundle", "--sensitivity", 1.0).stdout
     assert "ng on tiny, made for CT, axial" in said
+    assert document("bundle", trained.run, "-o", tmp_path / "json") == read_json(tmp_path / "json" / "bundle.json")
     assert "a sensitivity of at least 1): sensitivity 1.000" in said
     said = nguide(
         "predict", scans / "good", "--model", tmp_path / "bundle", "-o", tmp_path / "out", "--workers", 0

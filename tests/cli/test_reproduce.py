@@ -25,7 +25,7 @@ from normal_guidance.study.experiment import DATASETS
 from normal_guidance.sweep.run import load_run
 from pages import check_page
 from small_bundle import tiny as tiny_encoder
-from small_command import nguide, refusal
+from small_command import document, nguide, refusal
 
 
 @pytest.fixture
@@ -54,6 +54,8 @@ def test_the_command_trains_and_shows_the_page_that_it_writes(tmp_path):
     again = invoke("semi-synthetic", *options, "--out", tmp_path)
     assert "begins" not in again.output
     assert page in again.output
+    told = document("reproduce", "semi-synthetic", *options, "--out", tmp_path)
+    assert told == json.loads((tmp_path / "tables.json").read_text())
 
 
 @pytest.mark.slow
@@ -154,7 +156,6 @@ def test_from_public_scans_to_the_page_and_again(prostates, tmp_path):
     again = invoke(*command)
     assert "begins" not in again.output
     assert "is complete already; nothing was done" in again.output
-    as_json = invoke(*command, "--json")
-    assert json.loads(as_json.stdout)
+    assert document("reproduce", *command)
     line = refusal("reproduce", "prostatex", "--root", out, *QUICK, "-o", out)
     assert f"{out / 'index'} is an index of prostatex in {prostates}, not of prostatex in {out}; give" in line

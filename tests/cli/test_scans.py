@@ -14,7 +14,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest, write_manifest
 from normal_guidance.scans.index.splits import read_parts, split_scans
-from small_command import nguide, output_of, refusal
+from small_command import document, nguide, output_of, refusal
 
 
 def write_slice(path: Path, z: float) -> None:
@@ -62,6 +62,9 @@ def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
         "--split splits/split-1.csv -o STORE",
     ]
     assert read_manifest(out).scan_ids == ["se1", "se2"]
+    as_json = document("index", "rsna-pe", chest, "-o", tmp_path / "json", "--workers", 0)
+    assert as_json == read_json(tmp_path / "json" / "report.json")
+    assert as_json["counts"]["scans"] == 2
 
 
 def test_problems_are_counted_by_kind(chest, tmp_path):
@@ -149,10 +152,15 @@ def test_split_then_audit(index, tmp_path):
     assert [file.name for file in files] == ["split-1.csv", "split-2.csv"]
     assert "train 40 scans (20 positive) of 20 patients" in said
     assert "no overlap; compared 60 scans, 30 patients, 1,200 slices" in output_of("audit", index, *files)
+    (told,) = document("split", index, "-o", tmp_path / "json", "--seeds", 2)
+    assert (told["file"], told["seed"]) == (str(tmp_path / "json" / "split-2.csv"), 2)
+    (proof,) = document("audit", index, told["file"])
+    assert (proof["overlap"], proof["parts"], proof["compared"]["scans"]) == (False, told["parts"], 60)
     lines = files[0].read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line.endswith(",test"))
     files[0].write_text("\n".join([*lines[:first], lines[first].replace(",test", ",train"), *lines[first + 1 :]]))
-    assert "a patient belongs to one part" in refusal("audit", index, files[0])
+    assert "a patient has one part" in refusal("audit", index, files[0])
+    assert nguide("audit", index, files[0], "--json", code=2).stdout == ""
 
 
 def test_too_few_patients_are_counted_in_our_own_words():
@@ -181,7 +189,7 @@ def test_describe_prints_tables_and_writes_files(index, tmp_path):
     values = read_json(tmp_path / "about" / "description.json")
     assert set(values) == {"all", "train", "val", "test"}
     assert values["all"]["blocks"]["length"]["mean"] == 4
-    assert json.loads(nguide("describe", index, "--json").output)["all"]["scans"] == 60
+    assert document(*words) == values
 
 
 SMALL = ("--size", 32, "--slices", 12)

@@ -1,6 +1,5 @@
 """`nguide sweep` on a small store: what it prints, what it writes, and what it says to mistakes."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import departures
 from normal_guidance.sweep.run import load_run
-from small_command import nguide
+from small_command import document, nguide
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -43,9 +42,9 @@ def test_a_dry_run_estimates_and_writes_nothing(store: Path, tmp_path: Path) -> 
     found = rows(output)
     assert [row[:4] for row in found] == [["mean", "2", "2", "packed"], ["ng", "2", "2", "packed"]]
     assert "Nothing was written." in output
-    document = json.loads(sweep(*arguments, "--json"))
-    assert [one["method"] for one in document["methods"]] == ["mean", "ng"]
-    assert document["total_s"] == pytest.approx(sum(one["runs"] * one["total_s"] for one in document["methods"]))
+    told = document("sweep", *arguments)
+    assert [method["method"] for method in told["methods"]] == ["mean", "ng"]
+    assert told["total_s"] == pytest.approx(sum(method["runs"] * method["total_s"] for method in told["methods"]))
     assert not (tmp_path / "out").exists()
 
 
@@ -77,6 +76,8 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
     assert rows(sweep(*arguments)) == rows(output)
+    for told, run in zip(document("sweep", *arguments)["runs"], runs.values(), strict=True):
+        assert (told["folder"], told["winners"]) == (str(run.folder), run.report["winners"])
     assert (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns == before
     message = sweep(*arguments, "--epochs", "3", code=2)
     assert "holds another run: configs.0.epochs was 2, now it is 3" in message

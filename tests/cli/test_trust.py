@@ -1,11 +1,9 @@
 """`nguide trust`: table, page, numbers and picture."""
 
-import json
-
 import pytest
 
 from normal_guidance.base.files import read_json
-from small_command import nguide
+from small_command import document, nguide
 from small_trust import make_run
 
 
@@ -29,7 +27,7 @@ def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
 
 
 def test_json_is_the_file(trained, tmp_path):
-    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention", "--json")
-    told = json.loads(nguide("trust", *words).stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention")
+    told = document("trust", *words)
     assert told == read_json(tmp_path / "trust.json")
     assert (told["by"], told["part"]) == ("attention", "test")

@@ -4,8 +4,6 @@ import shutil
 import signal
 import subprocess
 import sys
-from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -13,11 +11,8 @@ import pytest
 from killing import signals_of_a_terminal
 from normal_guidance.clinic.viewer import server
 from normal_guidance.clinic.viewer.gallery import open_gallery
-from normal_guidance.clinic.viewer.server import FILES, STATIC
 from normal_guidance.sweep.predictions import write_predictions_table
 from small_command import nguide, output_of
-
-BUILT = all((STATIC / name).is_file() for name, _ in FILES.values())
 
 
 def test_a_folder_without_a_predicted_scan_is_told(tmp_path):
@@ -62,34 +57,6 @@ asyncio.Runner.close = slowly
 MAIN = "from normal_guidance.cli.__main__ import main\nmain()"
 
 
-def watch(folder: Path, number: int, program: str = MAIN) -> tuple[list[str], str, dict[str, Any], tuple[int, str]]:
-    """Start `nguide view`, ask for the page and the gallery, and send a signal; what was printed, read and returned."""
-    words = [sys.executable, "-c", program, "view", str(folder), "--port", "0"]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(words, **pipes, preexec_fn=signals_of_a_terminal) as process:
-        try:
-            lines = [process.stdout.readline() for _ in range(3)]
-            address, _, token = lines[1].split()[1].partition("#token=")
-            with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as client:
-                page = client.get("/")
-                about = client.get("/api/gallery").json()
-            process.send_signal(number)
-            _, complaints = process.communicate(timeout=600)
-        finally:
-            process.kill()
-    return lines, page.text, about, (process.returncode, complaints)
-
-
-@pytest.mark.skipif(not BUILT, reason="THE PAGE IS NOT BUILT: NO TEST OF nguide view ITSELF RUNS; make viewer")
-def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
-    lines, page, about, end = watch(small_experiment.folder, signal.SIGINT)
-    assert "images: no, give --index INDEX to see them" in lines[0]
-    assert "<title>nguide view</title>" in page
-    assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
-    assert {"ng", "ceiling"} <= {method["name"] for method in about["splits"][0]["methods"]}
-    assert end == (0, "")
-
-
 @pytest.mark.slow(but=("SIGINT", "SIGHUP"))
 @pytest.mark.parametrize(
     ("number", "code", "line"),
@@ -99,7 +66,23 @@ def test_it_prints_an_address_serves_and_ends_with_ctrl_c(small_experiment):
         pytest.param(signal.SIGHUP, 129, "terminal closed; nothing was written\n", id="SIGHUP"),
     ],
 )
-def test_ctrl_c_is_its_normal_end_and_other_signals_are_not(small_experiment, number, code, line):
-    _, page, _, end = watch(small_experiment.folder, number, PAGE + SLOW + MAIN)
+def test_it_prints_an_address_and_serves_until_a_signal(small_experiment, number, code, line):
+    """Ctrl-C is its normal end, and other signals are not."""
+    words = [sys.executable, "-c", PAGE + SLOW + MAIN, "view", str(small_experiment.folder), "--port", "0"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, **pipes, preexec_fn=signals_of_a_terminal) as process:
+        try:
+            images, opened, _ = (process.stdout.readline() for _ in range(3))
+            address, _, token = opened.split()[1].partition("#token=")
+            with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {token}"}) as client:
+                page = client.get("/").text
+                first, second = client.get("/api/gallery").json()["splits"]
+            process.send_signal(number)
+            _, complaints = process.communicate(timeout=600)
+        finally:
+            process.kill()
+    assert "images: no, give --index INDEX to see them" in images
     assert page == "<title>drawn</title>"
-    assert end == (code, line)
+    assert (first["name"], second["name"]) == ("1001", "2001")
+    assert {"ng", "ceiling"} <= {method["name"] for method in first["methods"]}
+    assert (process.returncode, complaints) == (code, line)

@@ -504,7 +504,7 @@ def test_mistakes_are_named(call: Callable[[], object], message: str, unchecked:
         call()
 
 
-def test_what_is_no_mistake_is_taken(unchecked: None) -> None:
+def test_what_is_not_a_mistake_is_taken(unchecked: None) -> None:
     assert NormalGuidance(np.float32(0.5), modes=np.int64(2), least_width=np.float32(1.0)).modes == 2
     assert NormalGuidance()(THIRD, labels=torch.tensor([True, False])).isfinite()
     two = torch.tensor([[0.3, 0.7]])

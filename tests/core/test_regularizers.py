@@ -131,7 +131,7 @@ def test_packed_padded_and_one_bag_at_a_time_agree(name: str, lengths: list[int]
 
 
 @EVERY
-def test_the_weight_multiplies_and_extreme_attention_is_no_nan(name: str) -> None:
+def test_the_weight_multiplies_and_extreme_attention_is_finite(name: str) -> None:
     features = torch.randn(2, 40, 3)
     logits = (torch.randn(2, 40) * 60).requires_grad_()
     value = term_of(name)(logits, from_logits=True, features=features)

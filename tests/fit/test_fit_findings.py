@@ -80,16 +80,16 @@ def read_csv(path: Path) -> list[dict[str, str]]:
 def test_each_finding_is_fitted_as_if_it_were_the_only_one(made):
     assert "findings any left rare" in made.imported
     bundle, store = load_bundle(made.model), open_store(made.store)
-    assert [one.finding for one in bundle.each] == [Finding("any", "1386000"), Finding("left")]
-    for one, name in zip(bundle.each, NAMES, strict=False):
+    assert [model.finding for model in bundle.each] == [Finding("any", "1386000"), Finding("left")]
+    for model, name in zip(bundle.each, NAMES, strict=False):
         scans = store.of_finding(name)
         train, test = scans.part("train"), scans.part("test")
         alone = fit_and_measure(train, make_plan(train.labels.tolist(), train.patient_ids), test=test)
-        logit, _ = score(one, test.bags()[0].features)
+        logit, _ = score(model, test.bags()[0].features)
         assert logit == pytest.approx(alone.tested.logit[0].item(), abs=1e-4)
         assert f"{name}: {alone.sentences()[0]}" in made.fitted
         page = (made.model / name / "report.html").read_text()
-        assert escape(f"What the fitted model does: {one.finding}") in page
+        assert escape(f"What the fitted model does: {model.finding}") in page
     assert load_bundle(made.model / "left").training["scans"] == {"train": 29, "test": 10}  # of S00 it is unknown
 
 

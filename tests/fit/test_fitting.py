@@ -16,7 +16,7 @@ from normal_guidance.base.files import read_json, write_json
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit.bundle import bundle_run, load_bundle
+from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.fit.fit_committee import FoldPlan
 from normal_guidance.fit.fit_page import ScoredScans, _results, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
@@ -131,9 +131,7 @@ def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert not committee.looks
     torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
     assert sentences[0].startswith("It is not shown to tell scans apart")
-    assert sentences[1].startswith(
-        "It does not find slices: it attends to the same places in every scan, where findings"
-    )
+    assert sentences[1].startswith("It does not find slices: it attends to the same places in every scan, where find")
     assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
     page = read_page(tmp_path / "model")
     assert "class=shown" not in page
@@ -168,17 +166,6 @@ def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypa
     assert not (tmp_path / "other").exists()
 
 
-def test_a_copy_has_another_threshold_and_no_predictions(made: Made, tmp_path: Path) -> None:
-    output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
-    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
-    copy = load_bundle(tmp_path / "copy")
-    assert copy.operation.point.validation.sensitivity == 1.0
-    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
-    assert copy.intervals == made[1].bundle.intervals is not None
-    with pytest.raises(UserError, match="is a bundle already"):
-        bundle_run(tmp_path / "copy")
-
-
 def test_the_intervals_are_calibrated_out_of_fold(made: Made, store: FeatureStore) -> None:
     model, train, test = made[1], store.part("train"), store.part("test")
     own = calibrate_intervals(model.fit.attention, train.lengths, train.slice_labels)
@@ -187,9 +174,9 @@ def test_the_intervals_are_calibrated_out_of_fold(made: Made, store: FeatureStor
     new = test.bags()
     first, last = own.interval(model.fit.committee(new.features, new.lengths).attention, new.lengths)
     held = [
-        bool(low <= found[0] and found[-1] <= high)
+        bool(low <= positive[0] and positive[-1] <= high)
         for labels, low, high in zip(new.slice_labels.split(new.lengths.tolist()), first, last, strict=True)
-        if len(found := labels.nonzero().flatten())
+        if len(positive := labels.nonzero().flatten())
     ]
     assert model.bundle.training["test"]["intervals"] == {"held": sum(held), "scans": int(test.labels.sum())}
     page = read_page(made[0])
@@ -206,11 +193,17 @@ def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
     return read_json(out / "S0900" / "prediction.json")
 
 
-def test_predictions_carry_the_promise(made: Made, tmp_path: Path) -> None:
+def test_a_copy_has_another_threshold_and_the_promise_but_no_predictions(made: Made, tmp_path: Path) -> None:
     words = "contains the whole finding of a positive scan with 90 % probability"
-    assert f"An interval {words}." in output_of("bundle", made[0], "-o", tmp_path / "copy")
-    found = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
-    assert (found["share"], found["coverage"], found["meaning"]) == (None, 0.9, words)
+    told = output_of("bundle", made[0], "-o", tmp_path / "copy", "--sensitivity", "1")
+    assert f"An interval {words}." in told
+    assert sorted(file.name for file in (tmp_path / "copy").iterdir()) == ["bundle.json", "model.safetensors"]
+    copy = load_bundle(tmp_path / "copy")
+    assert copy.operation.point.validation.sensitivity == 1.0
+    assert any("nguide encode did not make the features" in note for note in copy.operation.notes)
+    assert copy.intervals == made[1].bundle.intervals is not None
+    promised = predict_new(tmp_path / "copy", tmp_path / "new")["interval"]
+    assert (promised["share"], promised["coverage"], promised["meaning"]) == (None, 0.9, words)
     asked = predict_new(made[0], tmp_path / "asked", "--share", "0.8")["interval"]
     assert (asked["share"], asked["coverage"]) == (0.8, None)
     assert asked["meaning"].endswith("promises nothing")

@@ -72,15 +72,12 @@ def test_the_model_is_shown_the_chosen_slices_in_their_order(batch_size):
 
 def test_pairs_objects_and_heads_are_understood():
     bags = numbered()
-    attention = torch.rand(2, 16)
-    logit = torch.arange(4.0)
+    attention, logit = torch.rand(2, 16), torch.arange(4.0)
     pair = predict_scans(lambda *_: (logit[:, None], attention), bags)
     thing = predict_scans(lambda *_: SimpleNamespace(logit=logit, attention=attention.mean(0)), bags)
     assert torch.equal(pair.logit, logit.double())
     assert torch.allclose(pair.attention, thing.attention)
-    assert torch.allclose(
-        torch.stack([one.sum() for one in pair.attention.split(LENGTHS.tolist())]), torch.ones(4).double()
-    )
+    assert [scan.sum().item() for scan in pair.attention.split(LENGTHS.tolist())] == pytest.approx([1.0] * 4)
 
 
 @pytest.mark.parametrize(
@@ -117,17 +114,15 @@ def test_dropout_is_off_meanwhile_and_on_again_afterwards():
 def test_ranks_and_correlations_are_scipys():
     generator = torch.Generator().manual_seed(1)
     lengths = torch.tensor([9, 2, 30, 4])
-    one, other = (torch.randint(0, 6, (45,), generator=generator).double() for _ in range(2))
-    parts = list(zip(one.split(lengths.tolist()), other.split(lengths.tolist()), strict=True))
-    assert torch.equal(ranks(one, lengths), torch.cat([torch.tensor(rankdata(a) - 1) for a, _ in parts]))
+    first, other = (torch.randint(0, 6, (45,), generator=generator).double() for _ in range(2))
+    parts = list(zip(first.split(lengths.tolist()), other.split(lengths.tolist()), strict=True))
+    assert torch.equal(ranks(first, lengths), torch.cat([torch.tensor(rankdata(a) - 1) for a, _ in parts]))
     expected = [spearmanr(a, b).statistic for a, b in parts if a.unique().numel() > 1 and b.unique().numel() > 1]
-    found = rank_correlation(one, other, lengths)
-    assert found[found.isfinite()].tolist() == pytest.approx(expected)
-
-
-def test_ties_and_single_slices_have_no_correlation():
-    found = rank_correlation(torch.tensor([1.0, 1.0, 5.0]), torch.tensor([1.0, 2.0, 5.0]), torch.tensor([2, 1]))
-    assert found.isnan().all()
+    correlations = rank_correlation(first, other, lengths)
+    assert correlations[correlations.isfinite()].tolist() == pytest.approx(expected)
+    # Ties and single slices have no correlation.
+    tied, alone = torch.tensor([1.0, 1.0, 5.0]), torch.tensor([2, 1])
+    assert rank_correlation(tied, torch.tensor([1.0, 2.0, 5.0]), alone).isnan().all()
     infinite = torch.tensor([-math.inf, -math.inf, 0.0])
     assert rank_correlation(infinite, infinite, torch.tensor([3])).item() == 1
 
@@ -146,17 +141,11 @@ def test_counts_by_slices_and_by_attention():
     lengths = torch.tensor([3, 4])
     own = ScanPredictions(torch.zeros(2).double(), attention, attention)
     order = highest_first(attention, lengths, torch.Generator())
-    assert [count_slices(own, lengths, share, "slices", order).tolist() for share in (0.1, 0.5, 0.7)] == [
-        [1, 1],
-        [2, 2],
-        [2, 3],
-    ]
-    assert [count_slices(own, lengths, share, "attention", order).tolist() for share in (0.5, 0.6, 0.7, 0.95)] == [
-        [1, 2],
-        [1, 3],
-        [2, 3],
-        [3, 4],
-    ]
+    for by, counts in (
+        ("slices", {0.1: [1, 1], 0.5: [2, 2], 0.7: [2, 3]}),
+        ("attention", {0.5: [1, 2], 0.6: [1, 3], 0.7: [2, 3], 0.95: [3, 4]}),
+    ):
+        assert {share: count_slices(own, lengths, share, by, order).tolist() for share in counts} == counts
 
 
 def test_what_is_removed_and_what_is_kept_make_up_the_scan(monkeypatch):
@@ -179,15 +168,10 @@ def test_orders_are_what_they_are_called():
     own = ScanPredictions(torch.zeros(2).double(), scores, scores)
     orders = make_orders(own, lengths, [ScanPredictions(own.logit, -scores, scores)], torch.Generator().manual_seed(0))
     assert orders["attended"][0].tolist() == [1, 6, 4, 3, 0, 5, 2, 8, 11, 10, 7, 12, 9]
-    assert (
-        orders["least attended"][0].tolist()
-        == orders["untrained"][0].tolist()
-        == [2, 5, 0, 3, 4, 6, 1, 9, 12, 7, 10, 11, 8]
-    )
+    for name in ("least attended", "untrained"):
+        assert orders[name][0].tolist() == [2, 5, 0, 3, 4, 6, 1, 9, 12, 7, 10, 11, 8]
     middle = orders["middle"][0].tolist()
-    assert middle[0] == 3
-    assert set(middle[1:3]) == {2, 4}
-    assert set(middle[7:9]) == {9, 10}
+    assert (middle[0], {*middle[1:3]}, {*middle[7:9]}) == (3, {2, 4}, {9, 10})
     for several in (orders["random"], orders["moved"]):
         assert len({tuple(order.tolist()) for order in several}) == 3
         assert all(sorted(order[:7].tolist()) == list(range(7)) for order in several)
@@ -199,10 +183,9 @@ def varied(value: float) -> Varied:
 
 def test_the_area_between_curves_is_that_of_the_trapezoids():
     lost = [0.1, 0.2, 0.3, 0.4, 0.4]
-    lines = {"attended": [varied(0.9 - one) for one in lost], "random": [varied(0.9)] * len(SHARES)}
+    lines = {"attended": [varied(0.9 - value) for value in lost], "random": [varied(0.9)] * len(SHARES)}
     whole = varied(0.9)
-    removed = Curves("deletion", SHARES, lines, lines, whole, whole)
-    kept = Curves("insertion", SHARES, lines, lines, whole, whole)
+    removed, kept = (Curves(kind, SHARES, lines, lines, whole, whole) for kind in ("deletion", "insertion"))
     by_deletion = np.trapezoid([0, *lost], [0, *SHARES]) / SHARES[-1]
     by_insertion = np.trapezoid([*lost, 0], [*SHARES, 1]) / (1 - SHARES[0])
     assert removed.gap("auroc", "random").value == pytest.approx(by_deletion)
@@ -216,19 +199,15 @@ def test_means_have_the_textbooks_standard_error():
     bags = paper_scans(400)
     values = torch.randn(400, generator=torch.Generator().manual_seed(2)).double()
     bootstrap = Bootstrap(bags)
-    found = bootstrap.estimate(bootstrap.means({"it": values}, bags.labels.numpy() == 1)["it"])
+    estimate = bootstrap.estimate(bootstrap.means({"it": values}, bags.labels.numpy() == 1)["it"])
     positive = values[bags.labels == 1]
-    assert found.value == pytest.approx(positive.mean().item())
-    assert (found.high - found.low) / 2 == pytest.approx(1.96 * positive.std().item() / len(positive) ** 0.5, rel=0.1)
-
-
-def test_a_number_that_no_scan_has_is_no_number():
-    bags = paper_scans(60)
-    bootstrap = Bootstrap(bags)
-    found = bootstrap.estimate(bootstrap.mean(torch.full((60,), torch.nan).double()))
-    assert not found.known
-    assert decide(found) == "cannot be told"
-    assert str(found) == "- [too few scans for an interval]"
+    assert estimate.value == pytest.approx(positive.mean().item())
+    reach = 1.96 * positive.std().item() / len(positive) ** 0.5
+    assert (estimate.high - estimate.low) / 2 == pytest.approx(reach, rel=0.1)
+    # A number that no scan has is not a number.
+    unknown = bootstrap.estimate(bootstrap.mean(torch.full((400,), torch.nan).double()))
+    assert (unknown.known, decide(unknown)) == (False, "cannot be told")
+    assert str(unknown) == "- [too few scans for an interval]"
 
 
 @pytest.mark.parametrize(
@@ -246,14 +225,13 @@ def test_fresh_weights_differ_everywhere_and_leave_the_model_and_the_generator_a
             parameter.add_(1.0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = torch.get_rng_state()
-    one, two, other = (untrained_copies(model)(seed).state_dict() for seed in (1, 1, 2))
+    first, again, other = (untrained_copies(model)(seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.get_rng_state(), state)
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, before[name])
-        assert torch.equal(one[name], two[name])
-    changed = {name for name, tensor in one.items() if not torch.equal(tensor, before[name])}
-    assert {"class_token", "classifier.weight"} <= changed
-    assert all(not torch.equal(one[name], other[name]) for name in ("class_token", "classifier.weight"))
-    assert torch.equal(
-        one["class_token"].sort().values, before["class_token"].sort().values
-    )  # shuffled: it has no reset
+        assert torch.equal(first[name], again[name])
+    for name in ("class_token", "classifier.weight"):
+        assert not torch.equal(first[name], before[name])
+        assert not torch.equal(first[name], other[name])
+    # Shuffled: it has no reset.
+    assert torch.equal(first["class_token"].sort().values, before["class_token"].sort().values)

@@ -134,7 +134,7 @@ def test_a_scan_shorter_than_the_block_is_named(oracle):
     for options, message in (
         ({}, r"scan 'B17' has 11 slices, fewer than a block of 12 \(1 such scans\); leave"),
         ({"block": 4, "blocks": 2}, r"'B17' has 11 slices, fewer than the 12 that 2 blocks of 4 need \(1 such"),
-        ({"block": 0}, "block is 0; it must be at least 1"),
+        ({"block": 0}, "block is 0; give a whole number of at least 1"),
         ({"shift": math.nan}, "shift is nan; it must be finite"),
     ):
         with pytest.raises(UserError, match=message):
@@ -194,16 +194,16 @@ def test_prevalence_may_be_none_or_all_and_a_block_may_fill_the_scan():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n": 0}, "n is 0; it must be at least 1"),
-        ({"min_slices": 0}, "min_slices is 0; it must be at least 1"),
-        ({"max_slices": 19}, r"max_slices is 19, below min_slices \(20\); exchange them"),
+        ({"n": 0}, "n is 0; give a whole number of at least 1"),
+        ({"min_slices": 0}, "min_slices is 0; give a whole number of at least 1"),
+        ({"max_slices": 19}, "max_slices is 19; give a whole number of at least 20"),
         ({"block": 21}, "block is 21, but a scan may have 20 slices; raise min_slices or shorten block"),
         ({"shift": math.inf}, "shift is inf; it must be finite"),
         ({"prevalence": 1.5}, "prevalence is 1.5; give a probability"),
-        ({"seed": -1}, "seed is -1; give a number from 0"),
-        ({"blocks": 0}, "blocks is 0; a positive scan has at least 1"),
+        ({"seed": -1}, "seed is -1; give a whole number from 0 to 18446744073709551615"),
+        ({"blocks": 0}, "blocks is 0; give a whole number of at least 1"),
         ({"blocks": 2, "block": 9}, r"a scan may have 20 slices \(2 of them need 22\)"),
-        ({"signals": 0}, "signals is 0; choose from 1 to all 2 features"),
+        ({"signals": 0}, "signals is 0; give a whole number from 1 to 2"),
     ],
 )
 def test_wrong_arguments_are_named(arguments, message):

@@ -17,6 +17,7 @@ from matplotlib.quiver import Quiver
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCES, normal_reference
 from normal_guidance.core.methods import BEYOND, CEILING, COMPARED, METHODS, NAMED, REFERENCE_TITLES
+from normal_guidance.core.metrics import MeanSd
 from normal_guidance.show.figure_style import (
     DIVERGENCE_COLORS,
     METHOD_COLORS,
@@ -25,13 +26,25 @@ from normal_guidance.show.figure_style import (
     STYLE,
     TRUTH,
     fill_truth,
-    method_color,
     save,
     shortened,
     styled,
 )
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.study.figures.attention import ROWS, AttendedScan, draw_attention, plot_attention, random_scans
+from normal_guidance.study.figures.attention import (
+    ROWS,
+    AttendedScan,
+    draw_attention,
+    draw_density,
+    draw_divergences,
+    draw_heads,
+    plot_attention,
+    plot_density,
+    plot_divergences,
+    plot_heads,
+    pull,
+    random_scans,
+)
 from normal_guidance.study.figures.comparisons import (
     MEAN,
     PUBLISHED,
@@ -46,14 +59,12 @@ from normal_guidance.study.figures.comparisons import (
     plot_methods,
     plot_sensitivity,
 )
-from normal_guidance.study.figures.datasets import draw_density, plot_density
-from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads, pull
 from normal_guidance.study.figures.training import (
+    GROUP,
     NONE,
     VALUE,
     WINNER,
     draw_grid,
-    draw_learning_curves,
     plot_grid,
     plot_learning_curves,
     selected_epochs,
@@ -105,16 +116,6 @@ def test_every_method_and_divergence_has_its_own_colour():
         assert METHOD_MARKERS[one] != METHOD_MARKERS[twin]
 
 
-def test_bad_names_are_refused(tmp_path: Path):
-    with pytest.raises(UserError, match="method 'vit' has no colour; choose one of centered_gaussian, "):
-        method_color("vit")
-    with pytest.raises(UserError, match=r"a\.pdf: figures are written as png or svg"):
-        save(Figure(), tmp_path / "a.pdf")
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="lies under, a file"):
-        save(Figure(), tmp_path / "file" / "a.png")
-
-
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("deep/c.PNG", b"\x89PNG")])
 def test_the_name_decides_the_format_and_the_same_figure_gives_the_same_file(tmp_path: Path, name: str, start: bytes):
     path = draw_density({"a": np.ones(20)}, tmp_path / name)
@@ -136,9 +137,7 @@ def test_figures_ignore_the_callers_settings_and_leave_them_alone():
 
 
 def test_long_names_keep_both_ends():
-    assert shortened("scan 7") == "scan 7"
-    assert shortened("0123456789", most=10) == "0123456789"
-    assert shortened("0123456789", most=7) == "012…789"
+    assert [shortened("0123456789", most) for most in (24, 10, 7)] == ["0123456789", "0123456789", "012…789"]
 
 
 @pytest.mark.parametrize(
@@ -165,7 +164,6 @@ def test_density_draws_what_it_is_given(tmp_path: Path):
         steps = panel.patches[-1].get_data()
         assert np.array_equal(steps.values, density)
         assert np.allclose(steps.edges, np.linspace(0, 1, len(density) + 1))
-        assert panel.get_xlabel()
     image = matplotlib.image.imread(draw_density(densities, tmp_path / "density.png"))
     assert image.shape[1] > 900
 
@@ -182,6 +180,10 @@ def segments(panel: Axes) -> list[np.ndarray]:
     return [box.lines[2][0].get_segments()[0] for box in panel.containers]
 
 
+def ends(number: MeanSd) -> list[float]:
+    return [number.mean - number.sd, number.mean + number.sd]
+
+
 def words(figure) -> list[str]:
     return [text.get_text() for text in figure.legends[0].get_texts()]
 
@@ -192,18 +194,13 @@ def test_methods_over_seeds_with_the_published_beside():
     (panel,) = figure.axes
     assert [tick.get_text() for tick in panel.get_yticklabels()] == [method.title for method in METHODS.values()]
     assert panel.yaxis_inverted()  # the first on top
-    for place, (row, seeds, mean, bar) in enumerate(
-        zip(rows, lines(panel, SEED), lines(panel, MEAN), segments(panel), strict=True)
-    ):
+    drawn = zip(rows, lines(panel, SEED), lines(panel, MEAN), segments(panel), strict=True)
+    for line, (row, seeds, mean, bar) in enumerate(drawn):
         assert tuple(seeds.get_xdata()) == VALUES
         assert mean.get_xdata() == pytest.approx([0.72, 0.72])
         assert seeds.get_color() == mean.get_color() == METHOD_COLORS[row.method]
-        assert bar[:, 0] == pytest.approx(
-            [row.published.mean - row.published.sd, row.published.mean + row.published.sd]
-        )
-        assert abs(seeds.get_ydata()[0] - place) < 0.5
-        assert abs(bar[0, 1] - place) < 0.5
-        assert bar[0, 1] > seeds.get_ydata()[0]  # beneath
+        assert bar[:, 0] == pytest.approx(ends(row.published))
+        assert line - 0.5 < seeds.get_ydata()[0] < bar[0, 1] < line + 0.5  # beneath
     assert words(figure) == [SEED, MEAN, PUBLISHED]
     assert panel.get_xlabel() == "localization AUROC"
 
@@ -216,7 +213,7 @@ def settings() -> list[SettingValues]:
     ]  # fmt: skip
 
 
-def test_sensitivity_has_a_panel_for_each_metric_and_a_line_for_each_divergence():
+def test_sensitivity_has_a_panel_for_each_metric_a_line_for_each_divergence_and_published_numbers():
     figure = plot_sensitivity(settings())
     assert [panel.get_ylabel() for panel in figure.axes] == ["localization_auroc", "scan_auroc"]
     for panel in figure.axes:
@@ -226,24 +223,16 @@ def test_sensitivity_has_a_panel_for_each_metric_and_a_line_for_each_divergence(
             assert line.get_color() == DIVERGENCE_COLORS[kind]
             assert line.get_ydata() == pytest.approx([0.721, 0.73, 0.82])
             assert np.round(line.get_xdata()).tolist() == [0, 1, 2]
-        dots = np.concatenate([dot.get_ydata() for dot in lines(panel, SEED)])
-        assert sorted(dots) == pytest.approx(
-            sorted(3 * [weight / 100 + value for weight in (0.1, 1, 10) for value in VALUES])
-        )
-
-
-def test_published_settings_stand_at_their_lambda_in_their_colour():
-    """The paper prints each divergence at lambda 1, and forward KL at .1 and 10 for localization only."""
-    localization, scan = plot_sensitivity(settings()).axes
-    assert len(localization.containers) == 5
-    assert len(scan.containers) == 3
-    for place, weight in ((0, 0.1), (2, 10.0)):
+        dots = np.sort(np.concatenate([dot.get_ydata() for dot in lines(panel, SEED)]))
+        assert dots == pytest.approx(np.sort(3 * [weight / 100 + value for weight in (0.1, 1, 10) for value in VALUES]))
+    # The paper prints each divergence at lambda 1, and forward KL at .1 and 10 for localization only.
+    localization, scan = figure.axes
+    assert (len(localization.containers), len(scan.containers)) == (5, 3)
+    for column, weight in ((0, 0.1), (2, 10.0)):
         number = published_sensitivity("localization_auroc", "head-ct", "forward_kl", weight)
-        (box,) = [box for box in localization.containers if round(float(box.lines[0].get_xdata()[0])) == place]
+        (box,) = [box for box in localization.containers if round(float(box.lines[0].get_xdata()[0])) == column]
         assert box.lines[0].get_ydata() == [number.mean]
-        assert box.lines[2][0].get_segments()[0][:, 1] == pytest.approx(
-            [number.mean - number.sd, number.mean + number.sd]
-        )
+        assert box.lines[2][0].get_segments()[0][:, 1] == pytest.approx(ends(number))
         assert same_color(box.lines[0].get_color(), DIVERGENCE_COLORS["forward_kl"])
 
 
@@ -256,11 +245,10 @@ def test_differences_are_drawn_with_their_intervals_and_numbers(tmp_path: Path):
     (panel,) = figure.axes
     zero, *drawn = panel.lines
     assert list(zero.get_xdata()) == [0, 0]
-    for place, row in enumerate(rows):
-        interval, estimate = drawn[2 * place : 2 * place + 2]
-        assert list(interval.get_xdata()) == [row.low, row.high]
-        assert list(interval.get_ydata()) == [place, place]
-        assert (*estimate.get_xdata(), *estimate.get_ydata()) == (row.estimate, place)
+    for line, row in enumerate(rows):
+        interval, estimate = drawn[2 * line : 2 * line + 2]
+        assert interval.get_xydata().tolist() == [[row.low, line], [row.high, line]]
+        assert estimate.get_xydata().tolist() == [[row.estimate, line]]
         assert (estimate.get_markerfacecolor() == "white") is not row.significant
     assert [text.get_text() for text in panel.texts] == ["+.135 [.090, .180]", "-.020 [-.050, .010]"]
     assert [tick.get_text() for tick in panel.get_yticklabels()] == [row.label for row in rows]
@@ -290,10 +278,9 @@ def test_text_of_a_long_forest_keeps_clear():
     figure.draw_without_rendering()
     (panel,) = figure.axes
     boxes = [text.get_window_extent() for text in (*panel.get_yticklabels(), *panel.texts)]
-    for i, one in enumerate(boxes):
-        assert one.x0 > 0
-        assert one.x1 < figure.bbox.width
-        assert not any(one.overlaps(other) for other in boxes[i + 1 :])
+    for i, box in enumerate(boxes):
+        assert 0 < box.x0 < box.x1 < figure.bbox.width
+        assert not any(box.overlaps(other) for other in boxes[i + 1 :])
     assert panel.get_window_extent().width > 200
 
 
@@ -371,6 +358,9 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
     assert draw_heads(heads, tmp_path / "heads.png").stat().st_size > 10_000
 
 
+TWO_GROUPS = pd.DataFrame({name: [1, 2] for name in ("config", "val_auroc", "selected", "winner", *GROUP)})
+
+
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
@@ -381,7 +371,7 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
         (lambda: plot_heads({"mine": [0.5, 0.5]}), r"attention of 'mine' has the shape \(2,\); give \(heads, slices\)"),
         (lambda: AttendedScan("A", {"ng": [[0.5, 0.5]]}), r"attention by ng has the shape \(1, 2\); give \(slices\)"),
         (lambda: AttendedScan("A", {"abmil": torch.ones(4), "ng": torch.ones(3)}), "'A': 3 slices by ng, 4 by another"),
-        (lambda: AttendedScan("A", {"abmil": torch.ones(4)}, torch.ones(5).long()), "'A': 5 slice labels for 4 slices"),
+        (lambda: AttendedScan("A", {"abmil": torch.ones(4)}, torch.ones(5).long()), "'A': slice labels are 5 for 4 s"),
         (lambda: AttendedScan("A", {}), "'A' has no attention"),
         (lambda: scan(thumbnails=[(0, np.zeros((2, 2)))]), "thumbnail of slice 0"),
         (lambda: plot_attention([]), "no scan to draw"),
@@ -389,12 +379,19 @@ def test_heads_stand_beside_their_references(tmp_path: Path):
             lambda: plot_attention([scan(methods=("abmil",)), scan("B", methods=("ng",))]),
             "'B' has attention of ng, 'A17' of abmil; give the same methods",
         ),
-        (lambda: plot_attention([scan(methods=("mine",))]), "method 'mine' has no colour"),
+        (lambda: plot_attention([scan(methods=("mine",))]), "method 'mine' has no colour; choose one of centered_gau"),
         (
             lambda: plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
             "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
         ),
+        (lambda: plot_methods([]), "no method to draw"),
+        (lambda: plot_sensitivity([]), "no setting to draw"),
+        (lambda: plot_density({}), "no density to draw"),
         (lambda: plot_differences([]), "no difference to draw"),
+        (lambda: save(Figure(), Path("a.pdf")), r"a\.pdf: figures are written as png or svg"),
+        (lambda: save(Figure(), Path(__file__) / "a.png"), "lies under, a file"),
+        (lambda: plot_grid(pd.DataFrame({"config": []})), "no column 'val_auroc'"),
+        (lambda: plot_learning_curves(TWO_GROUPS, "ng"), "2 groups that differ in divergence, guidance_weight, seed"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(draw, said, unchecked):
@@ -446,10 +443,9 @@ def test_curves_of_all_configurations_are_drawn_and_the_winners_is_marked(histor
         assert (*mark.get_xdata(), *mark.get_ydata()) == (winner.epoch, at[column])
     assert figure.axes[0].get_xscale() == "linear"
     assert plot_learning_curves(history.assign(epoch=20 * history["epoch"]), "ng").axes[2].get_xscale() == "log"
-    labels = words(figure)
-    assert len(labels) == 3
-    assert f"learning rate {winner.config.lr:g}, L1 {winner.config.l1:g}" in labels[1]
-    assert f"selected epoch {winner.epoch}, " in labels[2]
+    _, chosen, selected = words(figure)
+    assert f"learning rate {winner.config.lr:g}, L1 {winner.config.l1:g}" in chosen
+    assert f"selected epoch {winner.epoch}, " in selected
 
 
 def test_a_configuration_that_diverged_does_not_flatten_the_others(history: pd.DataFrame, result: Sweep):
@@ -458,15 +454,14 @@ def test_a_configuration_that_diverged_does_not_flatten_the_others(history: pd.D
     for value in (1e30, np.inf, np.nan):
         history.loc[(history["config"] == lost) & (history["epoch"] > 2), "loss"] = value
         panel = plot_learning_curves(history, "ng").axes[0]
-        assert panel.get_ylim()[1] < 2000 * usual
-        own = panel.lines[-2].get_ydata()
-        assert panel.get_ylim()[0] < own.min() <= own.max() < panel.get_ylim()[1]
+        own, (low, high) = panel.lines[-2].get_ydata(), panel.get_ylim()
+        assert low < own.min() <= own.max() < high < 2000 * usual
 
 
 def test_a_run_without_winner_says_so(history: pd.DataFrame, tmp_path: Path):
     nobody = history.assign(selected=False)
     figure = plot_learning_curves(nobody, "ng")
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["no configuration has a selectable epoch"]
+    assert words(figure) == ["no configuration has a selectable epoch"]
     assert {line.get_color() for panel in figure.axes for line in panel.lines} == {"0.75"}
     panel = plot_grid(nobody).axes[0]
     assert len(corners(panel, NONE)) == 9
@@ -480,27 +475,19 @@ def test_the_grid_shows_each_configurations_best_selectable_epoch(history: pd.Da
     assert [tick.get_text() for tick in panel.get_yticklabels()] == ["0.0001", "0.01", "0.1"]
     drawn = {text.get_position(): text.get_text() for text in panel.texts}
     hatched = corners(panel, NONE)
+
+    def cell(config: Config) -> tuple[int, int]:
+        return [0.0, 0.01, 1.0].index(config.l1), [1e-4, 0.01, 0.1].index(config.lr)
+
     for number, config in enumerate(result.configs):
-        place = ([0.0, 0.01, 1.0].index(config.l1), [1e-4, 0.01, 0.1].index(config.lr))
         own = history[history["config"] == number]
         selectable = own[own["train_auroc"] > own["val_auroc"]]
         if selectable.empty:
-            assert (place[0] - 0.5, place[1] - 0.5) in hatched
+            assert tuple(np.subtract(cell(config), 0.5)) in hatched
         else:
-            assert float(drawn[place]) == pytest.approx(selectable["val_auroc"].max(), abs=0.00051)
+            assert float(drawn[cell(config)]) == pytest.approx(selectable["val_auroc"].max(), abs=0.00051)
     assert len(drawn) + len(hatched) == 9
-    best = result.winners[0].config
-    corner = ([0.0, 0.01, 1.0].index(best.l1) - 0.5, [1e-4, 0.01, 0.1].index(best.lr) - 0.5)
-    assert corners(panel, WINNER) == {corner}
-
-
-def test_several_studies_in_one_history_are_refused(history: pd.DataFrame, tmp_path: Path):
-    both = pd.concat([history, history.assign(guidance_weight=10.0)])
-    with pytest.raises(UserError, match="2 groups that differ in divergence, guidance_weight, seed"):
-        draw_learning_curves(both, "ng", tmp_path / "a.png")
-    with pytest.raises(UserError, match="no column 'selected'"):
-        plot_grid(history.drop(columns="selected"))
-    assert draw_learning_curves(history, "ng", tmp_path / "a.png").exists()
+    assert corners(panel, WINNER) == {tuple(np.subtract(cell(result.winners[0].config), 0.5))}
 
 
 ALL = ("abmil", "smap", "ng", "transmil", "smtp", "mhng")
@@ -531,14 +518,11 @@ def test_two_rows_of_methods_and_a_column_for_each_scan():
     figure = plot_attention(scans)
     assert len(panels(figure)) == 8
     assert [panel.get_title() for panel in panels(figure)] == [*(f"scan {n}" for n in range(4)), *[""] * 4]
-    for column, one in enumerate(scans):
+    for column, attended in enumerate(scans):
         for row, methods in enumerate((ALL[:3], ALL[3:])):
-            drawn = curves(panels(figure)[4 * row + column])
-            assert len(drawn) == 3
-            for method, line in zip(methods, drawn.values(), strict=True):
-                attention = one.attention[method].numpy()
-                assert np.array_equal(line[:, 0], np.arange(1, len(attention) + 1))
-                assert np.allclose(line[:, 1], attention / attention.max())
+            for method, line in zip(methods, curves(panels(figure)[4 * row + column]).values(), strict=True):
+                attention = attended.attention[method].numpy()
+                assert np.allclose(line.T, [np.arange(1, len(attention) + 1), attention / attention.max()])
     assert legends(figure) == [
         [TRUTH, "ABMIL", "ABMIL + Smooth Operator", "ABMIL + Normal Guidance"],
         ["TransMIL", "TransMIL + Smooth Operator", "TransMIL + Multi-Head Normal Guidance"],
@@ -575,25 +559,22 @@ def test_the_legends_stay_inside_the_figure(scans):
     whole = figure.bbox
     for part in figure.subfigs:
         box = part.legends[0].get_window_extent()
-        assert whole.x0 <= box.x0
-        assert box.x1 <= whole.x1
+        assert whole.x0 <= box.x0 <= box.x1 <= whole.x1
 
 
 def test_the_reference_is_that_of_the_named_method_at_the_scale_of_its_curve():
-    one = scan(methods=("abmil", "ng"))
-    drawn = curves(panels(plot_attention([one], reference="ng"))[0])
-    bell = normal_reference(one.attention["ng"][None])[0] / one.attention["ng"].max()
-    assert np.allclose(drawn["ABMIL + Normal Guidance: normal reference"][:, 1], bell)
-    assert len(drawn) == 3
-    assert len(curves(panels(plot_attention([one]))[0])) == 2
+    attended = scan(methods=("abmil", "ng"))
+    drawn = curves(panels(plot_attention([attended], reference="ng"))[0])
+    bell = normal_reference(attended.attention["ng"][None])[0] / attended.attention["ng"].max()
+    assert np.allclose(drawn.pop("ABMIL + Normal Guidance: normal reference")[:, 1], bell)
+    assert drawn.keys() == curves(panels(plot_attention([attended]))[0]).keys()
 
 
 def test_thumbnails_stand_above_the_panel_with_their_numbers():
     images = [(3, np.full((8, 8), 1.0)), (7, np.full((8, 4), 5.0)), (20, np.arange(64, dtype=np.uint8).reshape(8, 8))]
     with_images, without = scan(thumbnails=images), scan("B", 24)
     figure = plot_attention([with_images, without])
-    strips = [axes for axes in figure.axes if axes not in panels(figure)]
-    strip, empty = strips
+    strip, empty = (axes for axes in figure.axes if axes not in panels(figure))
     assert [text.get_text() for text in strip.texts] == ["3", "7", "20"]
     for drawn, (_, image) in zip(strip.images, images, strict=True):
         assert np.array_equal(drawn.get_array(), image)
@@ -604,9 +585,7 @@ def test_thumbnails_stand_above_the_panel_with_their_numbers():
     assert framed == [False, True, False]  # slice 7 is positive, 3 and 20 are not
     marks = [line.get_xdata()[0] for line in panels(figure)[0].lines if line.get_marker() == "v"]
     assert marks == [3, 7, 20]
-    assert strip.get_title() == "A17"
-    assert not empty.images
-    assert empty.get_title() == "B"
+    assert (strip.get_title(), empty.get_title(), list(empty.images)) == ("A17", "B", [])
 
 
 def test_nothing_lies_on_anything_else(tmp_path: Path):
@@ -615,15 +594,12 @@ def test_nothing_lies_on_anything_else(tmp_path: Path):
     scans = [scan(f"1.2.826.0.1.3680043.8.498.{n:012d}", 30, thumbnails=images) for n in range(4)]
     figure = plot_attention(scans)
     figure.draw_without_rendering()
-    boxes = [axes.get_tightbbox() for axes in figure.axes] + [
-        part.legends[0].get_tightbbox() for part in figure.subfigs
-    ]
-    for i, one in enumerate(boxes):
-        assert one.x0 > -1
-        assert one.x1 < figure.bbox.width + 1
+    boxes = [drawn.get_tightbbox() for drawn in (*figure.axes, *(part.legends[0] for part in figure.subfigs))]
+    for i, box in enumerate(boxes):
+        assert -1 < box.x0 < box.x1 < figure.bbox.width + 1
         for other in boxes[i + 1 :]:
-            overlap = min(one.x1, other.x1) - max(one.x0, other.x0), min(one.y1, other.y1) - max(one.y0, other.y0)
-            assert min(overlap) < 2
+            shared = np.minimum(box.max, other.max) - np.maximum(box.min, other.min)
+            assert shared.min() < 2
 
 
 def test_one_slice_without_thumbnails_has_no_strip_and_svg_is_written(tmp_path: Path):

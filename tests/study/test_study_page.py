@@ -91,6 +91,17 @@ def page_of(study: Study) -> str:
     return page
 
 
+def reported(study: Study, make_grid=small_grid) -> str:
+    """The page of a study, trained first."""
+    reproduce(study, make_grid=make_grid)
+    write_report(study)
+    return page_of(study)
+
+
+def key(row) -> tuple[str, str, str]:
+    return row.method, row.against, row.metric
+
+
 def of_one_split(folder: Path, methods: list[str], bags: Bags, **changes: object) -> Study:
     """A study of the first split alone."""
     store = make_store(folder / "store", bags)
@@ -103,46 +114,36 @@ def test_differences_are_those_of_the_models(small_experiment):
     splits = []
     for seed in small_experiment.seeds:
         test = small_experiment.dataset.draw(seed, "test")
-        said = {
-            name: predict_bags(load_winner(small_experiment.folder / name / str(seed)), test)
-            for name in ("abmil", "ng")
-        }
-        said["centered_gaussian"] = predict_bags(CenteredGaussian(), test)
-        scans = {name: said[name].logit for name in ("abmil", "ng")}
-        splits.append(split_results(test, {name: one.slice_scores for name, one in said.items()}, scans))
-    wanted = claims(["centered_gaussian", "abmil", "ng"], None)
-    expected = {(one.method, one.against, one.metric): one for one in differences(splits, wanted)}
-    found = evaluate(small_experiment).differences.rows
-    shared = [one for one in found if (one.method, one.against, one.metric) in expected]
-    assert len(shared) == len(expected) == 8
-    for one in shared:
-        other = expected[one.method, one.against, one.metric]
-        assert one.estimate == pytest.approx(other.estimate, abs=1e-12)
-        assert one.low == pytest.approx(other.low, abs=1e-12)
-        assert one.p == pytest.approx(other.p, rel=1e-6)
-        assert (one.scans, one.patients, one.splits) == (other.scans, other.patients, 2)
+        models = {name: load_winner(small_experiment.folder / name / str(seed)) for name in ("abmil", "ng")}
+        predicted = {name: predict_bags(model, test) for name, model in models.items()}
+        scans = {name: prediction.logit for name, prediction in predicted.items()}
+        predicted["centered_gaussian"] = predict_bags(CenteredGaussian(), test)
+        slices = {name: prediction.slice_scores for name, prediction in predicted.items()}
+        splits.append(split_results(test, slices, scans))
+    expected = {key(row): row for row in differences(splits, claims(["centered_gaussian", "abmil", "ng"], None))}
+    rows = {key(row): row for row in evaluate(small_experiment).differences.rows}
+    assert len(expected) == 8
+    for claim, other in expected.items():
+        row = rows[claim]
+        assert (row.estimate, row.low) == pytest.approx((other.estimate, other.low), abs=1e-12)
+        assert row.p == pytest.approx(other.p, rel=1e-6)
+        assert (row.scans, row.patients, row.splits) == (other.scans, other.patients, 2)
     # Who is tested in both splits is one patient.
     tests = [small_experiment.dataset.draw(seed, "test") for seed in small_experiment.seeds]
     patients = {patient for test in tests for patient in test.patient_ids}
     assert len(patients) < sum(len(set(test.patient_ids)) for test in tests)
-    one = next(one for one in found if one.metric == "scan_auroc")
-    assert (one.patients, one.scans) == (len(patients), len({scan for test in tests for scan in test.scan_ids}))
+    scored = rows["ng", "abmil", "scan_auroc"]
+    assert (scored.patients, scored.scans) == (len(patients), len({scan for test in tests for scan in test.scan_ids}))
     # All claims among the methods that there are, and the ceiling's, which Holm's correction counts.
-    assert {(one.method, one.against, one.metric) for one in found} == {
-        tuple(claim) for claim in claims(["centered_gaussian", "mean", "abmil", "ng"], "ceiling")
-    }
+    assert rows.keys() == {*claims(["centered_gaussian", "mean", "abmil", "ng"], "ceiling")}
 
 
 def test_all_files_are_there(written):
     names = {path.name for path in written.folder.iterdir() if path.is_file()}
-    assert names == {
-        "report.html",
-        *(f"{stem}{end}" for stem in ("tables", "differences", "measures") for end in SUFFIXES),
-    }
-    assert {path.name for path in (written.folder / "sensitivity").iterdir()} == {
-        "ng",
-        *(f"ng{end}" for end in SUFFIXES),
-    }
+    tables = {f"{stem}{end}" for stem in ("tables", "differences", "measures") for end in SUFFIXES}
+    assert names == {"report.html", *tables}
+    of_sensitivity = {path.name for path in (written.folder / "sensitivity").iterdir()}
+    assert of_sensitivity == {"ng", *(f"ng{end}" for end in SUFFIXES)}
     methods = ("mean", "abmil", "ng", "slice_reference", "scan_reference")
     runs = [f"{kind}_{method}_{seed}" for kind in ("curves", "grid") for method in methods for seed in (1001, 2001)]
     others = ["localization_auroc", "scan_auroc", "differences_localization_auroc", "differences_scan_auroc"]
@@ -158,16 +159,14 @@ def test_the_page_holds_every_table_and_finding(written):
     grids += experiment.sensitivity["ng"].table.grids()
     first = {part: describe_scans(written.dataset.draw(1001, part)) for part in PARTS}
     grids += description_tables("small", first)
-    for one in grids:
-        assert one.html() in page, one.title
-    for one in experiment.differences.grids():
-        assert escape(one.title) in page
-        assert replace(one, title="", caption="").html() in page
+    for table in grids:
+        assert table.html() in page, table.title
+    for table in experiment.differences.grids():
+        assert escape(table.title) in page
+        assert replace(table, title="", caption="").html() in page
     for metric in ("localization_auroc", "scan_auroc"):
-        sentences = [one for one in experiment.differences.sentences(metric) if "Normal Guidance" in one]
-        assert sentences
-        for sentence in sentences:
-            assert f">{escape(sentence)}</li>" in page
+        sentences = [text for text in experiment.differences.sentences(metric) if "Normal Guidance" in text]
+        assert [text for text in sentences if f">{escape(text)}</li>" in page] == sentences != []
     for section in ("Findings", "Tables", "Differences", "Attention", "Sensitivity", "Data", "Training", "Records"):
         assert f">{section}</h2>" in page
     report = read_json(written.folder / "ng" / "2001" / "report.json")
@@ -198,7 +197,7 @@ def test_what_is_not_complete_is_named(copied):
         assert f"<li>{title} is not complete on every split and is left out of the comparisons.</li>" in page
     assert "Sensitivity</h2>" not in page  # no such runs
     experiment = evaluate(copied)
-    assert {(one.method, one.against) for one in experiment.differences.rows} == {("mean", "centered_gaussian")}
+    assert {key(row)[:2] for row in experiment.differences.rows} == {("mean", "centered_gaussian")}
     assert [seed for method, seed in experiment.measures.summaries if method == "abmil"] == [1001]
 
 
@@ -224,15 +223,11 @@ def test_hostile_names_are_shown_as_they_are(tmp_path, request):
 @pytest.mark.usefixtures("unrendered")
 def test_without_slice_labels_scans_are_compared(tmp_path):
     study = make_study(tmp_path, ["centered_gaussian", "abmil", "ng"], without_slice_labels(some_scans()))
-    reproduce(study, make_grid=small_grid)
     reproduce_sensitivity(replace(study, methods=("ng",)), make_grid=small_sensitivity)
-    experiment = evaluate(study)
+    page, experiment = reported(study), evaluate(study)
     assert experiment.measures is None
-    assert [(one.method, one.against, one.metric) for one in experiment.differences.rows] == [
-        ("ng", "abmil", "scan_auroc"), ("ng", "abmil", "scan_auprc"),
-    ]  # fmt: skip
-    write_report(study)
-    page = page_of(study)
+    compared = [key(row) for row in experiment.differences.rows]
+    assert compared == [("ng", "abmil", "scan_auroc"), ("ng", "abmil", "scan_auprc")]
     assert "Test scans have no slice labelled positive: localization is not compared, and there is no ceiling." in page
     assert "Not complete yet" not in page  # Centered Gaussian has nothing to say here
     assert not (study.folder / "measures.md").exists()
@@ -244,8 +239,7 @@ def odd_scans(kind: str) -> Bags:
     """Test scans of one kind, or of one slice each."""
     bags = some_scans()
     if kind == "one slice":
-        first = (bags.lengths.cumsum(0) - bags.lengths).tolist()
-        ones = torch.ones_like(bags.lengths)
+        first, ones = (bags.lengths.cumsum(0) - bags.lengths).tolist(), torch.ones_like(bags.lengths)
         return replace(bags, features=bags.features[first], lengths=ones, slice_labels=bags.labels.clone())
     wrong = 0 if kind == "all positive" else 1
     keep = [i for i in range(len(bags)) if not (part_of(i, 1001) == "test" and int(bags.labels[i]) == wrong)]
@@ -262,9 +256,7 @@ def test_test_scans_that_have_no_such_number_are_told_without(tmp_path, kind):
     (tmp_path / "split-1001.csv").write_text("\n".join(["scan_id,part", *lines]))
     dataset = stored_dataset([store.folder], [tmp_path / "split-1001.csv"], "small")
     study = Study(dataset, tmp_path / "out", ("centered_gaussian", "abmil", "ng"), (1001,), PROTOCOL)
-    reproduce(study, make_grid=small_grid)
-    write_report(study)
-    page = page_of(study)
+    page = reported(study)
     for path in study.folder.glob("*.json"):
         json.loads(path.read_text(), parse_constant=pytest.fail)
     untested = "localization AUROC" if kind == "one slice" else "scan AUROC"
@@ -279,15 +271,15 @@ def test_a_run_that_selected_nothing_is_left_out_and_named(tmp_path):
         hopeless = (base.method, base.seed) in (("abmil", 2001), ("slice_reference", 1001))
         return grid(base, lr=[HOPELESS] if hopeless else [0.1], l1=[0.0])
 
-    study = make_study(tmp_path, ["abmil", "ng"])
-    reproduce(study, make_grid=partly_hopeless)
-    write_report(study)
-    page = page_of(study)
-    assert "ABMIL, seed 2001: 1 of 1 configurations diverged: none was selected; the tables leave it out" in page
-    assert "Slice reference, seed 1001: " in page
+    page = reported(make_study(tmp_path, ["abmil", "ng"]), partly_hopeless)
     assert "Not complete yet" not in page
-    assert "ABMIL is not complete on every split and is left out of the comparisons." in page
-    assert "Nothing is compared: a comparison needs two methods" in page
+    for text in (
+        "ABMIL, seed 2001: 1 of 1 configurations diverged: none was selected; the tables leave it out",
+        "Slice reference, seed 1001: ",
+        "ABMIL is not complete on every split and is left out of the comparisons.",
+        "Nothing is compared: a comparison needs two methods",
+    ):
+        assert text in page
 
 
 def test_nothing_trained_or_selectable_is_a_user_s_error(small_experiment, tmp_path):
@@ -308,7 +300,7 @@ def test_nothing_trained_or_selectable_is_a_user_s_error(small_experiment, tmp_p
 def test_runs_of_splits_that_were_not_given(copied):
     two, three = replace(copied.dataset, seeds=(2001,)), replace(copied.dataset, seeds=(3001,))
     experiment = evaluate(replace(copied, dataset=two, seeds=(2001,)))
-    assert [one.seed for one in experiment.predictions] == [2001]
+    assert [split.seed for split in experiment.predictions] == [2001]
     assert experiment.notes == (
         "The tables include seeds 1001, whose splits were not given this time. The comparisons, measures and attention "
         "leave these seeds out.",
@@ -322,9 +314,7 @@ def test_attention_on_one_slice_alone_is_drawn_without_its_pull(copied):
     """Collapsed attention is its own normal reference: there is nothing to push it to."""
     path = copied.folder / "abmil" / "1001" / "predictions.parquet"
     frame = pq.read_table(path).to_pandas()
-    frame["log_attention"] = [
-        [np.where(np.arange(len(one)) == 3, 0, -300.0).astype("f4")] for one in frame["attention"]
-    ]
+    frame["log_attention"] = [[np.where(np.arange(size) == 3, 0, -300.0).astype("f4")] for size in frame["slices"]]
     frame["attention"] = [np.exp(heads[0]) for heads in frame["log_attention"]]
     pq.write_table(pa.Table.from_pandas(frame, PREDICTIONS, preserve_index=False), path)
     write_report(copied)
@@ -345,30 +335,27 @@ def test_files_that_are_damaged_gone_or_in_the_way_are_named(copied):
         write_report(copied)
 
 
-def manifest_of(study: Study, folder: Path, *, spacing: float | None = 2.5, extra: int = 0, skip: int = 0):
+def manifest_of(folder: Path, *, spacing: float | None = 2.5, extra: int = 0, skip: int = 0):
     """As if the scans had been encoded from files."""
     bags = some_scans()
 
     def rows():
         for scan in list(bags)[skip:]:
-            count = len(scan.features) + extra
-            step = spacing or 1.0
-            positions = tuple(-30.0 + step * number for number in range(count))
-            files = tuple(f"{scan.scan_id}/{number}.dcm" for number in range(count))
-            yield ScanRow(
-                scan.scan_id, scan.patient_id, scan.label, None, "dicom", files, (0,) * count, positions, 8, 8,
-                slice_spacing=spacing,
-            )  # fmt: skip
+            numbers = range(len(scan.features) + extra)
+            positions = tuple(-30.0 + (spacing or 1.0) * number for number in numbers)
+            files, frames = tuple(f"{scan.scan_id}/{number}.dcm" for number in numbers), (0,) * len(numbers)
+            facts = scan.scan_id, scan.patient_id, scan.label, None, "dicom", files, frames, positions, 8, 8
+            yield ScanRow(*facts, slice_spacing=spacing)
 
     return write_manifest(folder / "manifest.parquet", rows(), {"source": "folder", "root": str(folder)})
 
 
 def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path):
-    manifest = manifest_of(small_experiment, tmp_path)
+    manifest = manifest_of(tmp_path)
     check_manifest(manifest, small_experiment.dataset)
     for summary in evaluate(small_experiment, manifest).measures.summaries.values():
         assert summary["peak_error_mm"].value == pytest.approx(2.5 * summary["peak_error_slices"].value)
-    unknown = evaluate(small_experiment, manifest_of(small_experiment, tmp_path, spacing=None))
+    unknown = evaluate(small_experiment, manifest_of(tmp_path, spacing=None))
     assert np.isnan(unknown.measures.summaries["ng", 1001]["peak_error_mm"].value)
     assert "Peak error (mm)" not in unknown.measures.grids()[0].header
 
@@ -377,24 +364,19 @@ def test_errors_in_mm_are_slices_times_their_spacing(small_experiment, tmp_path)
     ("changes", "message"),
     [
         ({"skip": 10}, r"scan 'synthetic-7-\d+' is not in the manifest; give the folder that it was encoded from"),
-        (
-            {"extra": 1},
-            r"scan 'synthetic-7-\d+' has (\d+) slices in the store, but \d+ in the manifest; encode it again",
-        ),
+        ({"extra": 1}, r"scan 'synthetic-7-\d+' has \d+ slices in the store, but \d+ in the manifest; encode it again"),
     ],
 )
 def test_a_manifest_of_other_scans_is_refused(small_experiment, tmp_path, changes, message):
-    manifest = manifest_of(small_experiment, tmp_path, **changes)
-    for check in (
-        lambda: check_manifest(manifest, small_experiment.dataset),
-        lambda: evaluate(small_experiment, manifest),
-    ):
-        with pytest.raises(UserError, match=message):
-            check()
+    manifest = manifest_of(tmp_path, **changes)
+    with pytest.raises(UserError, match=message):
+        check_manifest(manifest, small_experiment.dataset)
+    with pytest.raises(UserError, match=message):
+        evaluate(small_experiment, manifest)
 
 
-def test_scan_files_that_are_gone_are_named(small_experiment, copied, tmp_path):
-    manifest = manifest_of(small_experiment, tmp_path)
+def test_scan_files_that_are_gone_are_named(copied, tmp_path):
+    manifest = manifest_of(tmp_path)
     message = rf"scan '\S+' cannot be shown \(.*\); copy its files back to {re.escape(str(tmp_path))}, or leave out --i"
     with pytest.raises(UserError, match=message):
         write_report(copied, manifest=manifest)
@@ -409,18 +391,15 @@ def test_drawn_scans_with_a_known_ceiling(tmp_path):
 
     drawn = StudyData("semi-synthetic", draw, (1001,), bayes_oracle)
     study = Study(drawn, tmp_path, ("abmil", "ng"), (1001,), PROTOCOL)
-    reproduce(study, make_grid=small_grid)
-    write_report(study)
-    page = page_of(study)
+    page = reported(study)
     assert "than Bayes oracle" in page
     assert "Supervised reference" not in page
-    experiment = evaluate(study)
     test = draw(1001, "test")
-    best = bayes_oracle(test)
-    expected = localization_measures(best.slice_scores.exp(), test.slice_labels, test.lengths, scores=best.slice_scores)
-    own = experiment.measures.summaries["ceiling", 1001]
-    assert own["top_1_hit"].value == pytest.approx(expected.summary()["top_1_hit"].value)
-    assert own["overlap_50"].value == pytest.approx(expected.summary()["overlap_50"].value)
+    best = bayes_oracle(test).slice_scores
+    expected = localization_measures(best.exp(), test.slice_labels, test.lengths, scores=best).summary()
+    own = evaluate(study).measures.summaries["ceiling", 1001]
+    for name in ("top_1_hit", "overlap_50"):
+        assert own[name].value == pytest.approx(expected[name].value)
 
 
 @pytest.fixture
@@ -437,8 +416,7 @@ def test_pictures_are_the_scan_s_own_slices_as_the_encoder_saw_them(encoded, pha
         shown = dict(thumbnails(manifest, store, row.scan_id))
         assert len(shown) == study_page.COUNT
         assert list(shown) == sorted(shown)
-        assert min(shown) > 1  # the ends show little
-        assert max(shown) < len(truth[row.scan_id]["files"])
+        assert 1 < min(shown) < max(shown) < len(truth[row.scan_id]["files"])  # the ends show little
         for position, image in shown.items():
             assert np.array_equal(image, np.clip(volume[position - 1], -100, 300))
             assert image.max() > image.min()

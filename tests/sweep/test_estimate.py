@@ -5,7 +5,7 @@ from itertools import islice
 import pytest
 import torch
 
-from normal_guidance.core.bags import Bags
+from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import estimate as estimate_module
 from normal_guidance.sweep import execution as execution_module
@@ -18,11 +18,12 @@ from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 from own_clock import OwnClock
 
+Sets, Patch = tuple[Bags, Bags], pytest.MonkeyPatch
 FEATURES = 16
 
 
 @pytest.fixture(scope="module")
-def scans() -> tuple[Bags, Bags]:
+def scans() -> Sets:
     return tuple(shifted_mean(n, seed, features=FEATURES) for n, seed in ((100, 1), (40, 2)))
 
 
@@ -52,30 +53,24 @@ class Clock(OwnClock):
         patch.setattr(PackedEngine, "evaluate", evaluate)
 
 
-def test_time_is_that_of_all_steps_and_evaluations(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_that_of_all_steps_and_evaluations(scans: Sets, monkeypatch: Patch) -> None:
     clock = Clock(monkeypatch)
-    found = estimate_sweep(configs(), *scans, Execution())
-    assert (found.scans, found.batches, found.configs, found.chunks) == (140, 12, 4, 1)
-    assert found.slices == int(scans[0].lengths.sum() + scans[1].lengths.sum())
-    assert found.step_s == pytest.approx(3.0)
-    assert found.total_s == pytest.approx(50 * (12 * 3.0 + 40 * 0.5))
+    estimate = estimate_sweep(configs(), *scans, Execution())
+    assert (estimate.scans, estimate.batches, estimate.configs, estimate.chunks) == (140, 12, 4, 1)
+    assert estimate.slices == int(scans[0].lengths.sum() + scans[1].lengths.sum())
+    assert estimate.step_s == pytest.approx(3.0)
+    assert estimate.total_s == pytest.approx(50 * (12 * 3.0 + 40 * 0.5))
     assert clock.steps == 2 * (1 + estimate_module.BATCHES)
-    assert found.device_bytes > 0
+    assert estimate.device_bytes > 0
     weights = sum(value.numel() for value in Stack.of(configs(), FEATURES).initial_parameters().values())
-    assert found.disk_bytes == pytest.approx(3 * 4 * weights, rel=0.1)
-
-
-def test_a_slow_batch_is_trained_once(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch)
-    monkeypatch.setattr(estimate_module, "SLOW", 1.0)
-    found = estimate_sweep(configs(), *scans)
+    assert estimate.disk_bytes == pytest.approx(3 * 4 * weights, rel=0.1)
+    clock.steps = 0
+    monkeypatch.setattr(estimate_module, "SLOW", 1.0)  # a slow batch is trained once
+    assert estimate_sweep(configs(), *scans).step_s == pytest.approx(3.0)
     assert clock.steps == 1
-    assert found.step_s == pytest.approx(3.0)
 
 
-def test_long_work_on_a_card_is_estimated_as_compiled(
-    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_work_on_a_card_is_estimated_as_compiled(scans: Sets, monkeypatch: Patch) -> None:
     monkeypatch.setattr(Execution, "slotted", property(lambda self: True))
     monkeypatch.setattr(execution_module, "RECORDING_SECONDS", 0.0)
     assert estimate_sweep(configs(epochs=2), *scans).engine == "recorded"
@@ -85,7 +80,7 @@ def test_long_work_on_a_card_is_estimated_as_compiled(
 
 
 def test_the_cpu_trains_what_its_memory_holds(
-    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scans: Sets, monkeypatch: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = configs("mhng")[0]
     one = PackedEngine(Stack.of([config], FEATURES), *scans, 8, "float32")
@@ -108,15 +103,10 @@ def test_the_cpu_trains_what_its_memory_holds(
     torch.testing.assert_close(got.history, want.history, rtol=1e-4, atol=1e-5)
 
 
-def test_the_longest_scan_counts_wherever_it_is(scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_longest_scan_counts_wherever_it_is(scans: Sets, monkeypatch: Patch) -> None:
     """The first batch has short scans only; memory must hold the one with the long scan."""
     train, val = scans
-    long = Bags(torch.randn(4000, FEATURES), torch.tensor([4000]), torch.tensor([1]))
-    longer = Bags(
-        torch.cat([train.features, long.features]),
-        torch.cat([train.lengths, long.lengths]),
-        torch.cat([train.labels, long.labels]),
-    )
+    longer = Bags.pack([*train, Bag(torch.randn(4000, FEATURES), 1)])
     monkeypatch.setattr(execution_module, "machine_memory", lambda: (2**26, 2**25))
     chunks = [fitting_chunk([Config("abmil", batch_size=8)] * 100, part, val, Execution()) for part in (train, longer)]
     assert 1 < chunks[1] < chunks[0] < 100

@@ -11,20 +11,21 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import engine as engine_module
 from normal_guidance.sweep import execution as execution_module
 from normal_guidance.sweep.config import Config, Execution, grid
-from normal_guidance.sweep.engine import PackedEngine, SlottedEngine
+from normal_guidance.sweep.engine import Engine, PackedEngine, SlottedEngine
 from normal_guidance.sweep.execution import Compiler, choose_engine
 from normal_guidance.sweep.sweep import sweep
 
+Sets, Patch = tuple[Bags, Bags], pytest.MonkeyPatch
 EPOCHS = 4
 
 
 @pytest.fixture(scope="module")
-def scans() -> tuple[Bags, Bags]:
+def scans() -> Sets:
     return shifted_mean(24, seed=1, features=16, shift=2.0), shifted_mean(12, seed=2, features=16, shift=2.0)
 
 
 @pytest.fixture
-def as_on_cuda(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+def as_on_cuda(monkeypatch: Patch) -> Iterator[pytest.MonkeyPatch]:
     """The CPU is treated as a card: slotted batches first, whatever little work there is."""
     monkeypatch.setattr(Execution, "slotted", property(lambda self: self.engine != "packed"))
     monkeypatch.setattr(execution_module, "RECORDING_SECONDS", 0.0)
@@ -40,7 +41,7 @@ def out_of_resources(*_: object) -> None:
 
 
 def test_the_packed_engine_takes_over_from_a_kernel_that_does_not_fit(
-    scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scans: Sets, as_on_cuda: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     want = sweep(configs(), *scans, Execution(engine="packed"))
     as_on_cuda.setattr(SlottedEngine, "_train_step", out_of_resources)
@@ -54,16 +55,14 @@ def test_the_packed_engine_takes_over_from_a_kernel_that_does_not_fit(
 
 
 @pytest.mark.parametrize("engine", ["recorded", "compiled"])
-def test_an_engine_that_was_asked_for_and_cannot_run_is_an_error(
-    engine: str, scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch
-) -> None:
+def test_an_engine_that_was_asked_for_and_cannot_run_is_an_error(engine: str, scans: Sets, as_on_cuda: Patch) -> None:
     as_on_cuda.setattr(SlottedEngine, "_predictions", out_of_resources)
     with pytest.raises(UserError, match=rf"the {engine} engine cannot run ng .*286720.*; leave --engine out"):
         sweep(configs("ng"), *scans, Execution(engine=engine))
 
 
 def test_the_recorded_step_goes_on_where_the_compiler_fails(
-    scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scans: Sets, as_on_cuda: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def unsupported(function: object, **options: object) -> object:
         raise torch._dynamo.exc.Unsupported("data-dependent branching")
@@ -78,15 +77,16 @@ def test_the_recorded_step_goes_on_where_the_compiler_fails(
     assert message.endswith("the recorded step goes on, slower")
 
 
+def chosen(scans: Sets, **options: str) -> Engine:
+    return choose_engine(configs("ng"), *scans, Execution(**options), 0, EPOCHS)
+
+
 @pytest.mark.usefixtures("as_on_cuda")
-def test_a_long_training_is_compiled_after_its_second_epoch(
-    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_training_is_compiled_after_its_second_epoch(scans: Sets, monkeypatch: Patch) -> None:
     """The compiler that changes nothing stands for torch's, which takes a minute here."""
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    engine = choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS)
-    compiler = Compiler(engine, Execution())
-    counts = engine.rows
+    engine, short = chosen(scans), chosen(scans)
+    compiler, counts = Compiler(engine, Execution()), engine.rows
     assert len(counts) > 1
     for left in (10**9, 10**9):
         assert not engine.compiled
@@ -95,19 +95,16 @@ def test_a_long_training_is_compiled_after_its_second_epoch(
     assert engine.rows == counts, "so much work is worth compiling every number of rows"
     engine.compile()
     assert engine.rows == counts[-1:]
-    short = Compiler(engine := choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), Execution())
+    compiler = Compiler(short, Execution())
     for left in (2, 1):
-        short.after_epoch(left)
-    assert not engine.compiled
+        compiler.after_epoch(left)
+    assert not short.compiled
 
 
 @pytest.mark.usefixtures("as_on_cuda")
-def test_every_number_of_rows_is_recorded_with_a_batch_that_it_holds(
-    scans: tuple[Bags, Bags], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_of_rows_is_recorded_with_a_batch_that_it_holds(scans: Sets, monkeypatch: Patch) -> None:
     """More slices than rows would be read beyond the end, which on a card ends the process."""
-    engine = choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS)
-    free: list[int] = []
+    engine, free = chosen(scans), []
 
     def note(rows: int) -> None:
         lengths = engine.plan.lengths[int(engine.step)]
@@ -123,20 +120,20 @@ def test_every_number_of_rows_is_recorded_with_a_batch_that_it_holds(
     assert min(free) >= 0
 
 
-def test_little_work_goes_to_the_packed_engine(scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch) -> None:
-    assert isinstance(choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), SlottedEngine)
+def test_little_work_goes_to_the_packed_engine(scans: Sets, as_on_cuda: Patch) -> None:
+    assert isinstance(chosen(scans), SlottedEngine)
     as_on_cuda.setattr(execution_module, "RECORDING_SECONDS", 3600.0)
-    little = choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS)
+    little = chosen(scans)
     assert isinstance(little, PackedEngine)
-    assert isinstance(choose_engine(configs("ng"), *scans, Execution(engine="recorded"), 0, EPOCHS), SlottedEngine)
+    assert isinstance(chosen(scans, engine="recorded"), SlottedEngine)
     assert 0 < little.time_step() < 60
     want = PackedEngine(little.stack, *scans, 8, "float32").parameters
     assert all(torch.equal(little.parameters[name], value) for name, value in want.items()), "timing changes nothing"
 
 
 def test_batches_too_large_for_32_bits_are_left_to_the_packed_engine(
-    scans: tuple[Bags, Bags], as_on_cuda: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    scans: Sets, as_on_cuda: Patch, caplog: pytest.LogCaptureFixture
 ) -> None:
     as_on_cuda.setattr(engine_module, "MOST_NUMBERS", 1000)
-    assert isinstance(choose_engine(configs("ng"), *scans, Execution(), 0, EPOCHS), PackedEngine)
+    assert isinstance(chosen(scans), PackedEngine)
     assert "its kernels cannot count batches of" in caplog.records[0].getMessage()

@@ -188,11 +188,6 @@ def seen(tmp_path_factory: pytest.TempPathFactory, pytestconfig: pytest.Config) 
     return {**run_program(__file__, folder, kind), "folder": folder, "step": WRITES[kind]}
 
 
-@pytest.fixture(scope="module")
-def seen_at_random(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    return run_program(__file__, tmp_path_factory.mktemp("runs"), "random")
-
-
 def lost_epochs(log: list[str]) -> list[int]:
     """For each start of a run but the first, the epochs that the start before had trained and not saved."""
     lost, since = [], 0
@@ -206,25 +201,17 @@ def lost_epochs(log: list[str]) -> list[int]:
 
 
 @pytest.mark.slow
-def test_random_kills_leave_no_trace(seen_at_random: dict[str, Any]) -> None:
-    assert seen_at_random["kills"] >= 20
-    for name, run in seen_at_random["runs"].items():
-        assert run["differences"] == [], name
-        assert run["files"] == sorted([*RESULTS, "config.json", "lock", "report.json"])
-
-
-@pytest.mark.slow
-def test_no_more_is_lost_than_was_promised(seen_at_random: dict[str, Any]) -> None:
+def test_random_kills_leave_no_trace_and_lose_no_more_than_was_promised(tmp_path: Path) -> None:
     """Epochs trained to their end, that is: the one that a kill interrupts is lost beside them."""
-    lost = [epochs for run in seen_at_random["runs"].values() for epochs in lost_epochs(run["log"])]
+    killed = run_program(__file__, tmp_path, "random")
+    assert killed["kills"] >= 20
+    lost = [epochs for run in killed["runs"].values() for epochs in lost_epochs(run["log"])]
     assert max(lost) <= SAVE_EPOCHS
     assert any(lost)
-
-
-@pytest.mark.slow
-def test_a_run_goes_on_from_the_last_state(seen_at_random: dict[str, Any]) -> None:
-    went_on = 0
-    for run in seen_at_random["runs"].values():
+    went_on = 0  # from the last state
+    for name, run in killed["runs"].items():
+        assert run["differences"] == [], name
+        assert run["files"] == sorted([*RESULTS, "config.json", "lock", "report.json"])
         saved = (0, 0)
         for line in run["log"]:
             word, *place = line.split()
@@ -243,13 +230,9 @@ def test_a_kill_inside_any_write_leaves_no_trace(seen: dict[str, Any]) -> None:
     assert seen["half"] == []
 
 
-def test_the_comparison_can_fail(seen: dict[str, Any]) -> None:
-    assert "best.safetensors" in seen["tampered"]
-    assert "history.parquet" in seen["tampered"]
+def test_the_comparison_and_the_count_of_lost_epochs_can_fail(seen: dict[str, Any]) -> None:
+    assert {"best.safetensors", "history.parquet"} <= {*seen["tampered"]}
     assert differences(seen["folder"] / "ng-whole", seen["folder"] / "mhng-whole") == list(RESULTS)
-
-
-def test_the_count_of_lost_epochs_can_fail(seen: dict[str, Any]) -> None:
     assert max(lost_epochs(seen["seldom"])) > SAVE_EPOCHS
 
 

@@ -22,25 +22,42 @@ from normal_guidance.sweep.lightning import GuidanceCallback
 
 FEATURES, BATCH, LR = 4, 8, 0.1
 
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, about workers and checkpoints
+
+
+def plainly(model: nn.Module, batch: Bags) -> Prediction:
+    return model(batch.features, batch.lengths)
+
 
 class Classifier(LightningModule):
-    """A module that knows nothing of guidance."""
+    """A module that knows nothing of guidance; how it calls its model, and what it makes of the loss, may be others."""
 
-    def __init__(self, *, as_mapping: bool = False, padded: bool = False) -> None:
+    def __init__(
+        self, call: Callable[[nn.Module, Bags], Prediction] = plainly, give: Callable[[Tensor], object] = lambda x: x
+    ) -> None:
         super().__init__()
         self.model, self.unused = build_model("abmil", FEATURES), nn.Linear(2, 2)
-        self.as_mapping, self.padded = as_mapping, padded
+        self.call, self.give = call, give
 
     def training_step(self, batch: Bags, number: int) -> object:
-        rows, bags = unpack(batch.features, batch.lengths) if self.padded else (batch.features, batch.lengths)
-        loss = F.binary_cross_entropy_with_logits(self.model(rows, bags).logit, batch.labels.float())
-        return {"loss": loss, "more": 1} if self.as_mapping else loss
+        loss = F.binary_cross_entropy_with_logits(self.call(self.model, batch).logit, batch.labels.float())
+        return self.give(loss)
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.model.parameters(), lr=LR)
+        return torch.optim.SGD(self.parameters(), lr=LR)
 
 
-class OwnModel(LightningModule):
+class TwoModels(Classifier):
+    def __init__(self) -> None:
+        super().__init__(self.both)
+        self.second = build_model("abmil", FEATURES)
+
+    def both(self, model: nn.Module, batch: Bags) -> Prediction:
+        first, second = plainly(model, batch), plainly(self.second, batch)
+        return first._replace(logit=first.logit + second.logit)
+
+
+class OwnModel(Classifier):
     """A model of another make: scores of padded slices, and a mask."""
 
     class Scores(nn.Module):
@@ -59,9 +76,6 @@ class OwnModel(LightningModule):
         features, mask = unpack(batch.features, batch.lengths)
         pooled = (self.attention(features, mask).softmax(-1)[..., None] * features).sum(1)
         return F.binary_cross_entropy_with_logits(self.classifier(pooled).squeeze(-1), batch.labels.float())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=LR)
 
 
 def loader() -> DataLoader:
@@ -91,26 +105,17 @@ def by_hand(weight: float) -> nn.Module:
     return model
 
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's own, about workers and checkpoints
+def guiding(module: str = "model", **options: object) -> GuidanceCallback:
+    return GuidanceCallback(NormalGuidance(), module, **options)
 
 
-class TwoModels(Classifier):
-    def __init__(self) -> None:
-        super().__init__()
-        self.second = build_model("abmil", FEATURES)
-
-    def training_step(self, batch: Bags, number: int) -> Tensor:
-        logits = self.model(batch.features, batch.lengths).logit, self.second(batch.features, batch.lengths).logit
-        return F.binary_cross_entropy_with_logits(sum(logits), batch.labels.float())
-
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return torch.optim.SGD(self.parameters(), lr=LR)
+def finding(result: object) -> GuidanceCallback:
+    return guiding(find=lambda inputs, output: result)
 
 
 def test_two_callbacks_guide_two_submodules_and_leave_the_module_as_it_was(tmp_path: Path) -> None:
     module = TwoModels()
-    callbacks = GuidanceCallback(NormalGuidance()), GuidanceCallback(NormalGuidance(), module="second")
-    trainer = trained(module, tmp_path, *callbacks)
+    trainer = trained(module, tmp_path, guiding(), guiding("second"))
     assert "training_step" not in vars(module)
     logged = [trainer.callback_metrics[f"guidance/{name}"] for name in ("model", "second")]
     assert min(logged) > 0
@@ -126,31 +131,20 @@ def test_a_step_that_was_wrapped_before_stays_wrapped(tmp_path: Path) -> None:
         return step(*args)
 
     module.training_step = counted
-    trained(module, tmp_path, GuidanceCallback(NormalGuidance()))
+    trained(module, tmp_path, guiding())
     assert vars(module)["training_step"] is counted
     assert calls == [0, 1, 2] * 2
-
-
-class Called(Classifier):
-    """Calls its model in another way."""
-
-    def __init__(self, call: Callable[[nn.Module, Bags], Prediction]) -> None:
-        super().__init__()
-        self.call = call
-
-    def training_step(self, batch: Bags, number: int) -> Tensor:
-        return F.binary_cross_entropy_with_logits(self.call(self.model, batch).logit, batch.labels.float())
 
 
 @pytest.mark.parametrize(
     "module",
     [
         Classifier,
-        lambda: Classifier(as_mapping=True),
-        lambda: Classifier(padded=True),
-        lambda: Called(lambda model, batch: model(batch.features, bags=batch.lengths)),
-        lambda: Called(lambda model, batch: model(bags=batch.lengths, features=batch.features)),
-        lambda: Called(lambda model, batch: model(batch.features, batch.lengths.tolist())),
+        lambda: Classifier(give=lambda loss: {"loss": loss, "more": 1}),
+        lambda: Classifier(lambda model, batch: model(*unpack(batch.features, batch.lengths))),
+        lambda: Classifier(lambda model, batch: model(batch.features, bags=batch.lengths)),
+        lambda: Classifier(lambda model, batch: model(bags=batch.lengths, features=batch.features)),
+        lambda: Classifier(lambda model, batch: model(batch.features, batch.lengths.tolist())),
     ],
     ids=["loss", "mapping", "padded", "keyword", "turned round", "list"],
 )
@@ -175,31 +169,22 @@ def test_negatives_of_their_own_need_labels_that_the_callback_does_not_have() ->
 
 
 def test_a_model_of_another_make(tmp_path: Path) -> None:
-    guidance, spread = NormalGuidance(20.0), {}
+    def find(inputs: tuple[Tensor, ...], output: Tensor) -> dict[str, object]:
+        return {"attention": output, "mask": inputs[1], "from_logits": True}
+
+    spread, scans = [], shifted_mean(24, 1, features=FEATURES)
     for weight in (0.0, 20.0):
         torch.manual_seed(3)
         module = OwnModel()
-        guidance.weight = weight
-        found = GuidanceCallback(
-            guidance, "attention", lambda inputs, output: {"attention": output, "mask": inputs[1], "from_logits": True}
-        )
-        trained(module, tmp_path, found)
-        scores = module.attention(
-            *unpack(*(getattr(shifted_mean(24, 1, features=FEATURES), x) for x in ("features", "lengths")))
-        )
-        spread[weight] = NormalGuidance()(scores.softmax(-1).detach()).item()
-    assert spread[20.0] < spread[0.0]
+        trained(module, tmp_path, GuidanceCallback(NormalGuidance(weight), "attention", find))
+        scores = module.attention(*unpack(scans.features, scans.lengths))
+        spread.append(NormalGuidance()(scores.softmax(-1).detach()).item())
+    assert spread[1] < spread[0]
 
 
 def unlearning(model: nn.Module, batch: Bags) -> Prediction:
     with torch.no_grad():
-        return model(batch.features, batch.lengths)
-
-
-def returning(result: object) -> Classifier:
-    module = Classifier()
-    module.training_step = lambda *args: result
-    return module
+        return plainly(model, batch)
 
 
 def by_itself() -> Classifier:
@@ -208,23 +193,11 @@ def by_itself() -> Classifier:
     return module
 
 
-def finding(result: object) -> GuidanceCallback:
-    return GuidanceCallback(NormalGuidance(), find=lambda inputs, output: result)
-
-
-def guiding(module: str = "model") -> GuidanceCallback:
-    return GuidanceCallback(NormalGuidance(), module)
-
-
 @pytest.mark.parametrize(
     ("module", "callback", "message"),
     [
         (Classifier, lambda: finding(None), "find returned NoneType; return a dict, such as {'attention'"),
-        (
-            Classifier,
-            lambda: finding({"weights": 1}),
-            "dict with unknown 'weights'; the guidance takes attention, mask",
-        ),
+        (Classifier, lambda: finding({"weights": 1}), "unknown 'weights'; the guidance takes attention, mask"),
         (
             Classifier,
             lambda: finding({"from_logits": True}),
@@ -232,15 +205,15 @@ def guiding(module: str = "model") -> GuidanceCallback:
         ),
         (Classifier, lambda: guiding("encoder"), "Classifier has no submodule 'encoder'; it has model, model.hidden"),
         (Classifier, lambda: guiding("unused"), "submodule 'unused' was not called in training_step"),
-        (lambda: returning({"logit": 1}), guiding, "a dict of logit, without 'loss'; return the loss"),
-        (lambda: returning({"loss": 1.0}), guiding, "training_step returned float as 'loss'; return"),
-        (lambda: returning(0.5), guiding, "training_step returned float; return"),
+        (lambda: Classifier(give=lambda _: {"logit": 1}), guiding, "a dict of logit, without 'loss'; return the loss"),
+        (lambda: Classifier(give=lambda _: {"loss": 1.0}), guiding, "training_step returned float as 'loss'; return"),
+        (lambda: Classifier(give=lambda _: 0.5), guiding, "training_step returned float; return"),
         (
-            lambda: Called(lambda model, batch: model.eval()(batch.features, batch.lengths)),
+            lambda: Classifier(lambda model, batch: plainly(model.eval(), batch)),
             guiding,
             r"submodule 'model' was called in eval mode .* call model\.train\(\)",
         ),
-        (lambda: Called(unlearning), guiding, "'model' was called without gradients in training_step; call it outside"),
+        (lambda: Classifier(unlearning), guiding, "'model' was called without gradients in training_step; call it out"),
         (OwnModel, lambda: guiding("attention"), "output is Tensor, not a Prediction .* say where its attention is"),
         (by_itself, guiding, "Classifier optimizes by hand"),
     ],

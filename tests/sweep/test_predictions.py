@@ -45,17 +45,13 @@ def test_rows_of_a_part_or_a_winner_are_read(path):
     assert read_predictions(path)["scan_id"].to_pylist() == ["1-0", "1-1", "2-0", "3-0", "3-1", "3-2"]
     assert read_predictions(path, part="test")["scan_id"].to_pylist() == ["2-0", "3-0", "3-1", "3-2"]
     assert read_predictions(path, ("scan_id",), group="a").to_pydict() == {"scan_id": ["1-0", "1-1", "2-0"]}
-    assert read_predictions(path, ("slices", "label"), part="test", group="b").to_pydict() == {
-        "slices": [4, 1, 6],
-        "label": [0, 1, 0],
-    }
+    last = read_predictions(path, ("slices", "label"), part="test", group="b")
+    assert last.to_pydict() == {"slices": [4, 1, 6], "label": [0, 1, 0]}
 
 
 def test_the_packed_prediction_comes_back(path):
     _, expected = predicted([4, 1, 6], seed=3)
-    read = packed_prediction(read_predictions(path, group="b"))
-    for field, own in zip(expected[:3], read[:3], strict=True):
-        assert torch.equal(field, own)
+    assert all(map(torch.equal, expected[:3], packed_prediction(read_predictions(path, group="b"))[:3]))
 
 
 def test_a_probability_may_be_given(tmp_path):
@@ -69,15 +65,13 @@ def test_a_probability_may_be_given(tmp_path):
 
 def test_files_of_others_are_refused_by_name(path, tmp_path):
     whole = pq.read_table(path)
-    other = {
-        "column.parquet": (whole.drop_columns(["log_attention"]), "has no column 'log_attention'"),
-        "kind.parquet": (whole.set_column(8, "attention", pa.array(["none"] * 6)), r"cannot be read \(.*\)"),
-        "gone.parquet": (None, r"cannot be read \(.*\)"),
-    }
-    for name, (table, detail) in other.items():
-        if table is not None:
-            pq.write_table(table, tmp_path / name)
-        message = rf"{name} {detail}; copy the run again, or delete it and start it again"
-        with pytest.raises(UserError, match=message):
+    pq.write_table(whole.drop_columns(["log_attention"]), tmp_path / "column.parquet")
+    pq.write_table(whole.set_column(8, "attention", pa.array(["none"] * 6)), tmp_path / "kind.parquet")
+    for name, detail in (
+        ("column.parquet", "has no column 'log_attention'"),
+        ("kind.parquet", r"cannot be read \(.*\)"),
+        ("gone.parquet", r"cannot be read \(.*\)"),
+    ):
+        with pytest.raises(UserError, match=f"{name} {detail}; copy the run again, or delete it and start it again"):
             read_predictions(tmp_path / name)
     assert read_predictions(tmp_path / "column.parquet", ("scan_id",)).num_rows == 6

@@ -21,6 +21,7 @@ from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.stack import Stack
 from normal_guidance.sweep.sweep import sweep
 
+Sets = tuple[Bags, Bags]
 FEATURES = 6
 EXACT = Execution(precision="float64")
 
@@ -35,13 +36,8 @@ def scans(n: int, seed: int) -> Bags:
 
 
 @pytest.fixture(scope="module")
-def train() -> Bags:
-    return scans(52, seed=1)
-
-
-@pytest.fixture(scope="module")
-def val() -> Bags:
-    return scans(30, seed=8)
+def sets() -> Sets:
+    return scans(52, seed=1), scans(30, seed=8)
 
 
 def small_grid(width: int = 4, **options: object) -> tuple[Config, ...]:
@@ -97,11 +93,11 @@ def textbook(config: Config, train: Bags, val: Bags) -> tuple[list[list[float]],
 @pytest.mark.slow(but="recorded-12")
 @pytest.mark.parametrize("width", [1, 4, 12, 15])
 @pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
-def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bags, val: Bags) -> None:
+def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, sets: Sets) -> None:
     configs = small_grid(width)
-    engine = make_engine(kind, configs, train, val)
-    want = [textbook(config, train, val) for config in configs]
-    for number, (order, _) in enumerate(first_orders(train, configs)):
+    engine = make_engine(kind, configs, *sets)
+    want = [textbook(config, *sets) for config in configs]
+    for number, (order, _) in enumerate(first_orders(sets[0], configs)):
         loss, train_auroc = engine.train_epoch(order)
         got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
         torch.testing.assert_close(got, torch.tensor([history[number] for history, _ in want]).double())
@@ -110,12 +106,10 @@ def test_engines_train_as_torchs_own_layers_do(kind: str, width: int, train: Bag
             torch.testing.assert_close(engine.parameters[name][number], parameter.detach())
 
 
-def test_slices_are_ranked_some_configurations_at_a_time(
-    train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    whole = sweep(small_grid(), train, val, EXACT)
+def test_slices_are_ranked_some_configurations_at_a_time(sets: Sets, monkeypatch) -> None:
+    whole = sweep(small_grid(), *sets, EXACT)
     monkeypatch.setattr(engine_module, "MAX_CELLS", 1)
-    assert sweep(small_grid(), train, val, EXACT).history.equal(whole.history)
+    assert sweep(small_grid(), *sets, EXACT).history.equal(whole.history)
 
 
 class Sealed:
@@ -139,24 +133,21 @@ def test_no_method_reads_slice_labels(method: str, engine: str) -> None:
     train, val = (Sealed(shifted_mean(20, seed, features=8)) for seed in (1, 2))
     config = Config(method, epochs=1, batch_size=8)
     assert len(sweep([config], train, val, Execution(engine=engine)).history) == 1
+    with pytest.raises(AssertionError, match="slice labels were read"):  # the seal can break
+        sweep([Config("slice_reference", receptive_field=3, epochs=1, batch_size=8)], train, val)
 
 
-def test_the_seal_can_break() -> None:
-    train = Sealed(shifted_mean(20, 1, features=8))
-    with pytest.raises(AssertionError, match="slice labels were read"):
-        sweep([Config("slice_reference", receptive_field=3, epochs=1, batch_size=8)], train, train)
-
-
-def test_slices_that_cannot_be_learnt(train: Bags, val: Bags) -> None:
+def test_slices_that_cannot_be_learnt(sets: Sets) -> None:
+    train, val = sets
     with pytest.raises(UserError, match="learns slice labels, but 52 scans have none"):
         sweep(small_grid(), replace(train, slice_labels=None), val)
-    negative = val[val.labels == 0]
     with pytest.raises(UserError, match=r"0 of \d+ validation slices are positive"):
-        sweep(small_grid(), train, negative)
+        sweep(small_grid(), train, val[val.labels == 0])
 
 
-def test_a_batch_without_any_label_moves_nothing(val: Bags) -> None:
+def test_a_batch_without_any_label_moves_nothing(sets: Sets) -> None:
     """The loss of a batch without labels is 0, not NaN."""
+    val = sets[1]
     some, none = val[val.positive_slices > 0], val[:16]
     unknown = replace(none, slice_labels=torch.full_like(none.slice_labels, UNKNOWN))
     stack = Stack.of(small_grid(), FEATURES, dtype=torch.float64)

@@ -1,7 +1,5 @@
 """A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,18 +29,7 @@ from normal_guidance.sweep.run import (
     write_history,
     write_winners,
 )
-from normal_guidance.sweep.sweep import StateFile, Sweep, SweepState, Winner, group_of, sweep
-
-HOLD = """
-import fcntl, sys
-file = open(sys.argv[1], "a+")
-fcntl.flock(file, fcntl.LOCK_EX)
-file.write("process 4711 on elsewhere")
-file.flush()
-print("held", flush=True)
-sys.stdin.read()
-"""
-
+from normal_guidance.sweep.sweep import StateFile, Sweep, SweepState, Winner, sweep
 
 FRESH = SweepState.begin([Config("ng", epochs=2), Config("ng", lr=0.1, epochs=2)], None)
 
@@ -58,29 +45,10 @@ def begin(folder: Path, what: dict[str, Any]) -> None:
         state_of(path, what).save(FRESH)
 
 
-def test_a_second_process_is_refused_until_the_first_is_dead(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, str(tmp_path / "lock")]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=r"test_a_second.* is being written by process 4711 on elsewhere; wait"):
-            begin(tmp_path, identity())
-        assert not (tmp_path / "config.json").exists()
-        holder.kill()
-    begin(tmp_path, identity())
-
-
-def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+def test_a_folder_of_something_else_is_named(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    for path, message in (
-        (tmp_path / "file", "a file; name a folder"),
-        (tmp_path / "file" / "run", "a file; name a folder"),
-        (Path("/proc/run"), r"/proc/run cannot be made \(No such file or directory\); choose another"),
-        (tmp_path, r"holds 'file' but no config.json, so it is not a run; choose another folder"),
-    ):
-        with pytest.raises(UserError, match=message):
-            begin(path, identity())
+    with pytest.raises(UserError, match=r"holds 'thesis.tex' but no config.json, so it is not a run; choose another f"):
+        begin(tmp_path, identity())
 
 
 @pytest.mark.parametrize(
@@ -91,10 +59,9 @@ def test_what_cannot_be_a_folder_is_named(tmp_path: Path) -> None:
         ({**identity(), "data": {"train": "a", "val": "c"}}, r"data\.val was 'b', now it is 'c'; give another folder"),
         ({**identity(), "data": {"train": "a", "val": "b", "test": "d"}}, r"data\.test was absent, now it is 'd'"),
         ({**identity(), "configs": identity()["configs"][:1]}, r"configs\.1\.method was 'ng', now it is absent"),
-        *[
-            (identity(Execution(**{name: value})), rf"execution\.{name} was")
-            for name, value in (("chunk", 1), ("precision", "float64"), ("engine", "recorded"))
-        ],
+        (identity(Execution(chunk=1)), r"execution\.chunk was"),
+        (identity(Execution(precision="float64")), r"execution\.precision was"),
+        (identity(Execution(engine="recorded")), r"execution\.engine was"),
     ],
 )
 def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: str) -> None:
@@ -103,20 +70,12 @@ def test_another_run_is_refused(tmp_path: Path, other: dict[str, Any], message: 
         begin(tmp_path, other)
 
 
-def test_a_run_that_saved_nothing_may_be_begun_anew(tmp_path: Path) -> None:
-    """Wrong options that failed at once must not spoil the folder: there is nothing to mix."""
-    with open_run(tmp_path, identity()):
-        pass
-    begin(tmp_path, identity(epochs=7))
-    with pytest.raises(UserError, match="another run"):
-        begin(tmp_path, identity())
-
-
-def test_a_run_begun_anew_keeps_nothing_of_an_earlier_one(tmp_path: Path) -> None:
-    """Results without state and report: they may be of anything."""
+def test_a_run_that_saved_nothing_is_begun_anew_and_keeps_nothing(tmp_path: Path) -> None:
+    """Wrong options that failed at once do not spoil the folder; results without a state may be of anything."""
     stale = ["best.json", "best.safetensors", "best-a.json", "best-a.safetensors", "history.parquet"]
+    draft = ".state.safetensors.0123456789abcdef0123456789abcdef.partial"  # of a killed process
     with open_run(tmp_path, identity()):
-        for name in (*stale, "predictions.parquet"):
+        for name in (*stale, "predictions.parquet", draft):
             (tmp_path / name).write_bytes(b"of an earlier run")
     with open_run(tmp_path, identity(epochs=7)):
         assert sorted(path.name for path in tmp_path.iterdir()) == ["config.json", "lock"]
@@ -157,13 +116,6 @@ def test_a_config_that_cannot_be_compared_is_refused(tmp_path: Path, content: by
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(UserError, match=message):
         begin(tmp_path, identity())
-
-
-def test_drafts_of_a_killed_process_are_removed(tmp_path: Path) -> None:
-    draft = tmp_path / ".state.safetensors.0123456789abcdef0123456789abcdef.partial"
-    draft.write_bytes(b"gigabytes")
-    begin(tmp_path, identity())
-    assert not draft.exists()
 
 
 def test_departures_name_other_grids_and_missing_pairs() -> None:
@@ -221,13 +173,10 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
     whole = path.read_bytes()
     changed = bytearray(whole)
     changed[-3] ^= 1
-    for content, message in (
-        (whole[:-1], "does not fit its checksum"),
-        (whole[:20], "damaged or was not written by normal-guidance"),
-        (b"", "damaged or was not written by normal-guidance"),
-        (b"\x02\x00\x00\x00\x00\x00\x00\x00{}", "damaged or was not written by normal-guidance"),
-        (bytes(changed), "does not fit its checksum"),
-    ):
+    sums, foreign = "does not fit its checksum", "damaged or was not written by normal-guidance"
+    empty = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"
+    wrong = ((whole[:-1], sums), (whole[:20], foreign), (b"", foreign), (empty, foreign), (bytes(changed), sums))
+    for content, message in wrong:
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{message}.*delete it to train from the start"):
             StateFile(path, "run").load(FRESH)
@@ -241,32 +190,29 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
 
 
 def test_states_are_due_by_epochs_or_time(tmp_path: Path) -> None:
-    by_epochs, by_time = (
-        StateFile(tmp_path / "state", "run", **due) for due in ({"save_epochs": 3}, {"save_seconds": 9})
-    )
+    path = tmp_path / "state"
+    by_epochs, by_time = StateFile(path, save_epochs=3), StateFile(path, save_seconds=9)
     by_time._saved -= 10.0
     assert [by_epochs.due() for _ in range(3)] == [False, False, True]
     assert by_time.due()
     assert not StateFile(save_epochs=1).due()  # it has no file
     for wrong in ({"save_epochs": 0}, {"save_seconds": -1.0}):
         with pytest.raises(UserError, match="it must be above 0"):
-            StateFile(tmp_path / "state", "run", **wrong)
+            StateFile(path, **wrong)
 
 
 def test_times_restarts_and_environments_of_all_starts_are_kept(tmp_path: Path) -> None:
-    for number, (commit, expected) in enumerate(
-        (("a", ["a"]), ("b", ["a", "b"]), ("a", ["a", "b"]), ("c", ["a", "b", "c"]))
-    ):
+    for number, (commit, expected) in enumerate((("a", "a"), ("b", "ab"), ("a", "ab"), ("c", "abc"))):
         state = StateFile(tmp_path / "state", "run", environment={"commit": {"id": commit}})
         state._begin -= 100 * (number == 0)
         state.load(FRESH)
-        assert state.environments == [{"commit": {"id": one}} for one in expected]
+        assert state.environments == [{"commit": {"id": name}} for name in expected]
         assert state.resumed == number
         state.save(FRESH)
     StateFile(tmp_path / "state", "run", environment={"commit": {"id": "d"}}).load(FRESH)  # killed before it saved
     again = StateFile(tmp_path / "state", "run")
     again.load(FRESH)
-    assert [one["commit"]["id"] for one in again.environments] == ["a", "b", "c"]
+    assert again.environments == state.environments
     assert 100 <= again.total < 110
 
 
@@ -281,25 +227,19 @@ def result() -> Sweep:
 def test_the_history_has_every_number_that_was_trained(result: Sweep, tmp_path: Path) -> None:
     write_history(tmp_path, result)
     rows = pq.read_table(tmp_path / "history.parquet").to_pylist()
+    winners = {(winner.number, winner.epoch) for winner in result.winners}
     expected = [
         {
             "config": number,
-            "lr": config.lr,
-            "l1": config.l1,
-            "guidance_weight": config.guidance_weight,
-            "divergence": config.divergence,
-            "seed": config.seed,
+            **{name: getattr(config, name) for name in ("lr", "l1", "guidance_weight", "divergence", "seed")},
             "epoch": epoch,
-            "loss": loss,
-            "train_auroc": train,
-            "val_auroc": val,
-            "val_loss": val_loss,
+            **dict(zip(("loss", "train_auroc", "val_auroc", "val_loss"), values, strict=True)),
             "selected": epoch == int(result.best_epoch[number]),
-            "winner": (number, epoch) in {(one.number, one.epoch) for one in result.winners},
+            "winner": (number, epoch) in winners,
         }
         for number, config in enumerate(result.configs)
-        for epoch, (loss, train, val, val_loss) in enumerate(result.history[:, number].tolist(), start=1)
-        if loss == loss  # nothing diverges here, so NaN is what patience skipped
+        for epoch, values in enumerate(result.history[:, number].tolist(), start=1)
+        if values[0] == values[0]  # nothing diverges here, so NaN is what patience skipped
     ]
     assert rows == expected
     assert len(rows) < len(result.history) * len(result.configs), "patience skipped nothing; choose other settings"
@@ -322,8 +262,7 @@ def test_diverged_configurations_stay_in_the_history(result: Sweep) -> None:
 def finish(folder: Path, result: Sweep, groups: Sequence[str] | None = None) -> None:
     """Winners, and a report that says which there are."""
     write_winners(folder, result, features=8)
-    state = StateFile(environment=environment(Execution()))
-    what = identity_of(result.configs, Execution(), {})
+    what, state = identity_of(result.configs, Execution(), {}), StateFile(environment=environment(Execution()))
     report = _report(what, result, {}, state, {}, None)
     known = report["winners"] if groups is None else [{**report["winners"][0], "group": group} for group in groups]
     write_json(folder / "report.json", {**report, "winners": known})
@@ -348,37 +287,33 @@ def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> 
         assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
 
 
+FORWARD, SQUARED = "forward_kl-lambda1.0-seed0", "squared_error-lambda1.0-seed0"
+
+
+def refuse_winner(folder: Path, group: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        load_winner(folder, group)
+
+
 def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a complete run: report\.json is missing; .* give the folder of a"):
-        load_winner(tmp_path)
-    finish(tmp_path, result)
-    with pytest.raises(UserError, match=r"choose a group: forward_kl-lambda1.0-seed0, squared_error-lambda1.0-seed0"):
-        load_winner(tmp_path)
-    about = tmp_path / "best-forward_kl-lambda1.0-seed0.json"
-    write_json(about, {**read_json(about), "features": 9})
-    with pytest.raises(UserError, match="do not fit together"):
-        load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
-    about.with_suffix(".safetensors").write_bytes(b"")
-    with pytest.raises(UserError, match="damaged or was not written by normal-guidance"):
-        load_winner(tmp_path, "forward_kl-lambda1.0-seed0")
-    (tmp_path / "report.json").write_text('{"winners": [1]}')
-    with pytest.raises(UserError, match=r"report\.json is damaged"):
-        load_winner(tmp_path)
-
-
-def test_files_of_another_run_are_no_winners(result: Sweep, tmp_path: Path) -> None:
     """What the report does not name is not loaded, and what the result does not have is not kept."""
+    refuse_winner(tmp_path, "", r"is not a complete run: report\.json is missing; .* give the folder of a")
+    for groups, group, message in (
+        (None, "", f"choose a group: {FORWARD}, {SQUARED}"),
+        ([FORWARD], SQUARED, f"no winner of group '{SQUARED}'; choose a group: {FORWARD}$"),
+        ([""], FORWARD, f"has one winner and no group '{FORWARD}'; leave the group out"),
+        ([], FORWARD, r"has no winner: .*; give a run that has one"),
+    ):
+        finish(tmp_path, result, groups)
+        refuse_winner(tmp_path, group, message)
     finish(tmp_path, result)
-    kept = group_names(result.configs)[group_of(result.winners[0].config)]
-    finish(tmp_path, result, [kept])
-    assert load_winner(tmp_path, kept) is not None
-    with pytest.raises(UserError, match=f"no winner of group 'squared_error-lambda1.0-seed0'; choose a group: {kept}$"):
-        load_winner(tmp_path, "squared_error-lambda1.0-seed0")
-    finish(tmp_path, result, [""])
-    with pytest.raises(UserError, match=f"has one winner and no group '{kept}'; leave the group out"):
-        load_winner(tmp_path, kept)
-    finish(tmp_path, result, [])
-    with pytest.raises(UserError, match=r"has no winner: .*; give a run that has one"):
-        load_winner(tmp_path, kept)
+    about = tmp_path / f"best-{FORWARD}.json"
+    write_json(about, {**read_json(about), "features": 9})
+    refuse_winner(tmp_path, FORWARD, "do not fit together")
+    about.with_suffix(".safetensors").write_bytes(b"")
+    refuse_winner(tmp_path, FORWARD, "damaged or was not written by normal-guidance")
     write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
-    assert sorted(path.name for path in tmp_path.glob("best*")) == [f"best-{kept}.json", f"best-{kept}.safetensors"]
+    assert sorted(path.name for path in tmp_path.glob("best*")) == [
+        f"best-{FORWARD}.json",
+        f"best-{FORWARD}.safetensors",
+    ]

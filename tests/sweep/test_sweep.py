@@ -24,6 +24,7 @@ from normal_guidance.sweep.engine import Engine, PackedEngine
 from normal_guidance.sweep.loop import EpochScores, TrainedModel, select_epoch, train_model
 from normal_guidance.sweep.sweep import Selection, StateFile, SweepProgress, SweepState, Winner, collect, restore, sweep
 
+Sets, Patch = tuple[Bags, Bags], pytest.MonkeyPatch
 FEATURES = 16
 TRAINABLE = [
     *(name for name, method in METHODS.items() if method.scores_scans),
@@ -65,13 +66,9 @@ def scans(n: int, seed: int, **options: object) -> Bags:
 
 
 @pytest.fixture(scope="module")
-def train() -> Bags:
-    return scans(70, seed=1, max_slices=33, shift=2.0, prevalence=0.4)
-
-
-@pytest.fixture(scope="module")
-def val() -> Bags:
-    return scans(40, seed=2, max_slices=40, shift=2.0)
+def sets() -> Sets:
+    train = scans(70, seed=1, max_slices=33, shift=2.0, prevalence=0.4)
+    return train, scans(40, seed=2, max_slices=40, shift=2.0)
 
 
 def small_grid(method: str, l1: Sequence[float] = (0.01, 0.0), **options: object) -> tuple[Config, ...]:
@@ -80,29 +77,29 @@ def small_grid(method: str, l1: Sequence[float] = (0.01, 0.0), **options: object
 
 
 @pytest.fixture(scope="module")
-def plain_loop(train: Bags, val: Bags) -> PlainLoop:
+def plain_loop(sets: Sets) -> PlainLoop:
     """The results of the plain loop, computed once for all engines that are compared with it."""
-    return cache(lambda configs: [train_model(config, train, val) for config in configs])
+    return cache(lambda configs: [train_model(config, *sets) for config in configs])
+
+
+def best_epochs(fits: Sequence[TrainedModel]) -> list[int]:
+    return [fit.best.number if fit.best else 0 for fit in fits]
 
 
 @pytest.mark.usefixtures("double")
 @pytest.mark.slow(but=QUICK)
 @pytest.mark.parametrize("kind", ["packed", "recorded", "streamed"])
 @pytest.mark.parametrize("case", CASES)
-def test_engines_train_as_the_plain_loop_does(
-    case: str, kind: str, train: Bags, val: Bags, plain_loop: PlainLoop
-) -> None:
+def test_engines_train_as_the_plain_loop_does(case: str, kind: str, sets: Sets, plain_loop: PlainLoop) -> None:
     configs = small_grid(**CASES[case])
     fits = plain_loop(configs)
-    engine = make_engine(kind, configs, train, val)
-    for number, (order, _) in enumerate(first_orders(train, configs)):
+    engine = make_engine(kind, configs, *sets)
+    for number, (order, _) in enumerate(first_orders(sets[0], configs)):
         engine.stack.begin_epoch(number + 1)
         loss, train_auroc = engine.train_epoch(order)
         got = torch.stack([loss, train_auroc, *engine.evaluate()], 1)
-        want = [
-            [epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss]
-            for epoch in (one.history[number] for one in fits)
-        ]
+        epochs = [fit.history[number] for fit in fits]
+        want = [[epoch.loss, epoch.train_auroc, epoch.val_auroc, epoch.val_loss] for epoch in epochs]
         # With L1, a bias without gradient (the keys') goes where its last bit of rounding points: |theta| differs.
         torch.testing.assert_close(got, torch.tensor(want), rtol=0, atol=1e-5)
         torch.testing.assert_close(got[2:], torch.tensor(want)[2:])
@@ -112,15 +109,13 @@ def test_engines_train_as_the_plain_loop_does(
 @pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("method", ["mean", "max", "ng", "slice_reference"])
-def test_a_sweep_keeps_what_the_plain_loop_keeps(
-    method: str, engine: str, train: Bags, val: Bags, plain_loop: PlainLoop
-) -> None:
+def test_a_sweep_keeps_what_the_plain_loop_keeps(method: str, engine: str, sets: Sets, plain_loop: PlainLoop) -> None:
     configs = small_grid(**{"method": method, "epochs": 25, **(REFERENCE if method == "slice_reference" else {})})
     fits = plain_loop(configs)
-    result = sweep(configs, train, val, replace(EXACT, engine=engine))
-    assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
-    assert any(one.best for one in fits), "nothing was selected, so nothing was tested"
-    best = max((one for one in fits if one.best), key=lambda one: (one.best.val_auroc, -one.best.val_loss))
+    result = sweep(configs, *sets, replace(EXACT, engine=engine))
+    assert result.best_epoch.tolist() == best_epochs(fits)
+    assert any(fit.best for fit in fits), "nothing was selected, so nothing was tested"
+    best = max((fit for fit in fits if fit.best), key=lambda fit: (fit.best.val_auroc, -fit.best.val_loss))
     (winner,) = result.winners
     assert (winner.config, winner.epoch, winner.val_auroc) == (best.config, best.best.number, best.best.val_auroc)
     for name, parameter in best.model.named_parameters():
@@ -138,9 +133,9 @@ RESUMED: dict[str, dict[str, object]] = {
 @pytest.mark.slow(but=("adamw-recorded", "warmup-packed", "slice_reference-recorded", "whole_bells_ng-recorded"))
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
 @pytest.mark.parametrize("case", RESUMED)
-def test_a_resumed_sweep_has_the_same_bits(case: str, engine: str, train: Bags, val: Bags) -> None:
+def test_a_resumed_sweep_has_the_same_bits(case: str, engine: str, sets: Sets) -> None:
     configs, execution = small_grid(epochs=5, **RESUMED[case]), Execution(engine=engine)
-    bags, memory = [part.to(dtype=torch.float32) for part in (train, val)], MemoryCheckpoint(interrupt_at=1)
+    bags, memory = [part.to(dtype=torch.float32) for part in sets], MemoryCheckpoint(interrupt_at=1)
     with pytest.raises(KeyboardInterrupt):
         sweep(configs, *bags, execution, checkpoint=memory)
     training = memory.saved[0].pending[0].training
@@ -161,9 +156,9 @@ def test_a_resumed_sweep_has_the_same_bits(case: str, engine: str, train: Bags, 
 @pytest.mark.slow(but=("ng-3", "slice_reference-1"))
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("method", ["ng", "slice_reference"])
-def test_chunks_change_nothing(method: str, size: int, train: Bags, val: Bags) -> None:
+def test_chunks_change_nothing(method: str, size: int, sets: Sets) -> None:
     configs = small_grid(**{"epochs": 6, "method": method, **(REFERENCE if method == "slice_reference" else {})})
-    whole, parts = sweep(configs, train, val, EXACT), sweep(configs, train, val, replace(EXACT, chunk=size))
+    whole, parts = sweep(configs, *sets, EXACT), sweep(configs, *sets, replace(EXACT, chunk=size))
     assert sum(parts.chunks) == len(configs)
     assert max(parts.chunks) == size
     torch.testing.assert_close(parts.history, whole.history)
@@ -171,26 +166,10 @@ def test_chunks_change_nothing(method: str, size: int, train: Bags, val: Bags) -
     assert [w.number for w in parts.winners] == [w.number for w in whole.winners]
 
 
-def test_too_little_memory_halves_the_chunk(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
-    make = sweep_module.choose_engine
-
-    def small_device(configs: Sequence[Config], *rest: object) -> Engine:
-        if len(configs) > 2:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return make(configs, *rest)
-
-    monkeypatch.setattr(sweep_module, "choose_engine", small_device)
-    configs = small_grid("ng")
-    result = sweep(configs, train, val, EXACT)
-    assert result.chunks == (2, 2)
-    monkeypatch.undo()
-    torch.testing.assert_close(result.history, sweep(configs, train, val, EXACT).history)
-
-
 @pytest.mark.slow(but="None")
 @pytest.mark.parametrize("message", [None, "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"])
 def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
-    message: str | None, train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
+    message: str | None, sets: Sets, monkeypatch: Patch
 ) -> None:
     trained: list[tuple[int, int]] = []
     train_epoch = PackedEngine.train_epoch
@@ -202,91 +181,78 @@ def test_memory_that_runs_out_midway_costs_the_epochs_since_the_last_state(
         return train_epoch(self, order)
 
     configs = small_grid("ng", epochs=8)
-    want = sweep(configs, train, val, EXACT)
+    want = sweep(configs, *sets, EXACT)
     monkeypatch.setattr(PackedEngine, "train_epoch", out_of_memory_in_epoch_6)
-    got = sweep(configs, train, val, EXACT, checkpoint=MemoryCheckpoint())
+    got = sweep(configs, *sets, EXACT, checkpoint=MemoryCheckpoint())
     assert got.chunks == (2, 2)
     assert [size for size, _ in trained] == [4] * 6 + [2] * 4 + [2] * 4, "both halves go on behind epoch 4"
     torch.testing.assert_close(got.history, want.history)
     assert got.best_epoch.tolist() == want.best_epoch.tolist()
 
 
-def test_other_errors_are_not_taken_for_want_of_memory(train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "kind", "message"),
+    [
+        (RuntimeError("shapes differ"), RuntimeError, "shapes differ"),
+        (torch.OutOfMemoryError("CUDA out of memory"), UserError, "batch size"),
+    ],
+)
+def test_other_errors_and_one_configuration_too_large_end_the_sweep(
+    error: Exception, kind: type[Exception], message: str, sets: Sets, monkeypatch: Patch
+) -> None:
     def broken(*_: object) -> Engine:
-        raise RuntimeError("shapes differ")
+        raise error
 
     monkeypatch.setattr(sweep_module, "choose_engine", broken)
-    with pytest.raises(RuntimeError, match="shapes differ"):
-        sweep(small_grid("ng"), train, val, EXACT)
+    with pytest.raises(kind, match=message):
+        sweep(small_grid("ng"), *sets, EXACT)
 
 
 @pytest.mark.parametrize("engine", ["packed", "recorded"])
-def test_a_finished_engine_is_freed_before_the_next(engine: str, train: Bags, val: Bags) -> None:
-    made: list[weakref.ref[Engine]] = []
-    alive: list[int] = []
-    make = sweep_module.choose_engine
+def test_a_finished_engine_is_freed_before_the_next(engine: str, sets: Sets, monkeypatch: Patch) -> None:
+    made, alive, make = weakref.WeakSet(), [], sweep_module.choose_engine
 
     def count(*arguments: object) -> Engine:
-        alive.append(sum(one() is not None for one in made))
+        alive.append(len(made))
         engine = make(*arguments)
-        made.append(weakref.ref(engine))
+        made.add(engine)
         return engine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sweep_module, "choose_engine", count)
-        sweep(small_grid("ng", epochs=1), train, val, replace(EXACT, engine=engine, chunk=1))
+    monkeypatch.setattr(sweep_module, "choose_engine", count)
+    sweep(small_grid("ng", epochs=1), *sets, replace(EXACT, engine=engine, chunk=1))
     assert alive == [0, 0, 0, 0]
 
 
-def test_one_configuration_too_large_is_the_users_error(
-    train: Bags, val: Bags, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_memory(*_: object) -> Engine:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(sweep_module, "choose_engine", no_memory)
-    with pytest.raises(UserError, match="batch size"):
-        sweep(small_grid("ng"), train, val, EXACT)
-
-
-def test_a_configuration_that_diverges_leaves_the_others_alone(train: Bags, val: Bags) -> None:
+def test_a_configuration_that_diverges_leaves_the_others_alone(sets: Sets) -> None:
     good = Config("abmil", lr=0.01, epochs=4, batch_size=16)
     mad = replace(good, lr=1e308)
-    result = sweep([good, mad], train, val, EXACT)
+    result = sweep([good, mad], *sets, EXACT)
     assert result.history[-1, 1].isnan().any()
     assert result.best_epoch[1] <= 1
-    torch.testing.assert_close(result.history[:, 0], sweep([good], train, val, EXACT).history[:, 0])
+    torch.testing.assert_close(result.history[:, 0], sweep([good], *sets, EXACT).history[:, 0])
 
 
-def test_patience_ends_as_the_plain_loop_does(train: Bags, val: Bags) -> None:
-    config = Config("abmil", lr=0.1, epochs=60, batch_size=16, patience=5)
-    want: TrainedModel = train_model(config, train, val)
-    result = sweep([config], train, val, EXACT)
-    assert len(want.history) < 60, "patience did not end it, so nothing was tested"
-    assert (~result.history[:, 0, 0].isnan()).sum() == len(want.history)
-    assert result.best_epoch[0] == (want.best.number if want.best else 0)
+TWO = {"weight": torch.zeros(2, 3)}
 
 
-def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet(train: Bags, val: Bags) -> None:
-    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
-    selection = Selection(engine.parameters, train_above_val=True, patience=2)
+def test_patience_waits_for_who_still_learns_though_nothing_can_be_selected_yet() -> None:
+    selection = Selection(TWO, train_above_val=True, patience=2)
     learning, idle = [0.5, 0.6, 0.7, 0.8, 0.9], [0.5, 0.5, 0.5, 0.5, 0.9]
     training = torch.tensor([[0.4, 0.4], [0.5, 0.4], [0.6, 0.4], [0.7, 0.4], [0.95, 0.95]])
     over = []
     for epoch, values in enumerate(zip(learning, idle, strict=True), start=1):
-        selection.update(epoch, training[epoch - 1], torch.tensor(values), torch.ones(2), engine.parameters)
+        selection.update(epoch, training[epoch - 1], torch.tensor(values), torch.ones(2), TWO)
         over.append(selection.over(epoch))
     assert over[3] == [False, True]
     assert selection.epoch.tolist() == [5, 0]
     assert selection.trained(5).tolist() == [5, 3]
 
 
-def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_it(train: Bags, val: Bags) -> None:
-    engine = make_engine("packed", [Config("abmil", batch_size=16)] * 2, train, val)
-    selection = Selection(engine.parameters, patience=2)
+def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_it() -> None:
+    selection = Selection(TWO, patience=2)
     losses = torch.tensor([[0.5, 0.5], [0.4, 0.6], [0.3, 0.4], [0.2, 0.1]])
     for epoch, loss in enumerate(losses, start=1):
-        selection.update(epoch, torch.zeros(2), torch.ones(2), loss, engine.parameters)
+        selection.update(epoch, torch.zeros(2), torch.ones(2), loss, TWO)
         if epoch == 2:
             assert selection.epoch.tolist() == [2, 1]
     assert selection.epoch.tolist() == [3, 3]
@@ -295,17 +261,14 @@ def test_of_equal_epochs_the_lowest_loss_is_kept_and_patience_does_not_wait_for_
 
 
 def test_of_equal_configurations_the_lowest_loss_wins_but_by_the_papers_rule_the_first() -> None:
-    def winner(number: int, loss: float, paper: bool) -> Winner:
-        config = Config("ng", train_above_val=paper)
-        return Winner(config=config, number=number, epoch=1, val_auroc=1.0, val_loss=loss, weights={})
-
     for paper, expected in ((False, 1), (True, 0)):
-        both = [winner(0, 0.5, paper), winner(1, 0.4, paper), winner(2, 0.4, paper)]
-        assert max(both, key=Winner.rank).number == expected
+        about = {"config": Config("ng", train_above_val=paper), "epoch": 1, "val_auroc": 1.0, "weights": {}}
+        equal = [Winner(number=number, val_loss=loss, **about) for number, loss in enumerate((0.5, 0.4, 0.4))]
+        assert max(equal, key=Winner.rank).number == expected
 
 
-def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(train: Bags, val: Bags) -> None:
-    engine = make_engine("packed", [Config("abmil", batch_size=16)], train, val)
+def test_a_state_of_a_version_that_counted_patience_otherwise_is_refused(sets: Sets) -> None:
+    engine = make_engine("packed", [Config("abmil", batch_size=16)], *sets)
     selection, history = Selection(engine.parameters), torch.zeros(2, 1, 4)
     saved = collect(engine, selection, history, torch.zeros(1))
     restore(engine, selection, history, saved)
@@ -338,79 +301,64 @@ def test_a_state_with_other_values_is_refused(change: dict[str, Any], words: str
         state.load(fresh)
 
 
-def test_half_precision_features_are_pooled_in_full_precision(train: Bags, val: Bags) -> None:
-    configs = small_grid("mean")
-    half, full = [
-        [bags.to(dtype=torch.float16).to(dtype=d) for bags in (train, val)] for d in (torch.float16, torch.float32)
-    ]
-    torch.testing.assert_close(sweep(configs, *half).history, sweep(configs, *full).history, rtol=0, atol=0)
+def test_half_precision_features_are_pooled_in_full_precision(sets: Sets) -> None:
+    half = [bags.to(dtype=torch.float16) for bags in sets]
+    full = [bags.to(dtype=torch.float32) for bags in half]
+    assert sweep(small_grid("mean"), *half).history.equal(sweep(small_grid("mean"), *full).history)
 
 
-def test_progress_is_reported(train: Bags, val: Bags) -> None:
+def test_progress_is_reported(sets: Sets) -> None:
     seen: list[SweepProgress] = []
-    sweep(small_grid("mean", epochs=3), train, val, replace(EXACT, chunk=2), watch=seen.append)
+    sweep(small_grid("mean", epochs=3), *sets, replace(EXACT, chunk=2), watch=seen.append)
     assert seen[-1].done == 1.0
     assert [one.first_config for one in seen if one.epoch == 3] == [0, 2]
     assert [one.done for one in seen if one.epoch == 3] == [0.5, 1.0]
     assert all(one.slices_per_second > 0 for one in seen)
 
 
-def test_scans_that_cannot_be_trained_on(train: Bags, val: Bags) -> None:
-    config = Config("ng", epochs=1, batch_size=16)
-    with pytest.raises(UserError, match="do not fill one batch of 64"):
-        sweep([replace(config, batch_size=64)], train[:40], val)
-    with pytest.raises(UserError, match="features"):
-        sweep([config], train, shifted_mean(20, seed=1, features=8))
-    with pytest.raises(UserError, match="validation scans are positive"):
-        sweep([config], train, val[val.labels == 0])
+def test_scans_that_cannot_be_trained_on(sets: Sets) -> None:
+    train, val = sets
+    for some, held_out, message in (
+        (train[:10], val, "do not fill one batch of 16"),
+        (train, shifted_mean(20, seed=1, features=8), "training scans have 16 features, validation scans 8"),
+        (train, val[val.labels == 0], "validation scans are positive"),
+    ):
+        with pytest.raises(UserError, match=message):
+            sweep(small_grid("ng"), some, held_out)
 
 
 @pytest.mark.slow(but="True")
 @pytest.mark.parametrize("train_above_val", [True, False])
-def test_selection_is_select_epoch(train_above_val: bool, train: Bags, val: Bags) -> None:
-    configs = small_grid("abmil", epochs=30, train_above_val=train_above_val)
-    result = sweep(configs, train, val, EXACT)
-    for number, config in enumerate(configs):
-        history = sweep_history(result, number)
+def test_selection_is_select_epoch(train_above_val: bool, sets: Sets) -> None:
+    result = sweep(small_grid("abmil", epochs=30, train_above_val=train_above_val), *sets, EXACT)
+    for rows, best_epoch in zip(result.history.movedim(1, 0).tolist(), result.best_epoch.tolist(), strict=True):
+        history = tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])
         want = select_epoch(history, train_above_val=train_above_val)
-        assert result.best_epoch[number] == (want.number if want else 0), config
+        assert best_epoch == (want.number if want else 0)
 
 
 @pytest.mark.slow
-def test_each_group_has_its_winner(train: Bags, val: Bags) -> None:
+def test_each_group_has_its_winner(sets: Sets) -> None:
     base = Config("ng", epochs=5, batch_size=16, train_above_val=False)
     configs = grid(
         base, lr=[0.1, 0.01], l1=[0.0], divergence=["forward_kl", "squared_error"], guidance_weight=[0.1, 10.0]
     )
-    result = sweep(configs, train, val, EXACT)
+    result = sweep(configs, *sets, EXACT)
     groups = [(winner.config.divergence, winner.config.guidance_weight) for winner in result.winners]
     assert len(set(groups)) == len(groups) == 4
     for winner in result.winners:
-        alone = sweep([winner.config], train, val, EXACT)
+        alone = sweep([winner.config], *sets, EXACT)
         torch.testing.assert_close(alone.history[:, 0], result.history[:, winner.number])
 
 
-def test_slice_labels_are_not_read(train: Bags, val: Bags) -> None:
-    configs = small_grid("ng")
-    blind = [Bags(bags.features, bags.lengths, bags.labels) for bags in (train, val)]
-    torch.testing.assert_close(
-        sweep(configs, *blind, EXACT).history, sweep(configs, train, val, EXACT).history, rtol=0, atol=0
-    )
-
-
 @pytest.mark.slow
-def test_patience_does_not_depend_on_the_company(train: Bags, val: Bags) -> None:
+def test_patience_does_not_depend_on_the_company(sets: Sets) -> None:
     configs = grid(Config("abmil", epochs=60, batch_size=16, patience=4), lr=[0.3, 0.1, 0.03], l1=[0.01, 0.0])
-    fits = [train_model(config, train, val) for config in configs]
+    fits = [train_model(config, *sets) for config in configs]
     assert len({len(one.history) for one in fits}) > 1, "all ended together, so nothing was tested"
     for execution in (EXACT, replace(EXACT, chunk=2)):
-        result = sweep(configs, train, val, execution)
+        result = sweep(configs, *sets, execution)
         assert len(result.chunks) > len(configs) // (execution.chunk or len(configs)), "no configuration was dropped"
         assert result.trained.tolist() == [len(one.history) for one in fits]
-        assert result.best_epoch.tolist() == [one.best.number if one.best else 0 for one in fits]
+        assert result.best_epoch.tolist() == best_epochs(fits)
         assert (~result.history[:, :, 0].isnan()).sum(0).tolist() == result.trained.tolist()
-
-
-def sweep_history(result: sweep_module.Sweep, number: int):
-    rows = result.history[:, number].tolist()
-    return tuple(EpochScores(i, *row) for i, row in enumerate(rows, start=1) if row[0] == row[0])

@@ -12,7 +12,7 @@ from normal_guidance.sweep import execution
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.engine import SlottedEngine, matrix_precision, slot_numbers
 from normal_guidance.sweep.stack import Stack
-from normal_guidance.sweep.sweep import sweep
+from normal_guidance.sweep.sweep import HISTORY, Sweep, sweep
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device here")
 
@@ -35,27 +35,26 @@ def configs(method: str, **options: object) -> tuple[Config, ...]:
     return grid(Config(method, **{"epochs": 3, "batch_size": 32, **options}), lr=[0.1, 0.01], l1=[0.01, 0.0])
 
 
+def largest_difference(got: Sweep, want: Sweep, what: str) -> float:
+    return (got.history - want.history)[:, :, HISTORY.index(what)].abs().max().item()
+
+
+REFERENCE = {"method": "slice_reference", "receptive_field": 12}
 PROTOCOLS = (
     {"weight_decay": 0.1, "class_weights": True},
     {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class_weights": True},
 )
 METHODS = ("mean", "ng", "smap", "mhng", "smtp", "evidence", "whole_bells_ng")
-ASKED = (
-    *(("ng", "tf32", "compiled"), ("smap", "float32", "compiled"), ("mhng", "bf16", "compiled")),
-    *(("whole_bells_ng", "bf16", "compiled"), ("smtp", "tf32", "packed")),
-)
+COMPILED = (("ng", "tf32"), ("smap", "float32"), ("mhng", "bf16"), ("whole_bells_ng", "bf16"))
 
 
 @pytest.mark.parametrize(
     ("options", "execution", "slack"),
     [
         *[({"method": method}, (precision, None), 1) for method in METHODS for precision in TOLERANCE],
-        *[({"method": method}, (precision, engine), 1) for method, precision, engine in ASKED],
-        *[
-            ({"method": "slice_reference", "receptive_field": width}, (precision, None), 1)
-            for width in (11, 12)
-            for precision in TOLERANCE
-        ],
+        *[({"method": method}, (precision, "compiled"), 1) for method, precision in COMPILED],
+        ({"method": "smtp"}, ("tf32", "packed"), 1),
+        *[({**REFERENCE, "receptive_field": 11 + odd}, (p, None), 1) for odd in (0, 1) for p in TOLERANCE],
         # AdamW divides gradients by their size, so that those which are only rounding move weights, too.
         *[
             ({"method": "ng", **protocol}, ("float32", engine), 10)
@@ -71,8 +70,8 @@ def test_a_gpu_trains_as_the_cpu_does(
     want = sweep(configs(**options), train, val)
     got = sweep(configs(**options), train, val, Execution("cuda", *execution))
     tolerance = slack * TOLERANCE[execution[0]]
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < tolerance
-    assert (got.history[:, :, 2] - want.history[:, :, 2]).abs().max() < 10 * tolerance
+    assert largest_difference(got, want, "loss") < tolerance
+    assert largest_difference(got, want, "val_auroc") < 10 * tolerance
 
 
 @pytest.mark.parametrize("precision", list(TOLERANCE))
@@ -81,7 +80,7 @@ def test_the_packed_engine_trains_on_long_scans(precision: str) -> None:
     train, val = (Bags(torch.randn(n * 301, FEATURES), torch.full((n,), 301), torch.arange(n) % 2) for n in (8, 4))
     both = configs("transmil", batch_size=4)
     want, got = sweep(both, train, val), sweep(both, train, val, Execution("cuda", precision, "packed"))
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE[precision]
+    assert largest_difference(got, want, "loss") < TOLERANCE[precision]
 
 
 @pytest.mark.parametrize("method", ["ng", "mhng"])
@@ -101,7 +100,7 @@ def test_a_step_is_compiled_while_training(method: str, monkeypatch: pytest.Monk
     got = sweep(configs(method, epochs=5), train, val, Execution("cuda", "float32"))
     assert [engine.compiled for engine in compiled] == [True]
     assert len(compiled[0].rows) > 1
-    assert (got.history[:, :, 0] - want.history[:, :, 0]).abs().max() < TOLERANCE["float32"]
+    assert largest_difference(got, want, "loss") < TOLERANCE["float32"]
 
 
 class Slow:
@@ -116,22 +115,20 @@ class Slow:
         return self.bags.rows(numbers)
 
 
-@pytest.mark.parametrize("options", [{"method": "ng"}, {"method": "slice_reference", "receptive_field": 12}])
+@pytest.mark.parametrize("options", [{"method": "ng"}, REFERENCE])
 def test_streamed_features_train_as_resident_ones_do(options: dict[str, object]) -> None:
     train, val = scans()
     orders = [torch.randperm(len(train), generator=torch.Generator().manual_seed(i)) for i in range(3)]
     slots = slot_numbers(train.lengths, 32, iter(orders), classes=3)
-    found = []
+    made = []
     for source, streamed in (((train, val), False), ((Slow(train), Slow(val)), True)):
         with matrix_precision("float32"):
             stack = Stack.of(configs(**options), FEATURES, "cuda")
             engine = SlottedEngine(stack, *source, 32, "float32", slots, streamed=streamed)
-            found.append(
-                [(*engine.train_epoch(order), *(one.clone() for one in engine.evaluate())) for order in orders]
+            made.append(
+                [[values.clone() for values in (*engine.train_epoch(order), *engine.evaluate())] for order in orders]
             )
-    for resident, stream in zip(*found, strict=True):
-        for a, b in zip(resident, stream, strict=True):
-            torch.testing.assert_close(a, b)
+    torch.testing.assert_close(*made)
 
 
 @pytest.mark.parametrize("method", ["ng", "mhng"])

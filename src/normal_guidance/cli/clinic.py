@@ -15,7 +15,7 @@ import typer
 from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
-from normal_guidance.cli.command import ENCODERS, Out, need_extras, one_of, print_json
+from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
 from normal_guidance.cli.options import Device, choose_execution
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def predict(
 
     def show(outcome: Written) -> None:
         if as_json:
-            print_json(outcome_json(outcome, anonymize=anonymize), indent=None)
+            typer.echo(json_text(outcome_json(outcome, anonymize=anonymize), indent=None))
         else:
             for line in scan_lines(outcome, bundle):
                 typer.echo(line, err=not outcome.complete)
@@ -184,7 +184,7 @@ def _print_completed(summary: Mapping[str, Any], out: Path, as_json: bool) -> No
 
     if as_json:
         for scan in summary_json(out, summary):
-            print_json(scan, indent=None)
+            typer.echo(json_text(scan, indent=None))
     else:
         typer.echo(f"{out} is complete already; nothing was done; open {out / 'index.html'}")
     if not is_all(summary["scans"]):

@@ -28,9 +28,13 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 Out = Annotated[Path, typer.Option("--out", "-o")]
 
 
-def print_json(value: Any, *, indent: int | None = 2) -> None:
+def json_text(value: Any, *, indent: int | None = 2) -> str:
+    return json.dumps(valid_json(value), indent=indent, allow_nan=False)
+
+
+def print_json(value: Any) -> None:
     """Print a document; a command that also writes it to a file writes the same."""
-    typer.echo(json.dumps(valid_json(value), indent=indent, allow_nan=False))
+    typer.echo(json_text(value))
 
 
 def print_result(as_json: bool, document: Any, lines: Iterable[str]) -> None:

@@ -25,9 +25,9 @@ from normal_guidance.cli.command import (
     CommandGroup,
     Out,
     add_command,
+    json_text,
     make_group,
     one_of,
-    print_json,
     print_result,
     some_of,
 )
@@ -139,11 +139,7 @@ def encode(
         return
     with watch(console, "encoding", show_progress) as update:
         outcome = encoding.encode(manifest, load, out, ray=ray, watch=update, **arguments)
-    if as_json:
-        print_json(read_json(outcome.store.folder / REPORT))
-    else:
-        for line in outcome_lines(outcome):
-            say(console, line)
+    print_result(as_json, read_json(outcome.store.folder / REPORT), outcome_lines(outcome))
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
 
@@ -253,28 +249,22 @@ def show(store: Path, as_json: AsJson = False) -> None:
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
-    if not as_json:
-        typer.echo(repr(opened))
-        typer.echo(f"recipe: {opened.recipe or 'unknown'}")
-        typer.echo(f"fingerprint: {opened.fingerprint}")
-        print_json(opened.provenance)
-        return
-    print_json(
-        {
-            "folder": opened.folder,
-            "scans": len(opened),
-            "positive": int((opened.labels == 1).sum()),
-            "slices": int(opened.lengths.sum()),
-            "features": opened.width,
-            "dtype": str(opened.dtype).removeprefix("torch."),
-            "bytes": opened.memory,
-            "findings": [finding.as_json() for finding in opened.findings],
-            "parts": {str(part): int(count) for part, count in opened.scans["part"].value_counts(sort=False).items()},
-            "recipe": opened.recipe or None,
-            "fingerprint": opened.fingerprint,
-            "provenance": opened.provenance,
-        }
-    )
+    document = {
+        "folder": opened.folder,
+        "scans": len(opened),
+        "positive": int((opened.labels == 1).sum()),
+        "slices": int(opened.lengths.sum()),
+        "features": opened.width,
+        "dtype": str(opened.dtype).removeprefix("torch."),
+        "bytes": opened.memory,
+        "findings": [finding.as_json() for finding in opened.findings],
+        "parts": {str(part): int(count) for part, count in opened.scans["part"].value_counts(sort=False).items()},
+        "recipe": opened.recipe or None,
+        "fingerprint": opened.fingerprint,
+        "provenance": opened.provenance,
+    }
+    about = (f"recipe: {opened.recipe or 'unknown'}", f"fingerprint: {opened.fingerprint}")
+    print_result(as_json, document, [repr(opened), *about, json_text(opened.provenance)])
 
 
 def verify(store: Path, as_json: AsJson = False) -> None:

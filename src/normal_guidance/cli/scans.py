@@ -80,7 +80,7 @@ def index(
             any=1386000,epidural. The first is the main one, which must be known for every scan.
         workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
-    from normal_guidance.cli.progress import make_console, say
+    from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.index.indexing import check_options
     from normal_guidance.scans.index.manifest import parse_findings
 
@@ -90,11 +90,7 @@ def index(
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
     for warning in filter(None, (left_out_line(made, out), modality_line(made, table))):
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
-    if as_json:
-        print_json(made.report)
-    else:
-        for line in summary_lines(made, out):
-            say(console, line)
+    print_result(as_json, made.report, summary_lines(made, out))
 
 
 def make_watched(
@@ -320,7 +316,7 @@ def describe(
     values = valid_json({part: description.to_dict() for part, description in described.items()})
     print_result(as_json, values, [page])
     if out is not None:
-        from normal_guidance.study.figures.datasets import draw_density
+        from normal_guidance.study.figures.attention import draw_density
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())
@@ -360,7 +356,7 @@ def phantom(
         oddities: Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.
         compression: none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).
     """
-    from normal_guidance.scans.phantom.oddities import ODDITIES
+    from normal_guidance.scans.phantom.drafts import ODDITIES
     from normal_guidance.scans.phantom.phantom_files import TRUTH, write_phantom
 
     if oddities == "all":

@@ -11,13 +11,16 @@ import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import PerBag
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.layout import Layout
+
+PerRow = Float[Tensor, "rows"]
 
 FEATURES = 768  # M, the width of the paper's embeddings (ViT-B/16)
 
 Features = Float[Tensor, "slices features"] | Float[Tensor, "bags longest features"]
-BagsLike = Layout | Int[Tensor, "bags"] | Bool[Tensor, "bags longest"] | Sequence[int]
+BagsLike = Layout | PerBag | Bool[Tensor, "bags longest"] | Sequence[int]
 
 
 class Prediction(NamedTuple):
@@ -53,15 +56,13 @@ def as_prediction(
     return Prediction(logit, layout.restore(log_a.exp().mean(1)), layout.restore(log_a), extra)
 
 
-def attend_and_classify(
-    scores: Float[Tensor, "rows"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
-) -> Prediction:
+def attend_and_classify(scores: PerRow, evidence: PerRow, bias: Float[Tensor, "1"], layout: Layout) -> Prediction:
     """Classify slices, then pool them, which equals pooling first: logit = sum_j a_j (w . h_j) + c."""
     return classify(layout.log_softmax(layout.fold(scores)), evidence, bias, layout)
 
 
 def classify(
-    log_a: Float[Tensor, "bags longest"], evidence: Float[Tensor, "rows"], bias: Float[Tensor, "1"], layout: Layout
+    log_a: Float[Tensor, "bags longest"], evidence: PerRow, bias: Float[Tensor, "1"], layout: Layout
 ) -> Prediction:
     """`attend_and_classify` with finished log-attention."""
     logit = (log_a.exp() * layout.pad(evidence)).sum(1) + bias
@@ -73,7 +74,7 @@ ClassWeights = Float[Tensor, "two"] | None
 
 
 def scan_cross_entropy(
-    logits: Float[Tensor, "bags *more"], labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
+    logits: Float[Tensor, "bags *more"], labels: PerBag, class_weights: ClassWeights = None
 ) -> Float[Tensor, ""]:
     """Binary cross-entropy of one or several logits per scan, each weighted by its scan's class, the mean of all."""
     column = labels.reshape(-1, *[1] * (logits.ndim - 1))
@@ -81,9 +82,7 @@ def scan_cross_entropy(
     return F.binary_cross_entropy_with_logits(logits, column.to(logits.dtype).expand_as(logits), weight)
 
 
-def classification(
-    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
-) -> Float[Tensor, ""]:
+def classification(prediction: Prediction, labels: PerBag, class_weights: ClassWeights = None) -> Float[Tensor, ""]:
     """`scan_cross_entropy` of the prediction's logit: the loss of every method without a loss of its own."""
     return scan_cross_entropy(prediction.logit, labels, class_weights)
 

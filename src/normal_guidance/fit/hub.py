@@ -109,12 +109,8 @@ def _measured(bundle: Bundle, aurocs: Aurocs) -> str:
         "validation": bundle.training.get("validation_auroc"),
         "test": tested.get("scan_auroc"),
     }
-    rows = [(f"scan AUROC, {part}", str(auroc)) for part, auroc in aurocs.items()]
-    rows += [
-        (f"scan AUROC, {part}", f"{digits(value)} {unsure}")
-        for part, value in known.items()
-        if value is not None and part not in aurocs
-    ]
+    recorded = {part: f"{digits(value)} {unsure}" for part, value in known.items() if value is not None}
+    rows = [(f"scan AUROC, {part}", str(auroc)) for part, auroc in {**recorded, **aurocs}.items()]
     localized = tested.get("localization_auroc")
     if localized is not None and math.isfinite(localized):
         rows.append(("localization AUROC, test (chance: .5)", f"{digits(localized)} {unsure}"))

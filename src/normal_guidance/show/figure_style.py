@@ -144,8 +144,10 @@ def label_slices(panel: Axes, text: str = "slice") -> None:
     panel.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
-def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"]) -> None:
-    """Fills the blocks of slices labelled positive; a slice reaches half a slice to either side."""
+def fill_truth(panel: Axes, slice_labels: Int[Tensor, "slices"] | None) -> None:
+    """Fills blocks of slices labelled positive, where labels are known; a slice reaches half a slice to either side."""
+    if slice_labels is None:
+        return
     positive = torch.nn.functional.pad((slice_labels == 1).long(), (1, 1))
     change = positive.diff()
     first, behind = (change == 1).nonzero().flatten() + 1, (change == -1).nonzero().flatten() + 1

@@ -129,14 +129,14 @@ class _Resampling:
             raise UserError(f"{len(names)} patient_ids for {len(lengths)} scans; give one for each scan")
         self.patients = tuple(names[scan] for scan in self.measured.kept.tolist())
 
-    def draw(self, draws: int, seed: int, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
+    def draw(self, seed: int = 0, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
         """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
         if len({*self.patients}) < 2:
-            return {name: np.full(draws, np.nan) for name in aurocs}
+            return {name: np.full(DRAWS, np.nan) for name in aurocs}
         methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
         scans = tuple(str(scan) for scan in range(len(self.patients)))
         split = SplitResults(scans, self.patients, np.ones(len(scans), dtype=np.int64), methods)
-        return resample([split], draws, seed)["localization_auroc"]
+        return resample([split], seed=seed)["localization_auroc"]
 
     def interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
         """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1."""
@@ -189,12 +189,10 @@ def mean_auroc(
     lengths: Int[Tensor, "scans"],
     *,
     patient_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> MeanAuroc:
     """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`."""
     resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(draws, seed, own=resampling.auroc)
+    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(own=resampling.auroc)
     return MeanAuroc(auroc=value, **resampling.interval(value, drawn["own"], 0.0))
 
 
@@ -226,14 +224,12 @@ def measure_skill(
     *,
     density: PositionDensity | None = None,
     patient_ids: Sequence[str] | None = None,
-    draws: int = DRAWS,
-    seed: int = 0,
 ) -> Skill:
     """The skill of one method's slice scores, with the interval of `differences`; `density` None if there is none."""
     # Every draw recomputes both mean AUROCs on the same patients; the prior and the density stay as they are.
     resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
     name, prior = best_prior(slice_labels, lengths, density)
-    drawn = resampling.draw(draws, seed, own=resampling.auroc, prior=prior.auroc)
+    drawn = resampling.draw(own=resampling.auroc, prior=prior.auroc)
     with np.errstate(divide="ignore", invalid="ignore"):
         skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
     auroc, prior_auroc = resampling.measured.mean_auroc.item(), prior.mean_auroc.item()
@@ -264,7 +260,6 @@ def patient_specific(
     *,
     patient_ids: Sequence[str] | None = None,
     others: int = OTHERS,
-    draws: int = DRAWS,
     seed: int = 0,
 ) -> PatientSpecific:
     """Own localization AUROC minus that by other patients' attention at the same relative positions."""
@@ -279,7 +274,7 @@ def patient_specific(
     kept = torch.isin(bag_of_rows(lengths), mixed)
     drawn_others = _draw_others(resampling.patients, others, seed)
     by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[mixed], drawn_others)
-    drawn = resampling.draw(draws, seed, own=resampling.auroc, others=by_others)
+    drawn = resampling.draw(seed, own=resampling.auroc, others=by_others)
     difference = (resampling.auroc - by_others).mean().item()
     return PatientSpecific(
         own=resampling.measured.mean_auroc.item(),

@@ -18,6 +18,7 @@ from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError, choose_one_of
+from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.blocks import GAP
 from normal_guidance.core.prediction import FEATURES
@@ -70,12 +71,9 @@ def shifted_mean(
     # The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every
     # scan draws a start; negative ones do not use it.  All arrangements of several blocks are equally probable.
     for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
-        if value < 1:
-            raise UserError(f"{name} is {value}; it must be at least 1")
-    if max_slices < min_slices:
-        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
-    if not 0 <= seed < 2**64:
-        raise UserError(f"seed is {seed}; give a number from 0 to 2**64 - 1")
+        checked_whole(name, value)
+    checked_whole("max_slices", max_slices, min_slices)
+    checked_whole("seed", seed, 0, 2**64 - 1)
     _check_block(block, shift, blocks, signals, features)
     if (least := _least_slices(block, blocks)) > min_slices:
         needed = "" if blocks == 1 else f" ({blocks} of them need {least})"
@@ -239,14 +237,10 @@ def _log_before(
 
 
 def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
-    for is_wrong, text in (
-        (block < 1, f"block is {block}; it must be at least 1 slice"),
-        (blocks < 1, f"blocks is {blocks}; a positive scan has at least 1"),
-        (not math.isfinite(shift), f"shift is {shift}; it must be finite"),
-        (not 1 <= signals <= features, f"signals is {signals}; choose from 1 to all {features} features"),
-    ):
-        if is_wrong:
-            raise UserError(text)
+    for name, value, most in (("block", block, math.inf), ("blocks", blocks, math.inf), ("signals", signals, features)):
+        checked_whole(name, value, most=most)
+    if not math.isfinite(shift):
+        raise UserError(f"shift is {shift}; it must be finite")
 
 
 # A scan at real positions has the length of a random patient and, scaled to it, the pattern of a random patient with

@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -390,7 +390,7 @@ def train_jobs(
         for method in unswept
         if _load_checked(study, method, seed, study.folder / method / str(seed)) is None
     ]
-    here = replace(study, dataset=replace(study.dataset, draw=_OneSeed(study.dataset.draw)))
+    here = replace(study, dataset=replace(study.dataset, draw=_once(study.dataset.draw)))
     make_folder(study.folder)
     if lacking:
         width = here.dataset.draw(lacking[0].seed, "train").width
@@ -409,19 +409,10 @@ def train_jobs(
         listener.train(study, lacking, listener)
 
 
-class _OneSeed:
-    """Draws each part of a seed once, and keeps the parts of one seed at a time, which may fill the memory."""
-
-    def __init__(self, draw: Callable[[int, str], Data]) -> None:
-        self.draw, self.seed = draw, -1
-        self.drawn: dict[str, Data] = {}
-
-    def __call__(self, seed: int, part: str) -> Data:
-        if seed != self.seed:
-            self.seed, self.drawn = seed, {}
-        if part not in self.drawn:
-            self.drawn[part] = self.draw(seed, part)
-        return self.drawn[part]
+def _once(draw: Callable[[int, str], Data]) -> Callable[[int, str], Data]:
+    """Draw each part of a seed once, and keep the parts of one seed at a time, which may fill the memory."""
+    parts_of = lru_cache(maxsize=1)(lambda seed: cache(partial(draw, seed)))
+    return lambda seed, part: parts_of(seed)(part)
 
 
 def _score_unswept(study: Study, method: str, seed: int) -> None:

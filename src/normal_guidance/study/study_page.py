@@ -1,10 +1,9 @@
-"""The report of an experiment: tables, comparisons and figures of a trained study, and one page with all of them.
+"""The report of an experiment: tables (`reproduction.py`), comparisons, figures, and one page with all of them.
 
-DIR/tables.md .tex .csv .json     the paper's four tables, our numbers beside the published ones
-DIR/differences.md ...            which differences are real
-DIR/measures.md ...               hits, errors and overlaps
+DIR/differences.md .tex .csv .json    which differences are real
+DIR/measures.md ...                   hits, errors and overlaps
 DIR/figures/*.png
-DIR/report.html                   all of these, findings first, in one file that needs no network
+DIR/report.html                       all of these, findings first, in one file that needs no network
 """
 
 from __future__ import annotations
@@ -51,7 +50,15 @@ from normal_guidance.study.experiment import (
     read_study_predictions,
     wanted_of,
 )
-from normal_guidance.study.figures.attention import PANELS, AttendedScan, draw_attention, random_scans
+from normal_guidance.study.figures.attention import (
+    PANELS,
+    AttendedScan,
+    draw_attention,
+    draw_density,
+    draw_divergences,
+    draw_heads,
+    random_scans,
+)
 from normal_guidance.study.figures.comparisons import (
     MethodValues,
     SettingValues,
@@ -59,8 +66,6 @@ from normal_guidance.study.figures.comparisons import (
     draw_methods,
     draw_sensitivity,
 )
-from normal_guidance.study.figures.datasets import draw_density
-from normal_guidance.study.figures.divergences import draw_divergences, draw_heads
 from normal_guidance.study.figures.training import draw_grid, draw_learning_curves
 from normal_guidance.study.study_tables import (
     METHOD,

@@ -173,10 +173,10 @@ class FeatureTable:
         """The labels of the scans, or of their slices with `UNKNOWN` in the padding."""
         if self.slice_labels is None or self.longest is None:
             return self.labels[scans]
-        place = torch.arange(self.longest, device=scans.device)
+        position = torch.arange(self.longest, device=scans.device)
         starts = (self.lengths.cumsum(0) - self.lengths)[scans]
-        labels = self.slice_labels[(starts[..., None] + place).clamp_max(len(self.slice_labels) - 1)]
-        return torch.where(place < self.lengths[scans][..., None], labels, UNKNOWN)
+        labels = self.slice_labels[(starts[..., None] + position).clamp_max(len(self.slice_labels) - 1)]
+        return torch.where(position < self.lengths[scans][..., None], labels, UNKNOWN)
 
 
 class Resident(FeatureTable):

@@ -88,10 +88,10 @@ def descend(
 
 @triton.jit
 @no_type_check
-def _penalized_gradient(theta, gradient, place, inside, strength, PENALIZED: tl.constexpr):
+def _penalized_gradient(theta, gradient, offset, inside, strength, PENALIZED: tl.constexpr):
     """The weights and their gradient with that of the L1 term, alpha/2 sign(theta)."""
-    weight = tl.load(theta + place, mask=inside, other=0.0)
-    slope = tl.load(gradient + place, mask=inside, other=0.0).to(tl.float32)
+    weight = tl.load(theta + offset, mask=inside, other=0.0)
+    slope = tl.load(gradient + offset, mask=inside, other=0.0).to(tl.float32)
     if PENALIZED:
         slope += 0.5 * strength * tl.where(weight > 0, 1.0, tl.where(weight < 0, -1.0, 0.0))
     return weight, slope
@@ -153,14 +153,14 @@ def _step_kernel(
     """The step of one part of a parameter, with its momenta and its copy."""
     config = tl.program_id(1).to(tl.int64)
     number = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place, inside = config * size + number, number < size
-    weight, slope = _penalized_gradient(theta, gradient, place, inside, tl.load(l1 + config), PENALIZED)
-    moved = momentum * tl.load(momenta + place, mask=inside, other=0.0)
+    offset, inside = config * size + number, number < size
+    weight, slope = _penalized_gradient(theta, gradient, offset, inside, tl.load(l1 + config), PENALIZED)
+    moved = momentum * tl.load(momenta + offset, mask=inside, other=0.0)
     if ADAMW:
         slope *= tl.load(scale + config)
         moved += (1.0 - momentum) * slope
-        square = beta_2 * tl.load(squares + place, mask=inside, other=0.0) + (1.0 - beta_2) * slope * slope
-        tl.store(squares + place, square, mask=inside)
+        square = beta_2 * tl.load(squares + offset, mask=inside, other=0.0) + (1.0 - beta_2) * slope * slope
+        tl.store(squares + offset, square, mask=inside)
         if DECAYED:
             weight -= tl.load(lr + config) * weight_decay * weight
         weight -= tl.load(rate + config) * moved / (tl.sqrt(square) / tl.load(root + config) + epsilon)
@@ -169,7 +169,7 @@ def _step_kernel(
         if DECAYED:
             moved += weight_decay * weight
         weight -= tl.load(lr + config) * moved
-    tl.store(momenta + place, moved, mask=inside)
-    tl.store(theta + place, weight, mask=inside)
+    tl.store(momenta + offset, moved, mask=inside)
+    tl.store(theta + offset, weight, mask=inside)
     if COPIED:
-        tl.store(copy + place, weight.to(copy.dtype.element_ty), mask=inside)
+        tl.store(copy + offset, weight.to(copy.dtype.element_ty), mask=inside)

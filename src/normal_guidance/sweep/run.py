@@ -404,8 +404,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     """Load the winner of a run as a plain model; `group` names which one, where the run has several."""
     folder = Path(folder)
     load_run(folder).winner(group)
-    path = folder / f"{winner_file(group)}.json"
-    about = about_winner(folder, group)
+    path, about = folder / f"{winner_file(group)}.json", about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), AGAIN)
     with reading(path, "copy the run again", wrong="and its weights do not fit together"):
         return winner_model(about.config, about.features, weights)

@@ -26,7 +26,6 @@ from normal_guidance.core.prediction import (
     Prediction,
     classification,
     set_epoch,
-    slice_classification,
 )
 from normal_guidance.sweep.config import Config, OptimizerName
 
@@ -90,7 +89,7 @@ class Stack:
             l1=column([config.l1 for config in configs]),
             divergences=divergences,
             terms=tuple(term for term in terms if term is not None),
-            classify=slice_classification if first.on_slices else first.spec.loss,
+            classify=first.spec.loss,
             guidance_weights=column(_weights(configs, divergences)).reshape(len(configs), len(divergences)),
         )
 
@@ -124,8 +123,8 @@ class Stack:
     ) -> Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]:
         """The logits of the targets: scans, or slices in the layout's own shape."""
 
-        def of_config(own: Parameters) -> Tensor:
-            return self._logit(functional_call(self.skeleton, own, (features, layout)))
+        def of_config(theta: Parameters) -> Tensor:
+            return self._logit(functional_call(self.skeleton, theta, (features, layout)))
 
         return vmap(of_config)(parameters)
 
@@ -142,8 +141,8 @@ class Stack:
     ) -> tuple[Float[Tensor, "configs"], Float[Tensor, "configs targets"] | Float[Tensor, "configs bags longest"]]:
         """The loss of classification and regularizer, without L1 (`descend` adds it), and the logits of the targets."""
 
-        def of_config(own: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
-            prediction: Prediction = functional_call(self.skeleton, own, (features, layout))
+        def of_config(theta: Parameters, weights: Tensor) -> tuple[Tensor, Tensor]:
+            prediction: Prediction = functional_call(self.skeleton, theta, (features, layout))
             loss = self.classify(prediction, labels, class_weights)
             attention = prediction.log_attention
             for weight, term in zip(weights.unbind(), self.terms, strict=True):
@@ -237,19 +236,17 @@ def objective(
     regularizer: AttentionTerm | None = None,
     features: Features | None = None,
     classify: Loss = classification,
-    on_slices: bool = False,
     class_weights: ClassWeights = None,
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$."""
     # The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
     # that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is `Method.loss` in the
-    # place of BCE; labels are those of the scans, or with `on_slices` those of the slices.
-    loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
+    # place of BCE; labels are those of the scans, or of the slices for the supervised reference, which has no term.
+    loss = classify(prediction, labels, class_weights)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if regularizer is not None:
-        of_scans = None if on_slices else labels
         attention = prediction.log_attention
-        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=of_scans, features=features)
+        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=labels, features=features)
     return loss
 
 

@@ -132,14 +132,14 @@ class Chunk:
     epoch: Count = 0
     training: Mapping[str, Tensor] = field(default_factory=dict)  # the tensors that `collect` gathered after that epoch
 
-    def part(self, places: Sequence[int]) -> Chunk:
+    def part(self, indices: Sequence[int]) -> Chunk:
         """A chunk of some members at the same epoch; configurations are independent, so each keeps all it needs."""
-        index = torch.tensor(places)
+        chosen = torch.tensor(indices)
         training = {
-            name: tensor if name == "generator" else tensor[:, index] if name == "history" else tensor[index]
+            name: tensor if name == "generator" else tensor[:, chosen] if name == "history" else tensor[chosen]
             for name, tensor in self.training.items()
         }
-        return Chunk(tuple(self.members[place] for place in places), self.epoch, training)
+        return Chunk(tuple(self.members[index] for index in indices), self.epoch, training)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,12 +169,10 @@ class SweepState(Sweep):
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
         count = len(configs)
-        pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
+        pending = tuple(Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count))
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.int64)
-        return cls(
-            tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=tuple(pending)
-        )
+        return cls(tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=pending)
 
     @property
     def done(self) -> int:
@@ -200,16 +198,16 @@ class SweepState(Sweep):
         # Epochs after the end of a configuration's patience do not count.
         history = torch.where((numbers[:, None] <= trained)[:, :, None], training["history"], math.nan)
         winners = {group_of(winner.config): winner for winner in self.winners}
-        for place, number in enumerate(ended.members):
-            if not best_epoch[place]:
+        for index, number in enumerate(ended.members):
+            if not best_epoch[index]:
                 continue
             candidate = Winner(
                 config=self.configs[number],
                 number=number,
-                epoch=int(best_epoch[place]),
-                val_auroc=training["best_val"][place].item(),
-                val_loss=training["best_loss"][place].item(),
-                weights={name: stacked[place].clone() for name, stacked in _part(training, "best.").items()},
+                epoch=int(best_epoch[index]),
+                val_auroc=training["best_val"][index].item(),
+                val_loss=training["best_loss"][index].item(),
+                weights={name: stacked[index].clone() for name, stacked in _part(training, "best.").items()},
             )
             group = group_of(candidate.config)
             winners[group] = max((candidate, winners.get(group, candidate)), key=Winner.rank)
@@ -256,13 +254,13 @@ def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mappin
     engine.refresh()
 
 
-def _like(saved: Mapping[str, Tensor], name: str, own: Tensor) -> Tensor:
-    """The saved tensor of this name, which must have the form of our own: copying would else repeat or convert it."""
+def _like(saved: Mapping[str, Tensor], name: str, form: Tensor) -> Tensor:
+    """The saved tensor of this name, which must have the same `form`: copying would else repeat or convert it."""
     if name not in saved:
         raise ContentError(f"it does not hold {name!r}")
-    if (saved[name].shape, saved[name].dtype) != (own.shape, own.dtype):
+    if (saved[name].shape, saved[name].dtype) != (form.shape, form.dtype):
         raise ContentError(
-            f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(own.shape)} of {own.dtype}"
+            f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(form.shape)} of {form.dtype}"
         )
     return saved[name]
 
@@ -437,35 +435,28 @@ class Watch:
 
 
 class Clock:
-    """Adds up the time between marks.  On CUDA marks are events that only `settle` reads, so that nothing waits."""
+    """Adds up the time between marks in `settle`.  On CUDA marks are events, so that nothing waits before."""
 
     def __init__(self, device: torch.device, seconds: dict[str, float]) -> None:
         self.cuda, self.seconds = device.type == "cuda", seconds
-        self.events: list[tuple[str | None, torch.cuda.Event]] = []
-        self.last = time.monotonic()
+        self.marks: list[tuple[str | None, Any]] = []
         self.mark(None)
 
     def mark(self, what: str | None) -> None:
         """Count the time since the last mark as spent on `what`; None counts it nowhere."""
+        moment: Any = torch.cuda.Event(enable_timing=True) if self.cuda else time.monotonic()
         if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.events.append((what, event))
-            return
-        now = time.monotonic()
-        if what is not None:
-            self.seconds[what] += now - self.last
-        self.last = now
+            moment.record()
+        self.marks.append((what, moment))
 
     def settle(self) -> None:
         """Add up the marks so far; waits for the device."""
-        if not self.cuda:
-            return
-        torch.cuda.synchronize()
-        for (_, begin), (what, end) in pairwise(self.events):
+        if self.cuda:
+            torch.cuda.synchronize()
+        for (_, begin), (what, end) in pairwise(self.marks):
             if what is not None:
-                self.seconds[what] += begin.elapsed_time(end) / 1000
-        self.events = self.events[-1:]
+                self.seconds[what] += begin.elapsed_time(end) / 1000 if self.cuda else end - begin
+        self.marks = self.marks[-1:]
 
 
 def sweep(
@@ -582,7 +573,7 @@ def _train_chunk(
         clock.mark(None)
     clock.settle()
     reached = Chunk(chunk.members, epoch, collect(engine, selection, history, generator))
-    staying = [] if epoch == config.epochs else [place for place, done in enumerate(over) if not done]
-    ending = [place for place in range(len(over)) if place not in staying]
+    staying = [] if epoch == config.epochs else [index for index, done in enumerate(over) if not done]
+    ending = [index for index in range(len(over)) if index not in staying]
     trained = selection.trained(epoch).cpu()[ending]
     return state.finish(reached.part(ending), trained, reached.part(staying) if staying else None)

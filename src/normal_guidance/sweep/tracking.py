@@ -41,7 +41,7 @@ class Training:
 
     name: str
     options: Mapping[str, Any]
-    metrics: Mapping[str, float]  # final numbers; those that are not finite are left out
+    metrics: Mapping[str, float]  # final numbers
     curves: Mapping[str, Sequence[float]] = field(default_factory=dict)  # numbers by epoch, counted from 1
 
     @property
@@ -51,13 +51,13 @@ class Training:
         content = [self.name, dict(self.options), dict(self.metrics), curves]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
 
-    def points(self, curve: str) -> list[tuple[int, float]]:
-        """Epochs and values; epochs without a finite value are left out."""
-        return [(epoch, value) for epoch, value in enumerate(self.curves[curve], start=1) if math.isfinite(value)]
-
     @property
-    def finite_metrics(self) -> dict[str, float]:
-        return {name: float(value) for name, value in self.metrics.items() if math.isfinite(value)}
+    def values(self) -> list[tuple[str, int, float]]:
+        """Name, epoch and number of the final ones, at epoch 0, and of the curves, where they are finite."""
+        values = [(name, 0, float(value)) for name, value in self.metrics.items()]
+        for name, curve in self.curves.items():
+            values += [(name, epoch, value) for epoch, value in enumerate(curve, start=1)]
+        return [item for item in values if math.isfinite(item[2])]
 
 
 def track(trainings: Sequence[Training], to: str, out: Path) -> str:
@@ -91,11 +91,8 @@ def _to_tensorboard(trainings: Sequence[Training], out: Path) -> str:
         if folder.is_dir():
             continue
         with folder_atomically(folder) as draft, SummaryWriter(os.fspath(draft)) as writer:
-            for name in training.curves:
-                for epoch, value in training.points(name):
-                    writer.add_scalar(name, value, epoch)
-            for name, value in training.finite_metrics.items():
-                writer.add_scalar(f"final/{name}", value, 0)
+            for name, epoch, value in training.values:
+                writer.add_scalar(name if epoch else f"final/{name}", value, epoch)
             options = "\n".join(f"    {name}: {value}" for name, value in training.options.items())
             writer.add_text("options", options)
     return f"tensorboard --logdir {out / 'tensorboard'}"
@@ -134,35 +131,28 @@ def _without_retries() -> Iterator[None]:
 
 
 def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
+    from mlflow.entities import Metric, Param
+
     server = os.environ.get(SERVER)
     if server is None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
-    name = _experiment()
     with _reached(server or (out / "mlruns").resolve().as_uri()) as client:
-        _write_runs(client, trainings, name)
-    return f"MLflow: experiment {name!r} in {server or out / 'mlruns'}"
-
-
-def _write_runs(client: MlflowClient, trainings: Sequence[Training], name: str) -> None:
-    from mlflow.entities import Metric, Param
-
-    known = client.get_experiment_by_name(name)
-    experiment = client.create_experiment(name) if known is None else known.experiment_id
-    for training in trainings:
-        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{training.identity}'")
-        if any(run.info.status == "FINISHED" for run in before):
-            continue
-        for run in before:  # killed while it was written
-            client.delete_run(run.info.run_id)
-        created = client.create_run(experiment, run_name=training.name, tags={IDENTITY: training.identity})
-        run_id = created.info.run_id
-        values = [Metric(name, value, 0, 0) for name, value in training.finite_metrics.items()]
-        for name in training.curves:
-            values += [Metric(name, value, 0, epoch) for epoch, value in training.points(name)]
-        for first in range(0, len(values), AT_ONCE):
-            client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
-        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in training.options.items()])
-        client.set_terminated(run_id)
+        known = client.get_experiment_by_name(_experiment())
+        experiment = client.create_experiment(_experiment()) if known is None else known.experiment_id
+        for training in trainings:
+            before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{training.identity}'")
+            if any(run.info.status == "FINISHED" for run in before):
+                continue
+            for run in before:  # killed while it was written
+                client.delete_run(run.info.run_id)
+            created = client.create_run(experiment, run_name=training.name, tags={IDENTITY: training.identity})
+            run_id = created.info.run_id
+            values = [Metric(name, value, 0, epoch) for name, epoch, value in training.values]
+            for first in range(0, len(values), AT_ONCE):
+                client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
+            client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in training.options.items()])
+            client.set_terminated(run_id)
+    return f"MLflow: experiment {_experiment()!r} in {server or out / 'mlruns'}"
 
 
 TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}
@@ -180,7 +170,7 @@ def tracked_runs(folder: Path) -> list[Training]:
         for winner in run.winners:
             rows = history[history["config"] == winner.number].sort_values("epoch")
             scores = {} if winner.test is None else asdict(winner.test)
-            tested = {f"test/{name}": math.nan if value is None else float(value) for name, value in scores.items()}
+            tested = {f"test/{name}": float(value) for name, value in scores.items()}
             trainings.append(
                 Training(
                     name="/".join(filter(None, (method, str(seed), winner.group))),

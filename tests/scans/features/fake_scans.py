@@ -36,11 +36,8 @@ def make_manifest(folder: Path, lengths: list[int], words: dict[int, str] | None
             with (root / name).open("wb") as file:
                 np.save(file, hu)
         labels = None if number % 3 == 2 else (np.arange(length) % 2 * (number % 2)).astype(np.int8)
-        places = tuple(float(place) for place in range(length))
-        frames = tuple(range(length))
-        rows.append(
-            ScanRow(name, f"p{number // 2}", number % 2, labels, "dicom", (name,) * length, frames, places, 10, 12)
-        )
+        of_slices = (name,) * length, tuple(range(length)), tuple(map(float, range(length)))
+        rows.append(ScanRow(name, f"p{number // 2}", number % 2, labels, "dicom", *of_slices, 10, 12))
     return write_manifest(folder / "manifest.parquet", rows, {"source": "fake", "root": str(root)})
 
 
@@ -56,10 +53,8 @@ def read(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[np.ndarray, 
     content = path.read_bytes()
     if content.startswith(b"\x93NUMPY"):
         hu = np.load(path)
-        odd = (
-            [Problem(row.scan_id, row.files[0], "intercept", "wrong", "mended")] if repair and hu[0, 0, 0] > 80 else []
-        )
-        return hu, odd
+        problem = Problem(row.scan_id, row.files[0], "intercept", "wrong", "mended")
+        return hu, [problem] if repair and hu[0, 0, 0] > 80 else []
     word = content.decode()
     if word == "unreadable":
         raise UnreadableError("unreadable", f"{row.files[0]}: no image")

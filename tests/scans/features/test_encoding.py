@@ -375,13 +375,11 @@ def test_a_job_that_did_nothing_may_become_another(scans, tmp_path):
     assert report["identity"]["execution"]["batch_size"] == 5
 
 
-def test_two_processes_do_not_write_one_store(scans, tmp_path):
+def test_two_processes_do_not_write_one_store_nor_is_something_else_overwritten(scans, tmp_path):
     message = r"store.job is being written by process \d+ on .*; wait until it ends"
     with open_job(tmp_path / "store", {"any": 1}), pytest.raises(UserError, match=message):
         run(scans, tmp_path / "store")
-
-
-def test_something_else_in_the_stores_place_is_refused(scans, tmp_path):
+    shutil.rmtree(tmp_path / "store.job")
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "mine.txt").write_text("mine")
@@ -412,6 +410,7 @@ class Shelf:
 
     def __init__(self, manifest, folder):
         self.root, self.away, self.seen = folder / "shelf", folder / "away", []
+        self.job = {"read": self.read, "root": self.root}
         shutil.copytree(manifest.root, self.root)
         self.away.mkdir()
 
@@ -426,9 +425,13 @@ class Shelf:
         return read(row, root, repair=repair)
 
 
-def test_scans_that_are_back_are_taken_up(scans, tmp_path):
-    shelf = Shelf(scans, tmp_path)
-    job = {"read": shelf.read, "root": shelf.root, "dtype": torch.float16}
+@pytest.fixture
+def shelf(scans, tmp_path) -> Shelf:
+    return Shelf(scans, tmp_path)
+
+
+def test_scans_that_are_back_are_taken_up(scans, shelf, tmp_path):
+    job = {**shelf.job, "dtype": torch.float16}
     run(scans, tmp_path / "whole", **job)
     shelf.move(GONE, there=False)
     lacking = run(scans, tmp_path / "store", **job)
@@ -456,9 +459,8 @@ def test_scans_that_are_back_are_taken_up(scans, tmp_path):
 
 
 @pytest.mark.parametrize("gone", [GONE, ("s002",)])
-def test_training_scans_that_are_back_change_the_mean(scans, tmp_path, gone):
-    shelf = Shelf(scans, tmp_path)
-    job = {"read": shelf.read, "root": shelf.root, "parts": make_parts(scans), "statistics": None}
+def test_training_scans_that_are_back_change_the_mean(scans, shelf, tmp_path, gone):
+    job = {**shelf.job, "parts": make_parts(scans), "statistics": None}
     run(scans, tmp_path / "whole", **job)
     shelf.move(gone, there=False)
     run(scans, tmp_path / "store", **job)
@@ -469,23 +471,19 @@ def test_training_scans_that_are_back_change_the_mean(scans, tmp_path, gone):
     assert len(set(shelf.seen)) == (len(LENGTHS) if len(gone) > 1 else 1), "s002 is no training scan"
 
 
-def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, whole, tmp_path):
-    shelf = Shelf(scans, tmp_path)
-    job = {"read": shelf.read, "root": shelf.root}
+def test_a_killed_job_takes_up_what_came_back_meanwhile(scans, whole, shelf, tmp_path):
     shelf.move(GONE, there=False)
     with pytest.raises(StopError):
-        run(scans, tmp_path / "store", watch=stop_at("encoding", 20), **job)
+        run(scans, tmp_path / "store", watch=stop_at("encoding", 20), **shelf.job)
     shelf.move(GONE, there=True)
-    run(scans, tmp_path / "store", **job)
+    run(scans, tmp_path / "store", **shelf.job)
     assert contents(tmp_path / "store") == contents(whole.store.folder)
 
 
 @pytest.mark.parametrize("moment", ["unit", "moved away", "moved in"])
-def test_taking_up_goes_on_where_it_was(scans, whole, tmp_path, monkeypatch, moment):
-    shelf = Shelf(scans, tmp_path)
-    job = {"read": shelf.read, "root": shelf.root}
+def test_taking_up_goes_on_where_it_was(scans, whole, shelf, tmp_path, monkeypatch, moment):
     shelf.move(GONE, there=False)
-    run(scans, tmp_path / "store", **job)
+    run(scans, tmp_path / "store", **shelf.job)
     shelf.move(GONE, there=True)
     replace_folder = Path.replace
 
@@ -500,9 +498,9 @@ def test_taking_up_goes_on_where_it_was(scans, whole, tmp_path, monkeypatch, mom
     watch = stop_at("taking up", 1) if moment == "unit" else lambda now: None
     monkeypatch.setattr(Path, "replace", stopped)
     with pytest.raises(StopError):
-        run(scans, tmp_path / "store", watch=watch, **job)
+        run(scans, tmp_path / "store", watch=watch, **shelf.job)
     monkeypatch.undo()
-    run(scans, tmp_path / "store", **job)
+    run(scans, tmp_path / "store", **shelf.job)
     assert contents(tmp_path / "store") == contents(whole.store.folder)
     assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store"]
 
@@ -614,9 +612,8 @@ def test_counts_are_those_of_the_job(scans, tmp_path, estimate, workers):
     assert (estimated.scans, estimated.slices, estimated.batches) == (len(LENGTHS), sum(LENGTHS), len(sizes))
     assert estimated.store_bytes == store.bags().features.half().nbytes == sum(LENGTHS) * WIDTH * 2
     assert estimated.job_bytes == sum(LENGTHS) * WIDTH * 4
-    assert (estimated.measured_scans, estimated.measured_slices) == (len(LENGTHS), sum(LENGTHS)), (
-        "so few are all encoded"
-    )
+    assert estimated.measured_scans == len(LENGTHS), "so few are all encoded"
+    assert estimated.measured_slices == sum(LENGTHS)
     assert (estimated.failed, estimated.statistics_s, estimated.batch_size, estimated.device) == ({}, 0.0, 4, "cpu")
     assert estimated.device_bytes > 2**20
     assert estimated.free_bytes > 0

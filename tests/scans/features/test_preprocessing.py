@@ -90,16 +90,13 @@ def test_the_unit_range_is_0_to_1():
     np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
 
 
-def test_a_slice_has_the_same_bits_alone_and_in_any_chunk(monkeypatch):
+def test_a_slice_has_the_same_bits_alone_and_in_any_chunk_and_margins_of_the_scans_minimum(monkeypatch):
     scan = make_scan(7, 48, 48)
     way = Preprocessing(windows=(*HEAD, None), size=32, statistics=Statistics((1.0, 2.0), (3.0, 4.0)))
     whole = apply(way, scan)
     monkeypatch.setattr(preprocessing, "CHUNK_BYTES", 3 * 2 * 4 * 48 * 48)
     np.testing.assert_array_equal(apply(way, scan), whole)
-    np.testing.assert_array_equal(np.concatenate([apply(way, one[None]) for one in scan]), whole)
-
-
-def test_margins_are_of_the_scans_minimum_where_it_is_given():
+    np.testing.assert_array_equal(np.concatenate([apply(way, item[None]) for item in scan]), whole)
     images = apply(Preprocessing(windows=(*HEAD, None), size=4), np.zeros((1, 2, 4), np.int16), lowest=-1500.0)
     assert (images[0, 0, 0] == -100).all()
     assert (images[0, 1, 0] == -1500).all()
@@ -151,16 +148,10 @@ def test_a_field_is_cut_out_before_all_other_steps(spacing):
 def test_a_field_needs_the_spacing():
     with pytest.raises(UserError, match="a field of 70 mm needs the pixel spacing; give it in mm"):
         apply(Preprocessing(field=70), make_scan())
-
-
-@pytest.mark.parametrize(
-    ("spacing", "found"),
-    [(None, "unknown"), ((0.0, 1.0), "0 x 1 mm"), ((1.0, np.nan), "1 x nan mm"), ((1e300, 1.0), r"1e\+300 x 1 mm")],
-)
-def test_a_spacing_that_is_none_is_named(spacing, found):
-    with pytest.raises(UnreadableError, match=f"a field of 70 mm needs the pixel spacing, which is {found}") as caught:
-        middle(10, 10, spacing, 70.0)
-    assert caught.value.kind == "no_spacing"
+    wrong = {None: "unknown", (0.0, 1.0): "0 x 1 mm", (1.0, np.nan): "1 x nan mm", (1e300, 1.0): r"1e\+300 x 1 mm"}
+    for spacing, shown in wrong.items():
+        with pytest.raises(UnreadableError, match=f"no_spacing: a field of 70 mm needs .* spacing, which is {shown}"):
+            middle(10, 10, spacing, 70.0)
 
 
 # Statistics

@@ -140,7 +140,7 @@ def test_no_more_than_two_parts_are_held(tmp_path):
     assert len(write_store(tmp_path / "store", stream(), provenance={})) == 10
 
 
-def test_a_write_that_fails_leaves_nothing(tmp_path):
+def test_a_write_that_fails_leaves_nothing_and_a_store_is_not_overwritten(tmp_path):
     def stream():
         yield "train", make("train", [3, 2])
         raise KeyboardInterrupt
@@ -148,9 +148,6 @@ def test_a_write_that_fails_leaves_nothing(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         write_store(tmp_path / "store", stream(), provenance={}, shard_bytes=50)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_store_is_not_overwritten(tmp_path):
     before = write(tmp_path).fingerprint
     with pytest.raises(UserError, match=r"store is a folder that is not empty; choose another name, or move or delete"):
         write(tmp_path)

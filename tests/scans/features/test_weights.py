@@ -74,21 +74,18 @@ def test_weights_are_found_in_our_cache_where_they_are_imported_then_in_torchvis
     assert ours.read_bytes() == file.read_bytes() == CONTENT
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
+def test_another_file_is_not_imported(tmp_path, known):
+    before = put(tmp_path / "cache/net.pth")
+    for content, reason in (
         (b"other", "other.pth is not net.pth: its sha256 is d9298a10d1b07358"),
         (b"", "is not net.pth"),
         (CONTENT[:-1], "is not net.pth"),
         (b"x" * (2**20 + 1), r"larger than net.pth \(1 MiB\)"),
-    ],
-)
-def test_another_file_is_not_imported(tmp_path, known, content, reason):
-    before = put(tmp_path / "cache/net.pth")
-    with pytest.raises(UserError, match=reason):
-        import_weights(NAME, put(tmp_path / "other.pth", content))
-    assert [file.name for file in before.parent.iterdir()] == ["net.pth"]
-    assert before.read_bytes() == CONTENT
+    ):
+        with pytest.raises(UserError, match=reason):
+            import_weights(NAME, put(tmp_path / "other.pth", content))
+        assert [file.name for file in before.parent.iterdir()] == ["net.pth"]
+        assert before.read_bytes() == CONTENT
 
 
 def test_checking_tells_good_from_damaged_from_missing(tmp_path, known):
@@ -133,26 +130,21 @@ def server(known, monkeypatch):
     one.server_close()
 
 
-def test_missing_weights_are_downloaded_once(server):
-    for _ in range(2):
-        assert fetch_weights(NAME).read_bytes() == CONTENT
-    assert server.requests == 1
-
-
-@pytest.mark.parametrize(
-    ("content", "promised", "reason"),
-    [
+def test_missing_weights_are_downloaded_once_and_a_bad_download_leaves_nothing(server):
+    for content, promised, reason in (
+        (b"", 0, "404"),
         (b"other", 0, "is not net.pth"),
         (CONTENT[:100], len(CONTENT), "is not net.pth"),
         (b"x" * (2**20 + 1), 0, "is larger than"),
-        (b"", 0, "404"),
-    ],
-)
-def test_a_bad_download_leaves_nothing(server, content, promised, reason):
-    server.content, server.promised = content, promised
-    with pytest.raises(UserError, match=reason):
-        fetch_weights(NAME)
-    assert list(cache_folder().iterdir() if cache_folder().exists() else ()) == []
+    ):
+        server.content, server.promised = content, promised
+        with pytest.raises(UserError, match=reason):
+            fetch_weights(NAME)
+        assert list(cache_folder().iterdir() if cache_folder().exists() else ()) == []
+    server.content, server.promised, server.requests = CONTENT, 0, 0
+    for _ in range(2):
+        assert fetch_weights(NAME).read_bytes() == CONTENT
+    assert server.requests == 1
 
 
 def test_what_cannot_be_found_or_imported_says_what_to_do(known, tmp_path):
@@ -244,7 +236,7 @@ def test_code_in_a_file_is_not_run(tmp_path, kind):
         assert marker.exists()
 
 
-def test_damaged_files_are_errors(tmp_path):
+def test_damaged_files_and_what_is_not_a_state_dict_are_errors(tmp_path):
     torch.save({"a": torch.randn(1000)}, tmp_path / "a.pth")
     whole = (tmp_path / "a.pth").read_bytes()
     truncated = [whole[:length] for length in range(0, len(whole), len(whole) // 20)]
@@ -252,10 +244,8 @@ def test_damaged_files_are_errors(tmp_path):
         for suffix in (".pth", ".safetensors"):
             with pytest.raises(UserError, match=f"damaged{suffix}"):
                 read_state_dict(put(tmp_path / f"damaged{suffix}", content))
-
-
-@pytest.mark.parametrize("content", [{}, [torch.zeros(1)], {"a": 1}, {1: torch.zeros(1)}, {"a": {"b": torch.zeros(1)}}])
-def test_what_is_no_state_dict_is_refused(tmp_path, content):
-    torch.save(content, tmp_path / "a.pth")
-    with pytest.raises(UserError, match="does not hold a state dict"):
-        read_state_dict(tmp_path / "a.pth")
+    tensor = torch.zeros(1)
+    for content in ({}, [tensor], {"a": 1}, {1: tensor}, {"a": {"b": tensor}}):
+        torch.save(content, tmp_path / "a.pth")
+        with pytest.raises(UserError, match="does not hold a state dict"):
+            read_state_dict(tmp_path / "a.pth")

@@ -5,7 +5,6 @@ import warnings
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import gdcm
 import numpy as np
 import pydicom
 from pydicom.dataset import Dataset, FileMetaDataset
@@ -22,11 +21,13 @@ from pydicom.uid import (
     RLELossless,
 )
 
+from normal_guidance.scans.phantom.phantom_files import transcode
+
 NATIVE = (ImplicitVRLittleEndian, ExplicitVRLittleEndian, ExplicitVRBigEndian, DeflatedExplicitVRLittleEndian)
 JPEG = {
-    JPEGLossless: gdcm.TransferSyntax.JPEGLosslessProcess14,
-    JPEGLosslessSV1: gdcm.TransferSyntax.JPEGLosslessProcess14_1,
-    JPEGLSLossless: gdcm.TransferSyntax.JPEGLSLossless,
+    JPEGLossless: "JPEGLosslessProcess14",
+    JPEGLosslessSV1: "JPEGLosslessProcess14_1",
+    JPEGLSLossless: "JPEGLSLossless",
 }
 SYNTAXES = (*NATIVE, RLELossless, JPEG2000Lossless, *JPEG)
 AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
@@ -66,22 +67,11 @@ def image(stored: np.ndarray, *, syntax: str = ExplicitVRLittleEndian, bits: int
 
 
 def transcoded(file: Dataset, syntax: str) -> Dataset:
-    """Compresses an image with GDCM, through files, which are simpler than its objects in memory."""
+    """Compresses an image with GDCM, through a file."""
     with TemporaryDirectory() as folder:
-        path = f"{folder}/x.dcm"
+        path = Path(folder, "x.dcm")
         file.save_as(path, enforce_file_format=True)
-        reader = gdcm.ImageReader()
-        reader.SetFileName(path)
-        assert reader.Read()
-        change = gdcm.ImageChangeTransferSyntax()
-        change.SetTransferSyntax(gdcm.TransferSyntax(JPEG[syntax]))
-        change.SetInput(reader.GetImage())
-        assert change.Change()
-        writer = gdcm.ImageWriter()
-        writer.SetFileName(path)
-        writer.SetFile(reader.GetFile())
-        writer.SetImage(change.GetOutput())
-        assert writer.Write()
+        transcode(path, JPEG[syntax])
         compressed = pydicom.dcmread(path)
     assert compressed.file_meta.TransferSyntaxUID == syntax
     file.file_meta.TransferSyntaxUID, file.PixelData = syntax, compressed.PixelData

@@ -2,6 +2,7 @@
 
 import os
 import zipfile
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from normal_guidance.scans.index.source import slices_of_mask
 
 
 def write_nifti(path: Path, volume: np.ndarray, affine: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
     nibabel.save(nibabel.Nifti1Image(volume, affine), path)
 
 
@@ -223,10 +225,7 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (
-            "scan_id,label\na,1\n",
-            r"has no column path \(.*relative to the folder ROOT\); it has scan_id, label; add path",
-        ),
+        ("scan_id,label\na,1\n", r"no column path \(.*relative to the folder ROOT\); it has scan_id, label; add path"),
         ("scan_id,path\na,a\n", r"has no column label \(0 or 1; or one of slice_labels, slice_ranges, mask\)"),
         (
             "AccessionNumber,Folder,y\na,a,1\n",
@@ -250,74 +249,58 @@ def test_folder_tables_that_cannot_be_used(folder, text, message):
     assert not (folder.root.parent / "out").exists()
 
 
-@pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_folder_tables_of_other_separators_are_read(folder, mark):
+def test_folder_tables_of_other_separators_are_read(folder):
     folder.scan("a")
     table = folder.root.parent / "labels.csv"
-    table.write_text(f'scan_id{mark}path{mark}slice_ranges\na{mark}a{mark}"0;2-3"\n')
-    made = index("folder", folder.root, folder.root.parent / "out", table=table)
-    assert [slices(row) for row in made.manifest] == [[1, 0, 1, 1]]
+    for number, mark in enumerate(",;\t"):
+        table.write_text(f'scan_id{mark}path{mark}slice_ranges\na{mark}a{mark}"0;2-3"\n')
+        made = index("folder", folder.root, folder.root.parent / f"out{number}", table=table)
+        assert [slices(row) for row in made.manifest] == [[1, 0, 1, 1]]
 
 
-@pytest.mark.parametrize(
-    ("root", "table", "message"),
-    [
+def test_folder_needs_a_table_of_a_known_kind(folder):
+    for root, table, message in (
         ("", None, r"needs --table FILE"),
         ("", "labels.xlsx", r"labels.xlsx: the ending is unknown; give a .csv or .parquet"),
         ("", "labels.csv", r"labels.csv is not a file; give the table of labels"),
         ("nowhere", None, r"nowhere is not a folder"),  # the first thing to mend
-    ],
-)
-def test_folder_needs_a_table_of_a_known_kind(folder, root, table, message):
-    with pytest.raises(UserError, match=message):
-        index("folder", folder.root / root, folder.root.parent / "out", table=table)
+    ):
+        with pytest.raises(UserError, match=message):
+            index("folder", folder.root / root, folder.root.parent / "out", table=table)
+    assert set(SOURCES) == {"folder", "rsna-ich", "rsna-pe", "rsna-at", "prostatex"}, "the others have their own tests"
 
 
-def test_every_source_is_tested():
-    others = {"rsna-ich", "rsna-pe", "rsna-at", "prostatex"}  # test_rsna.py, test_prostatex.py
-    assert set(SOURCES) == {"folder", *others}
+def ordered_of(count: int, step: float, **changes) -> Ordered:
+    names, heights = tuple((str(k), 0) for k in range(count)), tuple(step * k for k in range(count))
+    return replace(Ordered(names, heights, step, AXIAL, 16, 16, None, (), True), **changes)
 
 
-THREE = Ordered((("1", 0), ("2", 0), ("3", 0)), (0.0, 5.0, 10.0), 5.0, AXIAL, 16, 16, None, (), True)
+def mask_at(heights: Iterable[float], *positive: int, orientation: tuple[float, ...] = AXIAL) -> Mask:
+    places = tuple((0.0, 0.0, float(z)) for z in heights)
+    return Mask("m.nii", orientation, places, tuple(k in positive for k in range(len(places))))
 
 
 @pytest.mark.parametrize(
-    ("change", "values", "message"),
+    ("change", "mask", "message"),
     [
-        ({"located": False}, {}, "positions of the slices are unknown"),
-        ({}, {"orientation": (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)}, "another orientation"),
-        ({}, {"positions": ((0.0, 0.0, 0.0), (0.0, 0.0, 5.0))}, "does not cover 1 of 3 slices"),
-        (
-            {},
-            {"positions": tuple((0.0, 0.0, 5.0 * k) for k in range(5)), "positive": (False, True, False, False, True)},
-            "1 of 2 nonzero slices of mask m.nii lie outside",
-        ),
+        ({"located": False}, mask_at((0, 5, 10), 1), "positions of the slices are unknown"),
+        ({}, mask_at((0, 5, 10), 1, orientation=(1.0, 0.0, 0.0, 0.0, 0.0, -1.0)), "another orientation"),
+        ({}, mask_at((0, 5), 1), "does not cover 1 of 3 slices"),
+        ({}, mask_at((0, 5, 10, 15, 20), 1, 4), "1 of 2 nonzero slices of mask m.nii lie outside"),
     ],
 )
-def test_masks_that_do_not_fit(change, values, message):
-    places = tuple((0.0, 0.0, 5.0 * k) for k in range(3))
-    mask = Mask("m.nii", AXIAL, places, (False, True, False))
-    assert slices_of_mask(mask, THREE).tolist() == [0, 1, 0]
-    mask = mask._replace(**values)
-    mask = mask._replace(positive=mask.positive[: len(mask.positions)])
+def test_masks_that_do_not_fit(change, mask, message):
     with pytest.raises(ValueError, match=message):
-        slices_of_mask(mask, replace(THREE, **change))
+        slices_of_mask(mask, ordered_of(3, 5.0, **change))
 
 
-def test_a_finer_mask_marks_the_slices_that_it_touches():
-    heights = np.arange(-2, 13).astype(float)
-    places = tuple((0.0, 0.0, z) for z in heights.tolist())
-    mask = Mask("m.nii", AXIAL, places, tuple((heights == 7).tolist()))
-    assert slices_of_mask(mask, THREE).tolist() == [0, 1, 0]  # 2 mm from the second slice, 3 from the third
-
-
-def test_thousands_of_slices_and_of_slices_of_their_mask():
-    """Comparing all pairs in one array would take 26 GB."""
+def test_a_mask_marks_the_slices_that_it_touches():
+    """Also a finer one, and one of thousands of slices: comparing all pairs in one array would take 26 GB."""
+    assert slices_of_mask(mask_at((0, 5, 10), 1), ordered_of(3, 5.0)).tolist() == [0, 1, 0]
+    finer = mask_at(range(-2, 13), 9)  # at 7 mm: 2 mm from the second slice, 3 from the third
+    assert slices_of_mask(finer, ordered_of(3, 5.0)).tolist() == [0, 1, 0]
     count = 60_000
-    names = tuple((str(k), 0) for k in range(count))
-    scan = Ordered(names, tuple(float(k) for k in range(count)), 1.0, AXIAL, 16, 16, None, (), True)
-    places = tuple((0.0, 0.0, float(k)) for k in reversed(range(count)))
-    found = slices_of_mask(Mask("m.nii", AXIAL, places, tuple(k < 3 for k in range(count))), scan)
+    found = slices_of_mask(mask_at(reversed(range(count)), 0, 1, 2), ordered_of(count, 1.0))
     assert np.flatnonzero(found).tolist() == [count - 3, count - 2, count - 1]
 
 
@@ -340,10 +323,8 @@ def test_folder_with_findings(folder):
         (0, [0, 0, 0, 0]),
         (0, None),  # its slice labels contradict it
     ]
-    assert [(row.scan_id, row.label, slices(row)) for row in manifest.of_finding("subdural")] == [
-        ("a", 0, None),
-        ("c", 1, None),
-    ]
+    subdural = [(row.scan_id, row.label, row.slice_labels) for row in manifest.of_finding("subdural")]
+    assert subdural == [("a", 0, None), ("c", 1, None)]
     assert [problem.scan_id for problem in made.problems if problem.kind == "label_mismatch"] == ["c"]
     wrong = [problem.detail for problem in made.problems if problem.kind == "bad_row"]
     assert wrong == ["row 4: label of epidural '2' is neither 0 nor 1"]
@@ -367,16 +348,11 @@ def test_folder_refuses_findings_that_the_table_lacks(folder, findings, message)
 def test_folder_says_which_scans_are_mr(folder):
     """NIfTI has no field for the modality; DICOM of another modality than the table's is refused."""
     write_nifti(folder.root / "a.nii", np.zeros((16, 16, 6), np.int16), np.diag([-1.0, -1.0, 5.0, 1.0]))
-    folder.scan("b", Modality="MR")
-    folder.scan("c", Modality="MR")
-    folder.scan("d")
-    folder.scan("e", Modality=None)
+    for scan, tags in (("b", {"Modality": "MR"}), ("c", {"Modality": "MR"}), ("d", {}), ("e", {"Modality": None})):
+        folder.scan(scan, **tags)
     folder.add("a", path="a.nii", label=0, modality="mr")
-    folder.add("b", label=1, modality="MR")
-    folder.add("c", label=1, modality="CT")
-    folder.add("d", label=1)
-    folder.add("e", label=1, modality="MR")
-    folder.add("f", label=1, modality="MRI")
+    for scan, modality in (("b", "MR"), ("c", "CT"), ("d", ""), ("e", "MR"), ("f", "MRI")):
+        folder.add(scan, label=1, modality=modality)
     made = folder.index()
     assert {row.scan_id: row.modality for row in made.manifest} == {"a": "MR", "b": "MR", "d": "CT", "e": "MR"}
     assert problems(made)["wrong_modality"] == [("c", f"c/{place}.dcm") for place in range(4)]

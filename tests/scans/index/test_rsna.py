@@ -31,6 +31,11 @@ def slices(row: ScanRow) -> list[int] | None:
     return None if row.slice_labels is None else row.slice_labels.tolist()
 
 
+def wanted(usual: dict[str, tuple], changed: dict[str, tuple | None]) -> dict[str, tuple]:
+    """The labels, changed for some scans; None for a scan that is left out."""
+    return {scan: expected for scan, expected in {**usual, **changed}.items() if expected is not None}
+
+
 def problems(made: Index) -> dict[str, list[tuple[str, str]]]:
     """Scan and file of every problem, by kind."""
     found: dict[str, list[tuple[str, str]]] = {}
@@ -115,7 +120,7 @@ def test_head_types_are_findings_with_slice_labels(head):
     assert made.report["counts"]["findings"] == dict.fromkeys(TYPES, 0) | {"any": 1, "epidural": 1, "subdural": 1}
 
 
-B1, B2, B3 = (f"stage_2_train/ID_b{number}.dcm" for number in (1, 2, 3))
+A1, B1, B2, B3, C1, ZZ = (f"stage_2_train/ID_{name}.dcm" for name in ("a1", "b1", "b2", "b3", "c1", "zz"))
 HEAD = {
     "rows twice": (
         lambda head: head.row(*((f"ID_b2_{kind}", value) for kind, value in head.types["b2"].items())),
@@ -125,7 +130,7 @@ HEAD = {
     ),
     "labels that contradict each other": (
         lambda head: (head.row(("ID_b3_any", 1)), head.types["a1"].update(epidural=1)),
-        {"conflicting_label": [("", "stage_2_train/ID_a1.dcm"), ("", B3)]},
+        {"conflicting_label": [("", A1), ("", B3)]},
         {"ID_seriesB": (1, [1, 1, 0])},
         "any is 0, but these are 1: epidural; counts as 0, as any says",
         "rows with label 0 and with label 1: any; counts as 1",
@@ -138,18 +143,12 @@ HEAD = {
     ),
     "labels without image and images without label": (
         lambda head: (head.types.update(zz=dict.fromkeys(TYPES, 1)), head.drop("b3", "a1", "a2")),
-        {
-            "image_without_label": [("ID_seriesA", ""), ("ID_seriesB", B3)],
-            "label_without_image": [("", "stage_2_train/ID_zz.dcm")],
-        },
+        {"image_without_label": [("ID_seriesA", ""), ("ID_seriesB", B3)], "label_without_image": [("", ZZ)]},
         {"ID_seriesA": None, "ID_seriesB": (1, [1, 0])},
         "none of its 2 files has a label",
     ),
     "rows that say nothing": (
-        lambda head: (
-            head.row(("ID_b1_any", 7), ("nonsense", 1), ("ID_b1_headache", 1)),
-            head.types["b1"].pop("any"),
-        ),
+        lambda head: (head.row(("ID_b1_any", 7), ("nonsense", 1), ("ID_b1_headache", 1)), head.types["b1"].pop("any")),
         {"bad_row": [("", "stage_2_train.csv")] * 3, "image_without_label": [("", B1), ("ID_seriesB", B1)]},
         {"ID_seriesB": (1, [1, 0])},
     ),
@@ -158,11 +157,7 @@ HEAD = {
         {"label_mismatch": [("ID_seriesB", B2), ("ID_seriesB", B3)]},
         {"ID_seriesB": (1, [0, 1, 0])},
     ),
-    "the name serves where the UID has no label": (
-        lambda head: head.slice("b2", 0.0, SOPInstanceUID="1.2.840.7"),
-        {},
-        {},
-    ),
+    "the name serves where the UID has none": (lambda head: head.slice("b2", 0.0, SOPInstanceUID="1.2.840.7"), {}, {}),
     "patients and series that cannot be told": (
         lambda head: (
             head.slice("a1", 5.0, PatientID=None),
@@ -171,11 +166,7 @@ HEAD = {
             head.slice("c1", 0.0, SeriesInstanceUID=None),
             head.types.update(c1=dict.fromkeys(TYPES, 0)),
         ),
-        {
-            "mixed_patient": [("ID_seriesB", "")],
-            "no_patient": [("ID_seriesA", "")],
-            "no_series": [("", "stage_2_train/ID_c1.dcm")],
-        },
+        {"mixed_patient": [("ID_seriesB", "")], "no_patient": [("ID_seriesA", "")], "no_series": [("", C1)]},
         {},
         "counts as ID_patient2",
         "scan is its own patient",
@@ -198,8 +189,7 @@ HEAD = {
 def test_head_oddities(head, case):
     change, expected, changed, *says = HEAD[case]
     change(head)
-    wanted = {scan: found for scan, found in {**HEAD_LABELS, **changed}.items() if found is not None}
-    check(head.index(), expected, wanted, *says)
+    check(head.index(), expected, wanted(HEAD_LABELS, changed), *says)
 
 
 def test_millions_of_missing_images_are_a_number(head):
@@ -247,9 +237,11 @@ def test_chest_scans_are_folders_and_the_study_is_the_patient(chest):
     made = chest.index()
     check(made, {}, CHEST_LABELS)
     assert made.manifest.patient_ids == ["st1", "st2"]
-    one = made.manifest[0]
-    assert one.files == tuple(f"train/st1/se1/se1i{place}.dcm" for place in range(3))
-    assert one.dataset_labels == {"indeterminate": 0, "negative_exam_for_pe": 0}
+    assert made.manifest[0].files == tuple(f"train/st1/se1/se1i{place}.dcm" for place in range(3))
+    assert made.manifest[0].dataset_labels == {"indeterminate": 0, "negative_exam_for_pe": 0}
+
+
+TWICE = "train/st9/se1/y.dcm"
 
 
 def put_text(path: Path) -> None:
@@ -304,19 +296,11 @@ CHEST = {
         {},
     ),
     "a folder of other files is not a scan": (
-        lambda chest: put_text(chest.root / "train/st8/se8/readme.txt"),
-        {
-            "failed": [("se8", "")],
-            "image_without_label": [("se8", "")],
-            "no_image": [("se8", "train/st8/se8/readme.txt")],
-        },
+        lambda chest: put_text(chest.root / "train/st8/se8/a.txt"),
+        {"failed": [("se8", "")], "image_without_label": [("se8", "")], "no_image": [("se8", "train/st8/se8/a.txt")]},
         {},
     ),
-    "the same series twice is one scan": (
-        lambda chest: chest.add("st9", "se1", "y", 0),
-        {"double_scan": [("se1", "train/st9/se1/y.dcm")]},
-        {},
-    ),
+    "a series twice": (lambda chest: chest.add("st9", "se1", "y", 0), {"double_scan": [("se1", TWICE)]}, {}),
 }
 
 
@@ -345,13 +329,7 @@ class Abdomen:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.images = [(10, 101, 3, "Bowel"), (10, 101, 4, "Bowel"), (20, 201, 3, "Active_Extravasation")]
-        self.meta = [
-            (10, 101, 200.5, 0),
-            (20, 201, 200.5, 0),
-            (30, 301, 100.0, 0),
-            (40, 401, 1.0, 1),
-            (40, 402, 1.0, 0),
-        ]
+        self.meta = [(10, 101, 200.5, 0), (20, 201, 200.5, 0), (30, 301, 99.0, 0), (40, 401, 1.0, 1), (40, 402, 1.0, 0)]
         self.patients = {10: ("bowel_injury",), 20: ("extravasation_injury", "liver_high"), 30: ("liver_low",), 40: ()}
         self.any_injury = {}
         for patient, series, *_ in self.meta:
@@ -366,13 +344,11 @@ class Abdomen:
         table = pd.DataFrame(self.meta, columns=["patient_id", "series_id", "aortic_hu", "incomplete_organ"])
         table.to_csv(self.root / "train_series_meta.csv", index=False)
         cells = {f"{organ}_{state}": 0 for organ, states in ORGANS.items() for state in states}
-        rows = [
-            {"patient_id": patient, **cells, **dict.fromkeys(injuries, 1), "any_injury": int(bool(injuries))}
-            for patient, injuries in self.patients.items()
-        ]
-        pd.DataFrame([{**row, **self.any_injury.get(row["patient_id"], {})} for row in rows]).to_csv(
-            self.root / "train_2024.csv", index=False
-        )
+        rows = []
+        for patient, injuries in self.patients.items():
+            shown = {**dict.fromkeys(injuries, 1), "any_injury": self.any_injury.get(patient, int(bool(injuries)))}
+            rows.append({"patient_id": patient, **cells, **shown})
+        pd.DataFrame(rows).to_csv(self.root / "train_2024.csv", index=False)
         return index("rsna-at", self.root, self.root.parent / "out", labels=by)
 
 
@@ -381,7 +357,7 @@ def abdomen(tmp_path) -> Abdomen:
     return Abdomen(tmp_path / "root")
 
 
-INCOMPLETE = {"incomplete_organ": [("40_401", "")]}
+INCOMPLETE, AT = {"incomplete_organ": [("40_401", "")]}, "train_images"
 
 
 def test_abdomen_by_image_and_by_patient(abdomen):
@@ -414,10 +390,10 @@ ABDOMEN = {
         "image",
         lambda abdomen: (
             abdomen.meta.pop(),
-            write_slice(abdomen.root / "train_images/1.dcm", "1.2.9.1", "1.2.9"),
-            write_slice(abdomen.root / "train_images/10/1.dcm", "1.2.9.2", "1.2.9"),
+            write_slice(abdomen.root / AT / "1.dcm", "1.2.9.1", "1.2.9"),
+            write_slice(abdomen.root / AT / "10/1.dcm", "1.2.9.2", "1.2.9"),
         ),
-        {"image_without_label": [("", "train_images/1.dcm"), ("", "train_images/10/1.dcm"), ("40_402", "")]},
+        {"image_without_label": [("", f"{AT}/1.dcm"), ("", f"{AT}/10/1.dcm"), ("40_402", "")]},
         {},
     ),
     "rows twice, bad or alone": (
@@ -429,18 +405,14 @@ ABDOMEN = {
         ),
         {
             "bad_row": [("", "image_level_labels_2024.csv")],
-            "double_label": [("10_101", "train_images/10/101/3.dcm")],
-            "label_without_image": [
-                ("", "train_images/50"),
-                ("10_101", "train_images/10/101/99.dcm"),
-                ("10_199", "train_images/10/199"),
-            ],
+            "double_label": [("10_101", f"{AT}/10/101/3.dcm")],
+            "label_without_image": [("", f"{AT}/50"), ("10_101", f"{AT}/10/101/99.dcm"), ("10_199", f"{AT}/10/199")],
         },
         {},
     ),
     "any_injury that contradicts the injuries": (
         "patient",
-        lambda abdomen: abdomen.any_injury.update({30: {"any_injury": 0}}),
+        lambda abdomen: abdomen.any_injury.update({30: 0}),
         {"conflicting_label": [("", "train_2024.csv")]},
         {"30_301": (0, [0] * 4)},
     ),
@@ -452,8 +424,7 @@ def test_abdomen_oddities(abdomen, case):
     by, change, expected, changed = ABDOMEN[case]
     change(abdomen)
     usual = BY_PATIENT if by == "patient" else BY_IMAGE
-    wanted = {scan: found for scan, found in {**usual, **changed}.items() if found is not None}
-    check(abdomen.index(by), {**INCOMPLETE, **expected}, wanted)
+    check(abdomen.index(by), {**INCOMPLETE, **expected}, wanted(usual, changed))
 
 
 TABLES = {
@@ -488,8 +459,5 @@ def test_the_competitions_own_folder_is_found(head):
     head.root.rename(inner)
     made = index("rsna-ich", inner.parent, head.root.parent / "out2")
     assert (len(made.manifest), made.manifest.root) == (2, inner)
-
-
-def test_other_sources_have_no_option_for_findings(head):
     with pytest.raises(UserError, match=r"rsna-ich has no option --findings \(given: any\); leave it out"):
-        head.index(findings=parse_findings("any"))
+        index("rsna-ich", inner.parent, head.root.parent / "out3", findings=parse_findings("any"))

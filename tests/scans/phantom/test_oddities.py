@@ -11,7 +11,7 @@ import pydicom
 import pytest
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.oddities import ODDITIES, assign_oddities
+from normal_guidance.scans.phantom.drafts import ODDITIES, assign_oddities
 from normal_guidance.scans.phantom.phantom_files import LAYOUTS, write_phantom
 
 SMALL = {"size": 32, "slices": 12, "positive": 0.4}
@@ -138,14 +138,11 @@ def test_pixels_that_lie(datasets):
     assert np.frombuffer(one.PixelData, "<i2").min() >= 0  # no sign, though there is air
 
 
-def test_multi_frame(datasets):
+def test_multi_frame_and_order_of_instances(datasets):
     scan = datasets["folder"].scan("multi_frame")
     assert len(set(scan["files"])) == 1
     assert scan["frames"] == list(range(len(scan["slice_labels"])))
     assert datasets["folder"].read(scan["files"][0]).NumberOfFrames == len(scan["frames"])
-
-
-def test_order_of_instances(datasets):
     data = datasets["rsna-pe"]
     assert all("ImagePositionPatient" not in one for one in data.slices("no_position"))
     numbers = [one.InstanceNumber for one in data.slices("no_position")]
@@ -172,22 +169,19 @@ def test_rows_twice_and_rows_without_image(datasets, layout, table, copies):
     assert len({file for file in map(named, rows) if not (data.folder / file).exists()}) == 1
 
 
-def test_indeterminate(datasets):
+def test_indeterminate_exams_and_incomplete_organs(datasets):
     data = datasets["rsna-pe"]
     scan = data.scan("indeterminate")
     rows = [row for row in data.rows("train.csv") if row["indeterminate"] == "1"]
     assert {row["SeriesInstanceUID"] for row in rows} == {scan["scan_id"]}
     assert scan["label"] == 0
     assert {row["negative_exam_for_pe"] for row in rows} == {"0"}
-
-
-def test_incomplete_organ(datasets):
     data = datasets["rsna-at"]
     (row,) = [row for row in data.rows("train_series_meta.csv") if row["incomplete_organ"] == "1"]
     scan = data.scan("incomplete_organ")
     assert f"{row['patient_id']}_{row['series_id']}" == scan["scan_id"]
     extent = scan["slice_spacing"] * len(scan["files"])
-    whole = max(one["slice_spacing"] * len(one["files"]) for one in data.scans)
+    whole = max(scan["slice_spacing"] * len(scan["files"]) for scan in data.scans)
     assert extent < 0.75 * whole
 
 

@@ -36,6 +36,7 @@ from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels
 from normal_guidance.scans.index.problems import file_name
+from normal_guidance.show.text_tables import as_csv
 
 TORCHMIL = "torchmil"
 
@@ -120,9 +121,7 @@ def _write_hdf5(store: FeatureStore, out: Path) -> None:
 
 def _write_torchmil(store: FeatureStore, out: Path) -> None:
     with folder_atomically(out) as draft:
-        text = io.StringIO(newline="")
-        table = csv.writer(text, lineterminator="\n")
-        table.writerow(("bag_name", "split", "patient_id"))  # torchmil reads the first two
+        rows = []
         for folder in ("features", "labels", "inst_labels"):
             (draft / folder).mkdir()
         for name, fields in _exported(store):
@@ -130,8 +129,8 @@ def _write_torchmil(store: FeatureStore, out: Path) -> None:
             arrays = {"features": fields["features"], "labels": np.array([fields["label"]]), "inst_labels": slices}
             for folder, array in arrays.items():
                 write_atomically(draft / folder / f"{name}.npy", partial(np.save, arr=array))
-            table.writerow((name, fields.get("part", ""), fields["patient_id"]))
-        write_atomically(draft / SPLITS, text.getvalue().encode())
+            rows.append({"bag_name": name, "split": fields.get("part", ""), "patient_id": fields["patient_id"]})
+        write_atomically(draft / SPLITS, as_csv(rows).encode())  # torchmil reads the first two columns
         _write_about(draft, store)
 
 

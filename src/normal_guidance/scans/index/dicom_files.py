@@ -107,28 +107,28 @@ def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
     if content[128:132] != b"DICM":
         return None
     elements: dict[BaseTag, DataElement | RawDataElement] = {}
-    place, before, syntax = 132, 0, b""
+    offset, before, syntax = 132, 0, b""
     try:
         while before != PIXELS:
-            group, element, kind, length = _HEAD.unpack_from(content, place)
-            tag, place = group << 16 | element, place + 8
+            group, element, kind, length = _HEAD.unpack_from(content, offset)
+            tag, offset = group << 16 | element, offset + 8
             if kind in _LONG:
-                (length,) = _LENGTH.unpack_from(content, place)
-                place += 4
+                (length,) = _LENGTH.unpack_from(content, offset)
+                offset += 4
             elif kind not in _SHORT:
                 return None
-            end = place + length  # beyond the file if the length is not stated
+            end = offset + length  # beyond the file if the length is not stated
             if tag <= before or end > len(content) or (tag in tags and kind == b"SQ"):
                 return None
             if tag in tags:
-                value: Any = memoryview(content)[place:end] if tag == PIXELS else content[place:end]
-                elements[BaseTag(tag)] = RawDataElement(BaseTag(tag), kind.decode(), length, value, place, False, True)
+                value: Any = memoryview(content)[offset:end] if tag == PIXELS else content[offset:end]
+                elements[BaseTag(tag)] = RawDataElement(BaseTag(tag), kind.decode(), length, value, offset, False, True)
             elif tag == _SYNTAX:
-                syntax = content[place:end]
-            before, place = tag, end
+                syntax = content[offset:end]
+            before, offset = tag, end
     except struct.error:  # the file ends before its pixels
         return None
-    if place != len(content) or syntax.rstrip(b" \0") != EXPLICIT.encode():
+    if offset != len(content) or syntax.rstrip(b" \0") != EXPLICIT.encode():
         return None
     return Elements(Dataset(elements), EXPLICIT, 0)
 

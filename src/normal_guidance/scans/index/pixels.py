@@ -69,24 +69,24 @@ def parse_codestream(code: bytes) -> Codestream:
 
 
 def _parse_jpeg(code: bytes) -> tuple[Codestream, int]:
-    place = 2
-    while place + 10 <= len(code) and code[place] == 0xFF:
-        marker, length = code[place + 1], int.from_bytes(code[place + 2 : place + 4], "big")
+    offset = 2
+    while offset + 10 <= len(code) and code[offset] == 0xFF:
+        marker, length = code[offset + 1], int.from_bytes(code[offset + 2 : offset + 4], "big")
         if marker in _FRAME_MARKERS:
-            rows, columns = (int.from_bytes(code[place + i : place + i + 2], "big") for i in (5, 7))
-            return Codestream(rows, columns, code[place + 4]), code[place + 9]
-        place += 2 + max(length, 2)
+            rows, columns = (int.from_bytes(code[offset + i : offset + i + 2], "big") for i in (5, 7))
+            return Codestream(rows, columns, code[offset + 4]), code[offset + 9]
+        offset += 2 + max(length, 2)
     raise UnreadableError("unreadable", "the compressed image does not state its size")
 
 
 def _parse_jpeg_2000(code: bytes) -> tuple[Codestream, int]:
     """SIZ: marker, Lsiz, Rsiz, then the corners of the image and of the tiles in four bytes each, then components."""
-    place = code.find(_START_2000) + 4
-    if place < 4 or len(code) < place + 39:
+    offset = code.find(_START_2000) + 4
+    if offset < 4 or len(code) < offset + 39:
         raise UnreadableError("unreadable", "the compressed image does not state its size")
-    right, bottom, left, top = (int.from_bytes(code[place + i : place + i + 4], "big") for i in (4, 8, 12, 16))
-    components = int.from_bytes(code[place + 36 : place + 38], "big")
-    return Codestream(bottom - top, right - left, (code[place + 38] & 0x7F) + 1), components
+    right, bottom, left, top = (int.from_bytes(code[offset + i : offset + i + 4], "big") for i in (4, 8, 12, 16))
+    components = int.from_bytes(code[offset + 36 : offset + 38], "big")
+    return Codestream(bottom - top, right - left, (code[offset + 38] & 0x7F) + 1), components
 
 
 def decode_gdcm(code: bytes, stated: Codestream, syntax: str, *, signed: bool) -> Integer[np.ndarray, "rows columns"]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -64,6 +64,7 @@ class Candidate:
     """Other labels of the scan, for its row of the manifest."""
 
 
+@runtime_checkable  # for the checks of shapes
 class ScanSource(Protocol):
     """An open source."""
 

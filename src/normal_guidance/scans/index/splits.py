@@ -12,13 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import pandas as pd
-
 from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
 from normal_guidance.base.files import write_atomically
 from normal_guidance.base.tables import read_cells, read_rows
 from normal_guidance.scans.index.labels import read_table
 from normal_guidance.scans.index.manifest import PARTS, Manifest
+from normal_guidance.show.text_tables import as_csv
 
 if TYPE_CHECKING:
     from normal_guidance.core.bags import LabelledScans
@@ -161,9 +160,8 @@ def _draw(patients: Sequence[str], label_of: Mapping[str, int], share: float, se
 
 def write_split(path: str | Path, split: Split) -> None:
     """Writes a split as csv."""
-    columns = (split.scan_ids, split.patient_ids, split.labels, split.parts)
-    text = pd.DataFrame(dict(zip(COLUMNS, columns, strict=True))).to_csv(index=False, lineterminator="\n")
-    write_atomically(path, text.encode())
+    rows = zip(split.scan_ids, split.patient_ids, split.labels, split.parts, strict=True)
+    write_atomically(path, as_csv([dict(zip(COLUMNS, row, strict=True)) for row in rows]).encode())
 
 
 def read_split(path: str | Path) -> Split:

@@ -1,8 +1,7 @@
 """Figures.  A function `plot_...` makes a `Figure` from tensors, arrays and rows; `draw_...` writes it to a file.
 
-divergences   what each divergence does to attention; the heads' normal references
-attention     attention along the slices of scans, with slice labels and thumbnails
-datasets      where in a scan the positive slices lie
+attention     along the slices of scans: attention, with labels and thumbnails; what each divergence does to it; the
+              heads' normal references; where the positive slices lie
 training      learning curves; the grid of learning rates and L1 strengths
 comparisons   methods over seeds, sensitivity, differences with their intervals
 deletion      scan scores without the attended slices, or with these alone
@@ -24,7 +23,17 @@ from typing import TYPE_CHECKING
 from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
-    from normal_guidance.study.figures.attention import AttendedScan, draw_attention, plot_attention
+    from normal_guidance.study.figures.attention import (
+        AttendedScan,
+        draw_attention,
+        draw_density,
+        draw_divergences,
+        draw_heads,
+        plot_attention,
+        plot_density,
+        plot_divergences,
+        plot_heads,
+    )
     from normal_guidance.study.figures.comparisons import (
         ForestRow,
         MethodValues,
@@ -36,9 +45,7 @@ if TYPE_CHECKING:
         plot_methods,
         plot_sensitivity,
     )
-    from normal_guidance.study.figures.datasets import draw_density, plot_density
     from normal_guidance.study.figures.deletion import draw_trust, plot_trust
-    from normal_guidance.study.figures.divergences import draw_divergences, draw_heads, plot_divergences, plot_heads
     from normal_guidance.study.figures.training import draw_grid, draw_learning_curves, plot_grid, plot_learning_curves
 
 __all__ = [

@@ -1,25 +1,38 @@
-"""Attention along the slices of scans: which slices each method attends to, and which are labelled positive."""
+"""Numbers along the slices of scans: attention, what each divergence does to it, its heads, and positive slices."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
 from jaxtyping import Float, Int, Num
+from matplotlib import colormaps
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, with_axes
-from normal_guidance.core.guidance import normal_reference
+from normal_guidance.core.guidance import (
+    DIVERGENCE_TITLES,
+    DIVERGENCES,
+    DivergenceName,
+    NormalGuidance,
+    normal_reference,
+)
 from normal_guidance.core.methods import BEYOND, EVERY_METHOD, method_title
 from normal_guidance.show.figure_style import (
+    COLORS,
+    DIVERGENCE_COLORS,
     RED,
     TRUTH,
     WIDTH,
@@ -75,8 +88,7 @@ class AttendedScan:
                     f"scan {self.title!r}: {len(curve)} slices by {method}, {self.slices} by another method; "
                     "give attention over the same slices"
                 )
-        if (truth := self.truth()) is not None and len(truth) != self.slices:
-            raise UserError(f"scan {self.title!r}: {len(truth)} slice labels for {self.slices} slices; give as many")
+        self.truth()
         for number, _ in self.thumbnails or ():
             if not 1 <= number <= self.slices:
                 raise UserError(
@@ -92,9 +104,16 @@ class AttendedScan:
         return with_axes(self.attention[method], f"scan {self.title!r}: attention by {method}", "slices")
 
     def truth(self) -> Int[Tensor, "slices"] | None:
-        if self.slice_labels is None:
-            return None
-        return with_axes(self.slice_labels, f"scan {self.title!r}: slice labels", "slices").long()
+        return _truth(self.slice_labels, self.slices, f"scan {self.title!r}: slice labels")
+
+
+def _truth(slice_labels: Array | None, slices: int, name: str) -> Int[Tensor, "slices"] | None:
+    if slice_labels is None:
+        return None
+    labels = with_axes(slice_labels, name, "slices")
+    if len(labels) != slices:
+        raise UserError(f"{name} are {len(labels)} for {slices} slices; give one for each slice")
+    return labels.long()
 
 
 def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0) -> list[int]:
@@ -180,8 +199,7 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
 
 def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], reference: str | None) -> None:
     slices = np.arange(1, scan.slices + 1)
-    if (truth := scan.truth()) is not None:
-        fill_truth(panel, truth)
+    fill_truth(panel, scan.truth())
     for method in methods:
         attention, color, title = scan.curve(method), method_color(method), method_title(method)
         peak, guided = attention.max(), method in EVERY_METHOD and EVERY_METHOD[method].guided
@@ -219,3 +237,150 @@ def legend_columns(names: Sequence[str], width: float) -> int:
         if sum(LEGEND_LINE + LEGEND_LETTER * letters for letters in widest) <= width:
             return columns
     return 1
+
+
+BEHAVIOUR: dict[DivergenceName, str] = {
+    "forward_kl": "mode-covering",
+    "reverse_kl": "mode-seeking",
+    "squared_error": "mean-seeking",
+}
+"""The paper's term for each divergence."""
+
+ARROWS: dict[str, Any] = {
+    **{"angles": "xy", "scale_units": "xy", "scale": 1},
+    **{"headwidth": 3.5, "headlength": 4, "headaxislength": 3.6, "width": 0.006, "minlength": 0},
+}
+"""In data units."""
+
+
+def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Float[Tensor, "slices"]:
+    r"""Where guidance pulls each slice: $-\partial D(r, a)/\partial z_j$ for scores z of $a = \mathrm{softmax}(z)$."""
+    scores = attention.log().detach().requires_grad_()
+    loss = NormalGuidance(divergence=divergence)(scores[None], from_logits=True)
+    (gradient,) = torch.autograd.grad(loss, scores)
+    return -gradient
+
+
+def draw_divergences(attention: Array, path: Path, *, slice_labels: Array | None = None) -> Path:
+    """Writes the figure of `plot_divergences`.
+
+    Example:
+        >>> import tempfile
+        >>> draw_divergences(torch.rand(30), Path(tempfile.mkdtemp()) / "divergences.png").name
+        'divergences.png'
+    """
+    return save(plot_divergences(attention, slice_labels=slice_labels), path)
+
+
+@styled
+def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> Figure:
+    """One panel per divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
+
+    Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
+    distance of attention from its reference; the panel says by how much arrows were stretched for that.
+    """
+    attention = with_axes(attention, "attention", "slices")
+    attention = attention.double() / attention.sum()
+    truth = _truth(slice_labels, len(attention), "slice_labels")
+    reference = normal_reference(attention[None])[0]
+    farthest = (reference - attention).abs().max()
+    if not 1e-9 < farthest < 1:
+        raise UserError(
+            "attention equals its normal reference or is not finite, so there is no pull to draw; give another scan's"
+        )
+    figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
+    panels = figure.subplots(1, len(DIVERGENCES), sharex=True, sharey=True)
+    for panel, divergence in zip(panels, DIVERGENCES, strict=True):
+        fill_truth(panel, truth)
+        arrows = pull(attention, divergence)
+        stretch = farthest / arrows.abs().max()
+        slices, color = np.arange(1, len(attention) + 1), DIVERGENCE_COLORS[divergence]
+        panel.plot(slices, attention, color="0.25", lw=0.8, marker="o", ms=2.6, label="attention $a$")
+        panel.plot(slices, reference, color="0.25", lw=1.1, ls="--", label="its normal reference $r$")
+        panel.quiver(slices, attention, np.zeros(len(slices)), stretch * arrows, color=color, zorder=3, **ARROWS)
+        panel.set_title(f"{DIVERGENCE_TITLES[divergence]} ({BEHAVIOUR[divergence]})\narrows stretched × {stretch:.3g}")
+        panel.set_xlim(0.5, len(attention) + 0.5)
+        label_slices(panel)
+    panels[0].set_ylabel("attention")
+    panels[0].set_ylim(bottom=0)
+    handles, names = panels[0].get_legend_handles_labels()
+    handles.append(Line2D([], [], color="0.25", ls="", marker=r"$\uparrow$", ms=8))
+    names.append(r"$-\partial D/\partial z$ for $a = \mathrm{softmax}(z)$")
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names))
+    return figure
+
+
+def draw_heads(attention: Mapping[str, Array], path: Path, *, slice_labels: Array | None = None) -> Path:
+    """Writes the figure of `plot_heads`.
+
+    Example:
+        >>> import tempfile
+        >>> draw_heads({"before training": torch.rand(8, 30)}, Path(tempfile.mkdtemp()) / "heads.png").name
+        'heads.png'
+    """
+    return save(plot_heads(attention, slice_labels=slice_labels), path)
+
+
+@styled
+def plot_heads(attention: Mapping[str, Array], *, slice_labels: Array | None = None) -> Figure:
+    """One row per model: the normal reference of each head, its attention, and the mean of all heads.
+
+    Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
+    """
+    if not isinstance(attention, Mapping) or not attention:
+        raise UserError("there are no heads to draw; give a dict: the attention (heads, slices) of a model by its name")
+    figure = Figure(figsize=(WIDTH, 0.6 + 1.8 * len(attention)), layout="constrained")
+    rows = figure.subplots(len(attention), 2, squeeze=False, sharex=True)
+    for (left, right), (title, heads) in zip(rows, attention.items(), strict=True):
+        heads = with_axes(heads, f"attention of {title!r}", "heads", "slices")
+        heads = heads.double() / heads.sum(-1, keepdim=True)
+        truth = _truth(slice_labels, heads.shape[1], "slice_labels")
+        _draw_heads(left, normal_reference(heads[None])[0], truth)
+        _draw_heads(right, heads, truth)
+        left.set(title=f"{title}: references", ylabel="normal reference")
+        right.set(title=f"{title}: attention", ylabel="attention")
+    for panel in rows[-1]:
+        label_slices(panel)
+    handles, names = rows[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside upper center", ncols=len(names), handlelength=1.2, columnspacing=1.1)
+    return figure
+
+
+def _draw_heads(panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels: Int[Tensor, "slices"] | None) -> None:
+    """Draw one curve per head, and their mean: the mixture that the heads form."""
+    slices = np.arange(1, curves.shape[1] + 1)
+    fill_truth(panel, slice_labels)
+    colors = colormaps["viridis"](np.linspace(0, 0.92, len(curves)))
+    for number, (curve, color) in enumerate(zip(curves, colors, strict=True), start=1):
+        panel.plot(slices, curve, color=color, lw=1.1, label=f"head {number}" if number == 1 else f"{number}")
+    panel.plot(slices, curves.mean(0), color="black", lw=2, label="mean of the heads")
+    panel.set(xlim=(0.5, curves.shape[1] + 0.5))
+    panel.set_ylim(bottom=0)
+
+
+def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path) -> Path:
+    """Writes the figure of `plot_density`.
+
+    Example:
+        >>> import tempfile
+        >>> draw_density({"head CT": np.ones(20)}, Path(tempfile.mkdtemp()) / "density.png").name
+        'density.png'
+    """
+    return save(plot_density(densities), path)
+
+
+@styled
+def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
+    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
+    if not densities:
+        raise UserError("there is no density to draw; give the density of at least one dataset")
+    figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")
+    panels = figure.subplots(1, len(densities), squeeze=False, sharey=True)[0]
+    for panel, (title, density), color in zip(panels, densities.items(), cycle(COLORS), strict=False):
+        edges = np.linspace(0, 1, len(density) + 1)
+        panel.stairs(density, edges, fill=True, color=color, alpha=0.35)
+        panel.stairs(density, edges, color=color, lw=1.4)
+        panel.axhline(1, color="0.5", lw=0.8, ls=":")  # slices that are equally likely everywhere
+        panel.set(title=title, xlabel="slice / slices of the scan", xlim=(0, 1))
+    panels[0].set_ylabel("density of positive slices")
+    return figure
