@@ -14,7 +14,7 @@ from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import read_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 from normal_guidance.scans.index.volumes import read_volume
-from normal_guidance.scans.phantom.oddities import ODDITIES
+from normal_guidance.scans.phantom.drafts import ODDITIES
 from normal_guidance.scans.phantom.phantom_files import write_phantom
 from small_command import output_of
 

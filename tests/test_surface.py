@@ -32,7 +32,7 @@ CHOICES = {
     "export formats": "scans.features.convert:EXPORT_FORMATS",
     "encoders": "scans.features.encoders:ENCODERS",
     "phantoms": "scans.phantom.phantom_files:LAYOUTS",
-    "oddities": "scans.phantom.oddities:ODDITIES",
+    "oddities": "scans.phantom.drafts:ODDITIES",
     "compressions": "scans.phantom.phantom_files:COMPRESSIONS",
     "destinations": "clinic.node.sending:KINDS",
 }

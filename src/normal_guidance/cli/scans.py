@@ -356,7 +356,7 @@ def phantom(
         oddities: Irregularities to add: names (tilt,gaps,localizer,...), all that the layout can have, or none.
         compression: none, rle, jpeg2000, jpeg-lossless, jpeg-ls, or mixed (a different one for each scan).
     """
-    from normal_guidance.scans.phantom.oddities import ODDITIES
+    from normal_guidance.scans.phantom.drafts import ODDITIES
     from normal_guidance.scans.phantom.phantom_files import TRUTH, write_phantom
 
     if oddities == "all":

@@ -264,7 +264,7 @@ HU = np.array([[-1000, -1, 0, 24], [1000, 2000, 3095, -500]])
 
 SIGNED = np.array([[-1000, -1], [0, 2047]], np.int16)
 UNEXTENDED = (SIGNED & 0x0FFF).astype(np.int16)  # 12 bits in 16: negative numbers look large
-OVERLAY = np.array([[0x1001, 2], [3, 4095]], np.uint16)  # in an unused bit
+OVERLAY = np.array([[0x1001, 2], [3, 2047]], np.uint16)  # in an unused bit
 
 
 @pytest.mark.parametrize(

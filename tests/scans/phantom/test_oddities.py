@@ -11,7 +11,7 @@ import pydicom
 import pytest
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.oddities import ODDITIES, assign_oddities
+from normal_guidance.scans.phantom.drafts import ODDITIES, assign_oddities
 from normal_guidance.scans.phantom.phantom_files import LAYOUTS, write_phantom
 
 SMALL = {"size": 32, "slices": 12, "positive": 0.4}

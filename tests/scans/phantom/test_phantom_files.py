@@ -179,7 +179,7 @@ def test_values_outside_twelve_bits_wrap_as_in_the_challenges():
 
 def test_multi_frame_files_hold_all_slices(tmp_path):
     draft = make()
-    draft.multi_frame = True
+    draft.oddity = "multi_frame"
     write_draft(tmp_path, draft, {image.uid: "all.dcm" for image in draft.images})
     dataset = pydicom.dcmread(tmp_path / "all.dcm")
     assert dataset.SOPClassUID == pydicom.uid.LegacyConvertedEnhancedCTImageStorage

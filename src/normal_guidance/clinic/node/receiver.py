@@ -81,20 +81,18 @@ class Listening(NamedTuple):
 Committing = Callable[[Event], tuple[int, Any]]  # answers a request or a report of storage commitment
 
 
+@dataclass(eq=False)
 class Receiver:
     """The server, and what is known of its associations; `touched` receives the key of each series that arrives."""
 
-    def __init__(
-        self,
-        listening: Listening,
-        callers: Callers,
-        queue: SeriesQueue,
-        incoming: Incoming,
-        audit: Audit,
-        touched: Callable[[str], object],
-    ) -> None:
-        self.listening, self.callers, self.queue = listening, callers, queue
-        self.incoming, self.audit, self.touched = incoming, audit, touched
+    listening: Listening
+    callers: Callers
+    queue: SeriesQueue
+    incoming: Incoming
+    audit: Audit
+    touched: Callable[[str], object]
+
+    def __post_init__(self) -> None:
         self.counts = {"rejected calls": 0, "refused objects": 0}  # since the start
         self._told: dict[str, float] = {}
         self._series: dict[Association, set[str]] = defaultdict(set)

@@ -1,14 +1,16 @@
-"""A drawn scan before it is written: its images, ids and headers, which oddities may still change."""
+"""A drawn scan before it is written: its images, ids and headers, and the oddities that may still change them."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
+from normal_guidance.base.errors import UserError
 from normal_guidance.scans.phantom.anatomy import CENTRAL, HILUM, Abdomen, Chest, Head
 from normal_guidance.scans.phantom.drawing import Canvas, Pose
 from normal_guidance.scans.phantom.lesions import (
@@ -19,22 +21,13 @@ from normal_guidance.scans.phantom.lesions import (
     draw_shape,
     paint_injuries,
 )
-from normal_guidance.scans.phantom.plan import ANATOMIES, ScanPlan
+from normal_guidance.scans.phantom.plan import ANATOMIES, LesionBlock, ScanPlan
 
 LOWEST, HIGHEST = -1000, 2047
 """Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
 
 BODIES: Mapping[str, type[Head | Chest | Abdomen]] = {"head": Head, "chest": Chest, "abdomen": Abdomen}
 """The drawings of the body parts of `ANATOMIES`."""
-
-
-class LookAlike(NamedTuple):
-    """Something in the slices [start, stop) that looks like a lesion and is not one."""
-
-    start: int
-    stop: int
-    kind: str
-    shape: Shape
 
 
 def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
@@ -51,10 +44,9 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
     shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
     tear = draw_shape(plan.patient_stream("tear"))
     kinds = LOOK_ALIKE_KINDS[plan.anatomy]
-    painted = [(kinds[extra.kind], extra.start, extra.stop, extra.shape, 1.0) for extra in draw_look_alikes(plan)]
+    painted = [(kinds[block.kind], block, shape, 1.0) for block, shape in draw_look_alikes(plan)]
     for i, block in enumerate(plan.blocks):
-        shape = draw_shape(plan.stream(f"lesion {i}"))
-        painted.append((LESIONS[block.kind], block.start, block.stop, shape, contrast))
+        painted.append((LESIONS[block.kind], block, draw_shape(plan.stream(f"lesion {i}")), contrast))
     volume = np.empty((plan.slices, size, size), np.int16)
     for number in range(plan.slices):
         z = (number + 0.5) / plan.slices + shift
@@ -62,9 +54,10 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
         body.draw(canvas, z)
         if plan.injuries:
             paint_injuries(body, canvas, z, plan.injuries, tear)
-        for painter, start, stop, shape, strength in painted:
-            if start <= number < stop:
-                painter(body, canvas, z, (2 * number + 1 - start - stop) / (stop - start), shape, strength)
+        for painter, block, shape, strength in painted:
+            if block.start <= number < block.stop:
+                place = (2 * number + 1 - block.start - block.stop) / (block.stop - block.start)
+                painter(body, canvas, z, place, shape, strength)
         # Noise of standard deviation 1, correlated between neighbours as after a reconstruction kernel.
         white = noise.standard_normal((size + 2, size + 2), np.float32)
         rows = white[:-2] + 2 * white[1:-1] + white[2:]
@@ -73,15 +66,15 @@ def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
     return volume
 
 
-def draw_look_alikes(plan: ScanPlan) -> list[LookAlike]:
-    """Draws the look-alikes of this scan, which do not depend on its label."""
+def draw_look_alikes(plan: ScanPlan) -> list[tuple[LesionBlock, Shape]]:
+    """Draws what looks like a lesion in this scan and is not one, whatever the scan's label."""
     random, drawn = plan.stream("look-alikes"), []
     first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
     for _ in range(int(random.poisson(LOOK_ALIKES))):
         kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
         start = int(random.integers(first, last))
         length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
-        drawn.append(LookAlike(start, min(start + length, last), kind, draw_shape(random)))
+        drawn.append((LesionBlock(start, min(start + length, last), kind), draw_shape(random)))
     return drawn
 
 
@@ -130,8 +123,8 @@ class Image:
 
     @property
     def key(self) -> str:
-        """A short name in the style of Kaggle's: 12 hexadecimal digits of the uid."""
-        return short_name(self.uid)
+        """A short name in the style of Kaggle's: the last 12 hexadecimal digits of the uid's number."""
+        return f"{int(self.uid.rpartition('.')[2]):032x}"[-12:]
 
 
 @dataclass
@@ -151,13 +144,8 @@ class Draft:
     encoding: Encoding
     extras: list[Image] = field(default_factory=list)  # images that are not slices of the scan
     tilt: float = 0.0
-    multi_frame: bool = False
+    oddity: str | None = None  # its name in `ODDITIES`
     compression: str = "none"
-    # Of its rows in the label tables.
-    double_rows: bool = False
-    rows_without_image: bool = False
-    indeterminate: bool = False
-    incomplete_organ: bool = False
 
     @property
     def label(self) -> int:
@@ -178,11 +166,6 @@ class Draft:
 
     def new_uid(self, purpose: str) -> str:
         return uid_of(self.plan.stream(f"uid {purpose}"))
-
-
-def short_name(uid: str) -> str:
-    """The last 12 hexadecimal digits of a uid's number."""
-    return f"{int(uid.rpartition('.')[2]):032x}"[-12:]
 
 
 def uid_of(random: np.random.Generator) -> str:
@@ -229,3 +212,185 @@ def checksum(images: list[Image]) -> str:
     for image in images:
         digest.update(image.hu.astype("<i2").tobytes())
     return digest.hexdigest()
+
+
+# Oddities of real datasets, each switched on by name; no scan has two, so that each can be studied alone.
+
+
+SHARE = 0.05  # share of the scans that an oddity changes, at least one
+
+KAGGLE = ("rsna-ich", "rsna-pe", "rsna-at")
+FOLDERS = ("rsna-pe", "rsna-at", "folder")
+EVERYWHERE = (*KAGGLE, "folder")
+TILT = 14.0  # degrees
+MISSING = 2  # neighbouring slices that a gap leaves out
+EXTRA = 3  # slices of another series in the scan's folder
+
+Change = Callable[[Draft, np.random.Generator], tuple[str, list[Image]]]
+"""Changes a draft; returns a description and the changed images (none: the scan as a whole)."""
+
+
+@dataclass(frozen=True)
+class Oddity:
+    """An oddity of a scan, and the layouts that can have it."""
+
+    layouts: tuple[str, ...]
+    change: Change
+
+
+def _named(detail: str, encoding: Encoding | None = None) -> Change:
+    """A change of the encoding, or none here: the writer looks at the oddity's name."""
+
+    def change(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+        draft.encoding = encoding or draft.encoding
+        return detail, []
+
+    return change
+
+
+def _tilt(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    angle = math.radians(TILT)
+    draft.tilt = TILT
+    draft.change(orientation=(1.0, 0.0, 0.0, 0.0, math.cos(angle), math.sin(angle)))
+    return f"gantry tilted by {TILT} degrees", []
+
+
+def _gaps(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    start = int(random.integers(2, len(draft.images) - MISSING - 2))
+    gone = draft.images[start : start + MISSING]
+    del draft.images[start : start + MISSING]
+    return f"{len(gone)} slices left out after the slice in this file", [draft.images[start - 1]]
+
+
+def _duplicates(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    twice = draft.images[int(random.integers(len(draft.images)))]
+    draft.extras.append(replace(twice, uid=draft.new_uid("duplicate"), instance=draft.next_instance))
+    return "second copy of a slice, with a later InstanceNumber", draft.extras[-1:]
+
+
+def _mixed_series(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    series = draft.new_uid("other series")
+    for number, image in enumerate(draft.images[:EXTRA]):
+        uid, instance = draft.new_uid(f"other series {number}"), draft.next_instance
+        draft.extras.append(replace(image, uid=uid, instance=instance, series_uid=series))
+    return f"slices of another series, {series}", draft.extras[-EXTRA:]
+
+
+def _localizer(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    volume = np.stack([image.hu for image in draft.images[::-1]])
+    size = volume.shape[1]
+    rows = np.linspace(0, len(volume) - 1, size).round().astype(int)
+    front = volume.astype(np.float32).mean(axis=1)[rows].astype(np.int16)  # seen from the front
+    uid, plane = draft.new_uid("localizer"), (1.0, 0.0, 0.0, 0.0, 0.0, -1.0)
+    image = Image(uid, draft.next_instance, front, position=draft.images[-1].position, orientation=plane)
+    draft.extras.append(replace(image, image_type=LOCALIZER))
+    return "localizer", draft.extras[-1:]
+
+
+def _secondary_capture(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    uid, hu = draft.new_uid("capture"), draft.images[len(draft.images) // 2].hu
+    kind = ("DERIVED", "SECONDARY")
+    draft.extras.append(Image(uid, draft.next_instance, hu, orientation=None, image_type=kind, capture=True))
+    return "secondary capture of a slice", draft.extras[-1:]
+
+
+def _one_slice(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.images = [replace(draft.images[len(draft.images) // 2], instance=1)]
+    return "one slice is left", []
+
+
+def _cut(number: int, within: str, detail: str) -> Change:
+    """The lowest or highest slice, which are never positive, ends within a part; the other slices are the scan."""
+
+    def change(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+        draft.extras.append(replace(draft.images.pop(number), cut=within))
+        return detail, draft.extras[-1:]
+
+    return change
+
+
+def _no_position(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    draft.change(position=None, orientation=None)
+    return "no ImagePositionPatient, no ImageOrientationPatient", []
+
+
+def _renumber(draft: Draft, numbers: Iterable[int]) -> None:
+    draft.images = [replace(image, instance=number) for image, number in zip(draft.images, numbers, strict=True)]
+
+
+def _reversed(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    _renumber(draft, range(len(draft.images), 0, -1))
+    return "InstanceNumber runs down from the highest slice", []
+
+
+def _shuffled(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    _renumber(draft, (1 + random.permutation(len(draft.images))).tolist())
+    return "InstanceNumber in no order", []
+
+
+def _incomplete_organ(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
+    """The lower third of the scan is missing."""
+    del draft.images[: len(draft.images) // 3]
+    _renumber(draft, range(1, len(draft.images) + 1))
+    return "the lower third is missing", []
+
+
+ODDITIES: Mapping[str, Oddity] = {
+    "tilt": Oddity(EVERYWHERE, _tilt),
+    "gaps": Oddity(EVERYWHERE, _gaps),
+    "duplicates": Oddity(EVERYWHERE, _duplicates),
+    "mixed_series": Oddity(FOLDERS, _mixed_series),
+    "localizer": Oddity(EVERYWHERE, _localizer),
+    "secondary_capture": Oddity(EVERYWHERE, _secondary_capture),
+    "one_slice": Oddity(EVERYWHERE, _one_slice),
+    "unreadable": Oddity(EVERYWHERE, _cut(0, "header", "file ends within its header")),
+    "truncated": Oddity(EVERYWHERE, _cut(-1, "pixels", "file ends within its pixels; its header is whole")),
+    "wrong_intercept": Oddity(
+        EVERYWHERE, _named("12-bit two's complement that is said to be unsigned", WRONG_INTERCEPT)
+    ),
+    "bits": Oddity(
+        EVERYWHERE, _named("signed, but the sign is not extended from BitsStored to BitsAllocated", UNEXTENDED)
+    ),
+    "multi_frame": Oddity(("folder",), _named("all slices in one Legacy Converted Enhanced CT file")),
+    "no_position": Oddity(EVERYWHERE, _no_position),
+    "reversed": Oddity(EVERYWHERE, _reversed),
+    "shuffled": Oddity(EVERYWHERE, _shuffled),
+    "double_rows": Oddity(KAGGLE, _named("its last row is in the label table twice")),
+    "rows_without_image": Oddity(KAGGLE, _named("one row of the label table has no image")),
+    "indeterminate": Oddity(("rsna-pe",), _named("called indeterminate")),
+    "incomplete_organ": Oddity(("rsna-at",), _incomplete_organ),
+}
+"""Oddities by name."""
+
+NEEDS_ROW = ("double_rows", "rows_without_image")
+"""Oddities of a scan's rows in a label table: in rsna-at only positive scans have any."""
+
+
+def check_oddities(names: Sequence[str], layout: str) -> None:
+    for name in names:
+        if name not in ODDITIES:
+            known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)
+            raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
+        if layout not in ODDITIES[name].layouts:
+            raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
+
+
+def assign_oddities(
+    names: Sequence[str], labels: Sequence[int], random: np.random.Generator, layout: str
+) -> dict[int, str]:
+    """The oddity of every scan that has one, by the scan's number."""
+    each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
+    if len(names) * each > len(labels):
+        raise UserError(f"{len(names)} oddities change {each} scans each, but there are {len(labels)}; make more scans")
+    assigned: dict[int, str] = {}
+    # Oddities that only some scans can have choose first.
+    for name in sorted(names, key=lambda name: name not in (*NEEDS_ROW, "indeterminate")):
+        wanted = {"indeterminate": 0}.get(name, 1 if name in NEEDS_ROW and layout == "rsna-at" else None)
+        fitting = [scan for scan in free if wanted is None or labels[scan] == wanted]
+        if len(fitting) < each:
+            kind = "positive" if wanted else "negative"
+            raise UserError(f"oddity {name!r} needs {each} {kind} scans; make more scans, or change --positive")
+        for scan in fitting[:each]:
+            assigned[scan] = name
+            free.remove(scan)
+    return assigned

@@ -20,8 +20,16 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.base.system import importing
-from normal_guidance.scans.phantom.drafts import Draft, Image, checksum, make_draft, render
-from normal_guidance.scans.phantom.oddities import ODDITIES, assign_oddities, check_oddities
+from normal_guidance.scans.phantom.drafts import (
+    ODDITIES,
+    Draft,
+    Image,
+    assign_oddities,
+    check_oddities,
+    checksum,
+    make_draft,
+    render,
+)
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
 
 with importing("dicom", "phantoms are written with pydicom"):
@@ -57,9 +65,9 @@ def write_draft(root: Path, draft: Draft, names: Mapping[str, str]) -> None:
     """Writes all files of a scan; `names` are their paths below `root`, by uid."""
     for folder in {(root / name).parent for name in names.values()}:
         folder.mkdir(parents=True, exist_ok=True)
-    if draft.multi_frame:
+    if draft.oddity == "multi_frame":
         _write(root / names[draft.images[0].uid], _multi_frame(draft), draft.compression)
-    for image in draft.extras if draft.multi_frame else draft.files:
+    for image in draft.extras if draft.oddity == "multi_frame" else draft.files:
         path = root / names[image.uid]
         _write(path, _single(draft, image), "none" if image.capture else draft.compression)
         if image.cut is not None:
@@ -267,12 +275,12 @@ def _labelled(draft: Draft) -> list[Image]:
     """The images with rows in a label table; one of them may have no file."""
     images = draft.files
     ghost = Image(draft.new_uid("ghost"), draft.next_instance, images[0].hu)
-    return [*images, ghost] if draft.rows_without_image else images
+    return [*images, ghost] if draft.oddity == "rows_without_image" else images
 
 
 def _doubled(draft: Draft, rows: Sequence[Row]) -> list[Row]:
     """The rows; the last one occurs twice if the scan has the oddity of double rows."""
-    return [*rows, *(rows[-1:] if draft.double_rows else ())]
+    return [*rows, *(rows[-1:] if draft.oddity == "double_rows" else ())]
 
 
 def _folder_number(plan: ScanPlan, name: str, owner: int, low: int = 10_000, high: int = 66_000) -> int:
@@ -308,9 +316,10 @@ def _pe_exam(draft: Draft) -> dict[str, int]:
     """The labels of the whole exam, which repeat in all rows."""
     random = draft.plan.stream("exam")
     motion, opaque, flow, defect, chronic, wide = (random.random(6) < (0.02, 0.02, 0.3, 0.02, 0.15, 0.45)).tolist()
+    indeterminate = draft.oddity == "indeterminate"
     positive, kinds = bool(draft.label), frozenset[str]().union(*(image.kinds for image in draft.images))
     exam = {
-        "negative_exam_for_pe": not positive and not draft.indeterminate,
+        "negative_exam_for_pe": not positive and not indeterminate,
         "qa_motion": motion,
         "qa_contrast": opaque,
         "flow_artifact": flow,
@@ -322,7 +331,7 @@ def _pe_exam(draft: Draft) -> dict[str, int]:
         "rightsided_pe": "right" in kinds,
         "acute_and_chronic_pe": False,
         "central_pe": "central" in kinds,
-        "indeterminate": draft.indeterminate,
+        "indeterminate": indeterminate,
     }
     return {name: int(value) for name, value in exam.items()}
 
@@ -355,11 +364,11 @@ def _at_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
         of_patient.setdefault(patient, []).append(draft)
         injured = [(image, kind) for image in draft.files for kind in sorted(image.kinds) if image.label]
         rows: list[Row] = [(patient, number, image.instance, kind) for image, kind in injured]
-        if draft.rows_without_image:
+        if draft.oddity == "rows_without_image":
             rows.append((patient, number, draft.next_instance, injured[0][1]))
         images += _doubled(draft, rows)
         aorta = round(float(draft.plan.stream("aorta").uniform(90, 330)), 1)
-        series.append((patient, number, aorta, int(draft.incomplete_organ)))
+        series.append((patient, number, aorta, int(draft.oddity == "incomplete_organ")))
     patients: list[Row] = []
     for patient, scans in of_patient.items():
         kinds = {kind for draft in scans for image in draft.images for kind in image.kinds}
@@ -475,17 +484,17 @@ def write_phantom(
         for scan in plans:
             draft = make_draft(scan, render(scan, size, contrast=contrast), *chosen.ids(scan))
             draft.compression = in_turn[scan.number % len(in_turn)] if compression == MIXED else compression
-            oddity, detail, odd = assigned.get(scan.number), "", list[Image]()
-            if oddity is not None:
-                detail, odd = ODDITIES[oddity].change(draft, scan.stream("oddity"))
-            if oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
+            draft.oddity, detail, odd = assigned.get(scan.number), "", list[Image]()
+            if draft.oddity is not None:
+                detail, odd = ODDITIES[draft.oddity].change(draft, scan.stream("oddity"))
+            if draft.oddity in ("wrong_intercept", "bits", "multi_frame", "truncated"):
                 draft.compression = "none"  # an encoder would hide what is wrong with the pixels
             names = {image.uid: chosen.path(draft, image) for image in draft.files}
-            if draft.multi_frame:
+            if draft.oddity == "multi_frame":
                 names.update(dict.fromkeys([image.uid for image in draft.images], names[draft.images[0].uid]))
             write_draft(folder, draft, names)  # not synced: thousands of files that can be drawn again
             odd_files = [names[image.uid] for image in odd]
-            truths.append({**_truth(draft, names), "oddity": oddity, "detail": detail, "odd_files": odd_files})
+            truths.append({**_truth(draft, names), "oddity": draft.oddity, "detail": detail, "odd_files": odd_files})
             # The label tables do not need the pixels; those of a dataset would fill the memory.
             nothing = draft.images[0].hu[:0]
             draft.change(hu=nothing)
@@ -506,7 +515,7 @@ def _truth(draft: Draft, names: Mapping[str, str]) -> dict[str, Any]:
         "series_uid": draft.series_uid,
         "label": draft.label,
         "files": [names[image.uid] for image in draft.images],
-        "frames": list(range(len(draft.images))) if draft.multi_frame else [0] * len(draft.images),
+        "frames": list(range(len(draft.images))) if draft.oddity == "multi_frame" else [0] * len(draft.images),
         "slice_labels": [image.label for image in draft.images],
         "hu_sha256": checksum(draft.images),
         "slice_spacing": draft.slice_spacing,
