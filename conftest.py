@@ -32,11 +32,12 @@ if SHAPES_ARE_CHECKED:
     export = torch.export.export
 
     def export_unchecked(*args: Any, **options: Any) -> Any:
+        before = jaxtyping.config.jaxtyping_disable
         jaxtyping.config.update("jaxtyping_disable", True)
         try:
             return export(*args, **options)
         finally:
-            jaxtyping.config.update("jaxtyping_disable", False)
+            jaxtyping.config.update("jaxtyping_disable", before)
 
     torch.export.export = export_unchecked
 
