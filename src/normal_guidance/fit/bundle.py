@@ -519,8 +519,6 @@ def _read(folder: Path) -> Bundle:
 
 @dataclass(frozen=True)
 class _Tested:
-    """Scores on test scans."""
-
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None

@@ -20,7 +20,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -179,7 +178,7 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
     # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
-        with torch.no_grad(), _quiet(), _unchecked():
+        with torch.no_grad(), _quiet():
             return torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
     except (TorchUserError, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:300]
@@ -266,17 +265,6 @@ def require_export() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-
-
-@contextmanager
-def _unchecked() -> Iterator[None]:
-    """Without checks of shapes, which tests install: in a traced scan the number of slices is a symbol, not an int."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
 
 
 @contextmanager
