@@ -17,6 +17,7 @@ from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
 from normal_guidance.cli.options import Device, choose_execution, choose_precision
+from normal_guidance.cli.progress import make_console, say
 
 if TYPE_CHECKING:
     import ssl
@@ -397,7 +398,6 @@ def view(
         store: Folder of a feature store: adds the window that the encoder saw.
         port: Port on this machine. Default: 8765, or a free one.
     """
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.clinic.viewer.gallery import open_gallery
     from normal_guidance.clinic.viewer.server import serve
 

@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,9 +33,9 @@ from normal_guidance.cli.command import (
     some_of,
 )
 from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
+from normal_guidance.cli.progress import Shown, make_console, say, watch
 
 if TYPE_CHECKING:
-    from normal_guidance.cli.progress import Shown
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
     from normal_guidance.scans.features.preprocessing import Statistics
     from normal_guidance.scans.features.windows import Window
@@ -92,9 +93,6 @@ def encode(
         threads: Threads of the encoder on the CPU. Default: one for each core.
         ray: Encode on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console, say, watch
     from normal_guidance.scans.features import encoding
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding_job import REPORT
@@ -231,8 +229,6 @@ def _counts(of: Mapping[str, int]) -> str:
 
 def show_progress(now: EncodingProgress) -> Shown:
     """Return how the progress of encoding is shown."""
-    from normal_guidance.cli.progress import Shown
-
     share = now.slices / now.of if now.of else 0.0
     return Shown(now.stage, share, f"{now.slices:,} of {now.of:,} slices", now.of)
 

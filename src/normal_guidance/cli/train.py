@@ -22,6 +22,7 @@ from normal_guidance.cli.options import (
     parse_list,
     print_estimates,
 )
+from normal_guidance.cli.progress import make_console, say, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -106,7 +107,6 @@ def trust(
 
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
     from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table
@@ -145,7 +145,6 @@ def trust(
 def track_runs(tracker: str | None, out: Path, console: Console) -> None:
     """Write the winners of the complete runs in a folder, with their curves."""
     if tracker is not None:
-        from normal_guidance.cli.progress import say
         from normal_guidance.sweep.tracking import track, tracked_runs
 
         say(console, f"Tracked: {track(tracked_runs(out), tracker, out)}")
@@ -157,7 +156,6 @@ def track_fits(
     """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
     if tracker is None:
         return
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.sweep.tracking import Training, track
 
     given = {name: str(value) for name, value in asked.items() if value is not None}
@@ -212,7 +210,6 @@ def sweep(
         save_epochs: Save the state of a run after so many epochs, for resuming.
         save_minutes: Save it also after so many minutes.
     """
-    from normal_guidance.cli.progress import make_console, say, watch_run
     from normal_guidance.sweep.run import check_sweep, run_sweep
 
     execution = training.execution()
