@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError, choose_one_of, reading, reason
 from normal_guidance.base.system import importing, install_command
+from normal_guidance.base.tensor_files import raw_bytes
 from normal_guidance.scans.features.weights import (
     KNOWN_WEIGHTS,
     fetch_weights,
@@ -127,7 +128,7 @@ def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[
     digest = hashlib.sha256(json.dumps(head, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 

@@ -44,7 +44,7 @@ from normal_guidance.base.files import (
 )
 from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
-from normal_guidance.base.tensor_files import DTYPE_NAMES
+from normal_guidance.base.tensor_files import DTYPE_NAMES, raw_bytes
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store_place import ABOUT, check_store
@@ -203,11 +203,6 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
         file.seek(0)
         file.write(length.to_bytes(8, "little") + text.ljust(length))
         sync(file)
-
-
-def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
-    """The bytes of contiguous features, not copied; NumPy has no bfloat16, so they are bytes."""
-    return features.view(torch.uint8).flatten().numpy().data
 
 
 def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:

@@ -104,10 +104,10 @@ class Canvas:
         self.fill(self.cover(x, y, a, b, angle, soft=soft), value)
 
     def fill(self, cover: Cover | None, value: float | np.ndarray) -> None:
-        """Sets the pixels under a cover to a value."""
+        """Sets the pixels under a cover to a value, or to those of a whole picture."""
         if cover is not None:
             part = self.image[cover.box]
-            part += cover.share * (value - part)
+            part += cover.share * ((value[cover.box] if isinstance(value, np.ndarray) else value) - part)
 
     def add(self, cover: Cover | None, value: float) -> None:
         """Adds a number of HU to the pixels under a cover."""
