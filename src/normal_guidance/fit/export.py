@@ -306,12 +306,7 @@ class BundleGraph(nn.Module):
 
 def export_bundle(bundle: Bundle, path: str | Path) -> Path:
     """Write a bundle as ONNX or as an exported program, and prove that the file equals it."""
-    return write_graph(BundleGraph(bundle), path, bundle.features, OUTPUTS, metadata_of(bundle))
-
-
-def metadata_of(bundle: Bundle) -> dict[str, str]:
-    """What the file says of itself; lists are JSON, with one entry for each finding."""
-    return {
+    about = {
         "method": bundle.method,
         "fingerprint": bundle.identity.fingerprint,
         "encoder": "" if bundle.encoder is None else bundle.encoder.name,
@@ -322,3 +317,4 @@ def metadata_of(bundle: Bundle) -> dict[str, str]:
         "thresholds": json.dumps([each.threshold for each in bundle.each]),
         "caution": "Research software, not a medical device.",
     }
+    return write_graph(BundleGraph(bundle), path, bundle.features, OUTPUTS, about)
