@@ -39,7 +39,7 @@ from normal_guidance.show.text_tables import Grid
 from normal_guidance.statistics.differences import Claim, Difference, claims, differences
 from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.skill import position_density
-from normal_guidance.statistics.split_results import METRICS, Metric
+from normal_guidance.statistics.split_results import METRICS
 from normal_guidance.study.experiment import (
     SENSITIVITY,
     Study,
@@ -69,6 +69,7 @@ from normal_guidance.study.figures.comparisons import (
 from normal_guidance.study.figures.training import draw_grid, draw_learning_curves
 from normal_guidance.study.study_tables import (
     METHOD,
+    SHOWN_METRICS,
     TITLES,
     Differences,
     Measures,
@@ -82,9 +83,6 @@ from normal_guidance.sweep.run import HISTORY_TABLE, NOT_OURS, Data, read_histor
 COUNT = 5  # pictures per scan, evenly spread along it
 SIDE = 128  # approximate side of a picture in pixels
 COLLAPSED = 1e-6  # attention up to this counts as 0
-
-SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
-"""Metrics that get figures and sentences; the tables have all four."""
 
 
 def thumbnails(manifest: Manifest, scans: Data, scan: str) -> list[tuple[int, np.ndarray]]:
@@ -209,11 +207,10 @@ def _notes_on_data(study: Study, results: StudyTables, predictions: Sequence[Stu
 def _compare(
     predictions: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
 ) -> tuple[list[Difference], list[str]]:
-    everyone = {method for split in predictions for method in split.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
         for method in (*COMPARED, CEILING)
-        if method in everyone and method not in compared
+        if method not in compared and any(method in split.predictions for split in predictions)
     ]
     left_out = sum(split.left_out for split in predictions)
     if left_out:
@@ -374,11 +371,11 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
     if not methods or not positive:
         return
     chosen = random_scans(positive, seed=first.seed)
-    rows = {number: slice(sum(lengths[:number]), sum(lengths[: number + 1])) for number in chosen}
+    attention = {method: first.predictions[method].attention.split(lengths) for method in methods}
     scans = [
         AttendedScan(
             title=_literal(first.scans.scan_ids[number]),
-            attention={method: first.predictions[method].attention[rows[number]] for method in methods},
+            attention={method: of_scans[number] for method, of_scans in attention.items()},
             slice_labels=labels[number],
             thumbnails=None if manifest is None else thumbnails(manifest, first.scans, first.scans.scan_ids[number]),
         )
@@ -387,16 +384,16 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
     path = draw_attention(scans, folder / "attention.png")
     yield html.figure(path, f"Attention on {len(scans)} random positive test scans of seed {first.seed}.")
     # One scan: where guidance would push unguided attention, and the attention of every head.
-    number, shown = chosen[0], rows[chosen[0]]
+    number = chosen[0]
     scan = first.scans.scan_ids[number]
     if "abmil" in first.predictions:
-        attention = first.predictions["abmil"].log_attention[0, shown].double().softmax(0)
+        unguided = first.predictions["abmil"].log_attention[0].split(lengths)[number].double().softmax(0)
         # Attention on one slice alone equals its normal reference, so no divergence pushes it.
-        if (attention > COLLAPSED).sum() > 2:
-            path = draw_divergences(attention, folder / "divergences.png", slice_labels=labels[number])
+        if (unguided > COLLAPSED).sum() > 2:
+            path = draw_divergences(unguided, folder / "divergences.png", slice_labels=labels[number])
             yield html.figure(path, f"Where each divergence would push ABMIL's attention on scan {scan}.")
     heads = {
-        method_title(method): first.predictions[method].log_attention[:, shown].softmax(-1)
+        method_title(method): first.predictions[method].log_attention.split(lengths, dim=1)[number].softmax(-1)
         for method in ("transmil", "mhng")
         if method in first.predictions
     }

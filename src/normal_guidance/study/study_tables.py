@@ -156,6 +156,10 @@ def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
     return number if len(values) > 1 else replace(number, sd=math.nan)
 
 
+SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
+"""Metrics that get figures, sentences and tables of initialisations; the tables of a study have all four."""
+
+
 def mean_sd(number: MeanSd | None) -> str:
     """The text that the paper would print, without an sd for one seed, or "-" where there is no number."""
     if number is None or math.isnan(number.mean):
@@ -180,9 +184,12 @@ class PaperTables(Rendered):
     """The four result tables of one dataset, or how one guided method depends on divergence and lambda."""
 
     dataset: str
-    seeds: tuple[int, ...]  # of all rows together
     rows: tuple[TableRow, ...]
     varied: str | None = None  # the method of a sensitivity table
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
 
     def records(self) -> Records:
         """One per metric and row; the best of each metric is marked where settings are compared."""
@@ -284,7 +291,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
     for method in (name for name in (*COMPARED, CEILING) if name in results):
         cells = {metric: published(metric, method, dataset) for metric in METRICS}
         rows.append(_row(method, method_title(method, dataset), results[method], dataset, cells))
-    return PaperTables(dataset, tuple(sorted({seed for row in rows for seed in row.seeds})), tuple(rows))
+    return PaperTables(dataset, tuple(rows))
 
 
 def sensitivity_table(
@@ -296,7 +303,7 @@ def sensitivity_table(
         known = method == "ng"
         cells = {metric: published_sensitivity(metric, dataset, *setting) if known else None for metric in METRICS}
         rows.append(_row(method, str(setting), results[setting], dataset, cells, setting))
-    return PaperTables(dataset, rows[0].seeds, tuple(rows), method)
+    return PaperTables(dataset, tuple(rows), method)
 
 
 def refuse_unguided(method: str) -> None:
