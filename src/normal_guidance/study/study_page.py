@@ -40,6 +40,7 @@ from normal_guidance.statistics.differences import Claim, Difference, claims, di
 from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.skill import position_density
 from normal_guidance.statistics.split_results import METRICS
+from normal_guidance.study import figures
 from normal_guidance.study.experiment import (
     SENSITIVITY,
     Study,
@@ -50,23 +51,7 @@ from normal_guidance.study.experiment import (
     read_study_predictions,
     wanted_of,
 )
-from normal_guidance.study.figures.attention import (
-    PANELS,
-    AttendedScan,
-    draw_attention,
-    draw_density,
-    draw_divergences,
-    draw_heads,
-    random_scans,
-)
-from normal_guidance.study.figures.comparisons import (
-    MethodValues,
-    SettingValues,
-    draw_differences,
-    draw_methods,
-    draw_sensitivity,
-)
-from normal_guidance.study.figures.training import draw_grid, draw_learning_curves
+from normal_guidance.study.figures.attention import PANELS, random_scans
 from normal_guidance.study.study_tables import (
     METHOD,
     SHOWN_METRICS,
@@ -319,7 +304,8 @@ def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
     parts, name = experiment.parts, experiment.study.dataset.name
     yield from (grid.html() for grid in description_tables(name, parts))
     if parts["train"].blocks is not None:
-        path = draw_density({_literal(f"{name}, training scans"): parts["train"].density}, folder / "density.png")
+        title = _literal(f"{name}, training scans")
+        path = figures.draw_density({title: parts["train"].density}, folder / "density.png")
         yield html.figure(
             path, "Where the positive slices lie in a scan. Dotted: the density if all positions were equally likely."
         )
@@ -332,10 +318,13 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
         return
     for metric in SHOWN_METRICS:
         cells = [(row, row.cells[METRICS.index(metric)]) for row in table.rows]
-        rows = [MethodValues(row.method, cell.values, cell.published, row.title) for row, cell in cells if cell.values]
-        drawable = [row for row in rows if all(value == value for value in row.values)]
+        drawable = [
+            figures.MethodValues(row.method, cell.values, cell.published, row.title)
+            for row, cell in cells
+            if cell.values and all(value == value for value in cell.values)
+        ]
         if drawable:
-            path = draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
+            path = figures.draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
             yield html.figure(path, f"{TITLES[metric]} of every method.")
     measured = [] if experiment.measures is None else experiment.measures.grids()
     yield from (grid.html() for grid in (*table.grids(), *measured))
@@ -350,7 +339,7 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield html.paragraph(METHOD, note=True)
     for metric in SHOWN_METRICS:
         if rows := tested.forest(metric):
-            path = draw_differences(rows, folder / f"differences_{metric}.png", metric=TITLES[metric])
+            path = figures.draw_differences(rows, folder / f"differences_{metric}.png", metric=TITLES[metric])
             yield html.figure(path, f"Differences in {TITLES[metric]} with 95 % confidence intervals.")
     for grid in tested.grids():
         yield html.details(grid.title, Grid("", "", grid.header, grid.rows).html())
@@ -373,7 +362,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
     chosen = random_scans(positive, seed=first.seed)
     attention = {method: first.predictions[method].attention.split(lengths) for method in methods}
     scans = [
-        AttendedScan(
+        figures.AttendedScan(
             title=_literal(first.scans.scan_ids[number]),
             attention={method: of_scans[number] for method, of_scans in attention.items()},
             slice_labels=labels[number],
@@ -381,7 +370,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         )
         for number in chosen
     ]
-    path = draw_attention(scans, folder / "attention.png")
+    path = figures.draw_attention(scans, folder / "attention.png")
     yield html.figure(path, f"Attention on {len(scans)} random positive test scans of seed {first.seed}.")
     # One scan: where guidance would push unguided attention, and the attention of every head.
     number = chosen[0]
@@ -390,7 +379,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         unguided = first.predictions["abmil"].log_attention[0].split(lengths)[number].double().softmax(0)
         # Attention on one slice alone equals its normal reference, so no divergence pushes it.
         if (unguided > COLLAPSED).sum() > 2:
-            path = draw_divergences(unguided, folder / "divergences.png", slice_labels=labels[number])
+            path = figures.draw_divergences(unguided, folder / "divergences.png", slice_labels=labels[number])
             yield html.figure(path, f"Where each divergence would push ABMIL's attention on scan {scan}.")
     heads = {
         method_title(method): first.predictions[method].log_attention.split(lengths, dim=1)[number].softmax(-1)
@@ -398,7 +387,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         if method in first.predictions
     }
     if heads:
-        path = draw_heads(heads, folder / "heads.png", slice_labels=labels[number])
+        path = figures.draw_heads(heads, folder / "heads.png", slice_labels=labels[number])
         yield html.figure(path, f"References and attention of every head on scan {scan}.")
 
 
@@ -412,12 +401,12 @@ def _sensitivity(experiment: Experiment, folder: Path) -> Iterator[str]:
         if results.table is None:
             continue
         settings = [
-            SettingValues(TITLES[cell.metric], *row.setting, cell.values, cell.published)
+            figures.SettingValues(TITLES[cell.metric], *row.setting, cell.values, cell.published)
             for row in results.table.rows
             for cell in row.cells
             if row.setting and cell.metric in SHOWN_METRICS and cell.values
         ]
-        path = draw_sensitivity(settings, folder / f"sensitivity_{method}.png")
+        path = figures.draw_sensitivity(settings, folder / f"sensitivity_{method}.png")
         yield html.figure(path, f"{method_title(method)}: sensitivity to divergence and λ.")
         yield from (grid.html() for grid in results.table.grids())
 
@@ -430,8 +419,8 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
         history = read_history(result.folder / HISTORY_TABLE).to_pandas()
         name = f"{result.method}_{result.seed}"
         title = f"{method_title(result.method)}, seed {result.seed}"
-        curves = draw_learning_curves(history, result.method, folder / f"curves_{name}.png")
-        heat = draw_grid(history, folder / f"grid_{name}.png")
+        curves = figures.draw_learning_curves(history, result.method, folder / f"curves_{name}.png")
+        heat = figures.draw_grid(history, folder / f"grid_{name}.png")
         yield html.details(
             f"{title}: learning curves and grid",
             html.figure(curves, f"{title}: every configuration by epoch.")

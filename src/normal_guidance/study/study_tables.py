@@ -45,6 +45,7 @@ from normal_guidance.show.text_tables import (
 from normal_guidance.statistics.differences import LEVEL, Difference
 from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.split_results import METRICS, Metric, Scores
+from normal_guidance.study import references
 from normal_guidance.study.experiment import (
     DATASETS,
     LOG_DENSITY,
@@ -54,13 +55,6 @@ from normal_guidance.study.experiment import (
     reference_scores,
 )
 from normal_guidance.study.figures.comparisons import ForestRow
-from normal_guidance.study.references import (
-    published,
-    published_choice,
-    published_sd_kind,
-    published_seed,
-    published_sensitivity,
-)
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.run import CONFIG
 from normal_guidance.sweep.sweep import group_of
@@ -208,7 +202,7 @@ class PaperTables(Rendered):
         return [
             {"method": row.method, "seed": seed}
             | asdict(scores)
-            | {f"published_{m}": published_seed(m, row.method, self.dataset, seed) for m in METRICS}
+            | {f"published_{m}": references.published_seed(m, row.method, self.dataset, seed) for m in METRICS}
             for row in self.rows
             for seed, scores in zip(row.seeds, row.scores, strict=True)
             if row.setting is None
@@ -289,7 +283,7 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
     """Make the paper's tables of `results`: method or "ceiling" -> seed -> `Scores`."""
     rows = []
     for method in (name for name in (*COMPARED, CEILING) if name in results):
-        cells = {metric: published(metric, method, dataset) for metric in METRICS}
+        cells = {metric: references.published(metric, method, dataset) for metric in METRICS}
         rows.append(_row(method, method_title(method, dataset), results[method], dataset, cells))
     return PaperTables(dataset, tuple(rows))
 
@@ -300,8 +294,9 @@ def sensitivity_table(
     """Tabulate the sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all."""
     order, rows = list(DIVERGENCES), []
     for setting in sorted(results, key=lambda setting: (order.index(setting[0]), setting[1])):
-        known = method == "ng"
-        cells = {metric: published_sensitivity(metric, dataset, *setting) if known else None for metric in METRICS}
+        cells: dict[Metric, MeanSd | None] = dict.fromkeys(METRICS)
+        if method == "ng":
+            cells = {metric: references.published_sensitivity(metric, dataset, *setting) for metric in METRICS}
         rows.append(_row(method, str(setting), results[setting], dataset, cells, setting))
     return PaperTables(dataset, tuple(rows), method)
 
@@ -326,7 +321,7 @@ def _row(
     scores = tuple(of_seeds[seed] for seed in seeds)
     for metric, number in printed.items():
         values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
-        cells.append(Comparison(metric, values, published_sd_kind(metric, method, dataset), number))
+        cells.append(Comparison(metric, values, references.published_sd_kind(metric, method, dataset), number))
     return TableRow(method, title, seeds, scores, tuple(cells), setting)
 
 
@@ -407,8 +402,8 @@ def collect(folder: str | Path, dataset: str) -> StudyTables:
     for result in results:
         if result.method not in REFERENCES and (scores := result.scores) is not None:
             by_method[result.method][result.seed] = scores
-    if references := reference_scores(results):
-        by_method[CEILING] = references
+    if ceiling := reference_scores(results):
+        by_method[CEILING] = ceiling
     table = paper_tables(by_method, dataset) if by_method else None
     printed = table is not None and any(cell.published for row in table.rows for cell in row.cells)
     what = "the paper's tables, reproduced" if printed else "the methods beside each other"
@@ -480,7 +475,7 @@ def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[dict[str, 
         for winner in result.run.winners:
             config, about = winner.config, winner.config.spec
             standard = method in EVERY_METHOD and group_of(config) == group_of(Config(method, seed=config.seed))
-            theirs = published_choice(method, dataset, seed) if standard else None
+            theirs = references.published_choice(method, dataset, seed) if standard else None
             yield {
                 "method": method,
                 "seed": seed,
@@ -509,7 +504,7 @@ def _notes(results: Sequence[StudyResult], table: PaperTables | None, dataset: s
     if gaussian:
         texts = []
         for metric in METRICS[:2]:
-            kind = published_sd_kind(metric, "centered_gaussian", dataset)
+            kind = references.published_sd_kind(metric, "centered_gaussian", dataset)
             number = over_seeds([getattr(scores, metric) for scores in gaussian], kind)
             texts.append(f"{TITLES[metric]} {mean_sd(number)} ({kind} sd)")
         yield (
