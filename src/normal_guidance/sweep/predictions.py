@@ -121,7 +121,7 @@ def _check_lists(path: Path, table: pa.Table) -> None:
     if "log_attention" in table.column_names:
         heads = table["log_attention"].combine_chunks()
         each = pc.list_value_length(heads.flatten()).to_numpy()
-        wanted = np.repeat(slices.to_numpy(), heads.value_lengths().to_numpy())
-        of_scan = np.repeat(np.arange(len(heads)), heads.value_lengths().to_numpy())
-        wrong = np.isin(np.arange(len(heads)), of_scan[each != wanted]) | (heads.value_lengths().to_numpy() < 1)
+        of_scan = pc.list_parent_indices(heads).to_numpy()
+        faulty = of_scan[each != slices.to_numpy()[of_scan]]
+        wrong = np.isin(np.arange(len(heads)), faulty) | (heads.value_lengths().to_numpy() < 1)
         refuse_rows(path, table, pa.array(wrong), "has not as many numbers of log_attention as slices", AGAIN)
