@@ -215,7 +215,6 @@ def scan_lines(outcome: Written, bundle: Bundle) -> list[str]:
 
 
 def _kinds(problems: Iterable[Problem]) -> str:
-    """Return the number of problems of each kind."""
     from normal_guidance.scans.index.problems import summarize
 
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())

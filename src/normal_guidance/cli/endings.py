@@ -200,9 +200,10 @@ def line_of(ending: Ending, error: BaseException) -> str:
     if ending is NO_READER and job.out is None:
         return ""
     if isinstance(error, UserError) and ending.code < HUNG_UP.code:
-        return _one_line(f"error: {error}")  # it names object, value and next action
-    place = _place(error, job)
-    return _one_line(ending.line.format(place=place, detail=_detail(ending, error, job), after=job.after()))
+        line = f"error: {error}"  # it names object, value and next action
+    else:
+        line = ending.line.format(place=_place(error, job), detail=_detail(ending, error, job), after=job.after())
+    return " ".join(line.split())
 
 
 def _place(error: BaseException, job: Job) -> str:
@@ -226,10 +227,6 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
         return str(getattr(error, "strerror", "") or "permission denied").lower()
     said = str(error).strip().partition("\n")[0]
     return f"{said[:200]}..." if len(said) > 200 else said or type(error).__name__
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 class _Signals:

@@ -25,6 +25,7 @@ from normal_guidance.cli.command import (
     AsJson,
     CommandGroup,
     Out,
+    Store,
     add_command,
     json_text,
     make_group,
@@ -178,7 +179,6 @@ def estimate_lines(estimate: EncodingEstimate, out: Path) -> list[str]:
 
 
 def _field(text: str | None) -> float | None:
-    """Return the side of the field in mm."""
     if text is None:
         return None
     try:
@@ -191,7 +191,6 @@ def _field(text: str | None) -> float | None:
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:
-    """Return mean and sd of each channel."""
     from normal_guidance.scans.features.preprocessing import Statistics
 
     if text is None:
@@ -228,7 +227,6 @@ def _counts(of: Mapping[str, int]) -> str:
 
 
 def show_progress(now: EncodingProgress) -> Shown:
-    """Return how the progress of encoding is shown."""
     share = now.slices / now.of if now.of else 0.0
     return Shown(now.stage, share, f"{now.slices:,} of {now.of:,} slices", now.of)
 
@@ -236,12 +234,8 @@ def show_progress(now: EncodingProgress) -> Shown:
 store_app = make_group("Show, verify, import and export feature stores.")
 
 
-def show(store: Path, as_json: AsJson = False) -> None:
-    """Show what a store holds and how it was made; features are not read.
-
-    Args:
-        store: Folder of a feature store.
-    """
+def show(store: Store, as_json: AsJson = False) -> None:
+    """Show what a store holds and how it was made; features are not read."""
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
@@ -263,12 +257,8 @@ def show(store: Path, as_json: AsJson = False) -> None:
     print_result(as_json, document, [repr(opened), *about, json_text(opened.provenance)])
 
 
-def verify(store: Path, as_json: AsJson = False) -> None:
-    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged.
-
-    Args:
-        store: Folder of a feature store.
-    """
+def verify(store: Store, as_json: AsJson = False) -> None:
+    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
@@ -314,7 +304,7 @@ def import_features(
 
 
 def export_features(
-    store: Path,
+    store: Store,
     form: Annotated[str, one_of(FORMATS), typer.Option("--format", "-f", metavar="FORMAT")],
     out: Out,
     finding: str | None = None,
@@ -322,7 +312,6 @@ def export_features(
     """Write a store as npz files, HDF5 or torchmil's folders.
 
     Args:
-        store: Folder of a feature store.
         form: npz, hdf5 or torchmil.
         out: Folder to write; for hdf5, the file.
         finding: The finding whose labels to write, where the store has several.

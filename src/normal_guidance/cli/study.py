@@ -302,17 +302,14 @@ def show_page(console: Console, page: str) -> None:
 class ScanRecipe(NamedTuple):
     """How `nguide reproduce` reads a public set of scans."""
 
-    source: str  # the source of `nguide index`
     origin: str  # where the user gets the scans, for errors
     window: str
     field: str  # side, in mm, of each slice's middle that is encoded
     normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
 
 
-SCAN_RECIPES = {
-    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")
-}
-"""The datasets of `nguide reproduce` that need --root."""
+SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")}
+"""The datasets of `nguide reproduce` that need --root, by their source of `nguide index`."""
 
 ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
@@ -348,7 +345,7 @@ def reproduce_scans(
     console = make_console(stderr=as_json)
     splits = {seed: out / "splits" / f"split-{seed}.csv" for seed in seeds}
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        manifest = _index(recipe, root, out / "index", console)
+        manifest = _index(name, root, out / "index", console)
         missing = [seed for seed, table in splits.items() if not table.is_file()]
         if missing:
             split(out / "index", out / "splits", ",".join(map(str, missing)))
@@ -359,25 +356,25 @@ def reproduce_scans(
     data = stored_dataset([out / "store"], list(splits.values()), name)
     training = training.in_slices(open_store(out / "store").slice_spacing)
     run_study(plan_study(data, out / "study", methods, training), manifest, console, as_json=as_json)
-    for line in SOURCES[recipe.source].attribution:
+    for line in SOURCES[name].attribution:
         say(console, line)
     words = ["nguide", "view", out / "study", "--index", out / "index", "--store", out / "store"]
     say(console, f"Viewer: {shlex.join(map(str, words))}")
 
 
-def _index(recipe: ScanRecipe, root: Path, folder: Path, console: Console) -> Manifest:
+def _index(source: str, root: Path, folder: Path, console: Console) -> Manifest:
     """Index the scans, or read the index; refuse that of another folder."""
     from normal_guidance.cli.scans import make_watched, summary_lines
     from normal_guidance.scans.index.manifest import read_manifest
 
     if not (folder / "manifest.parquet").is_file():
-        for line in summary_lines(make_watched(recipe.source, root, folder, console), folder):
+        for line in summary_lines(make_watched(source, root, folder, console), folder):
             if not line.startswith("Next: "):  # this command goes on by itself
                 say(console, line)
     manifest = read_manifest(folder)
-    if manifest.about["source"] != recipe.source or not manifest.root.is_relative_to(root.resolve()):
+    if manifest.about["source"] != source or not manifest.root.is_relative_to(root.resolve()):
         raise UserError(
-            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {recipe.source} in "
+            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {source} in "
             f"{root}; give that folder (--root), or another one for the results (--out)"
         )
     return manifest
