@@ -229,9 +229,7 @@ def _read(dataset: Any, rows: tuple[int, ...]) -> np.ndarray:
     texts = values.reshape(-1).tolist() if isinstance(values, np.ndarray) else [values]
     if not all(isinstance(text, str | bytes) for text in texts):
         raise UnreadableError("unreadable", f"{dataset.name} holds neither numbers nor text; write one of them")
-    array = np.empty(len(texts), object)
-    array[:] = texts
-    return array.reshape(np.shape(values))
+    return np.array(texts, object).reshape(np.shape(values))
 
 
 class SafeDisk:
