@@ -114,8 +114,10 @@ def load_encoder(
             loaded = _load_huggingface(name, channels, offline)
     module, size, unit_range, print_of = loaded
     module = module.eval().requires_grad_(False).to(device)
-    if precision == "bf16":
-        _round_weights(module)
+    if precision == "bf16":  # rounds at once what autocast would round for every batch
+        for part in module.modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                part.to(torch.bfloat16)
     probe = torch.zeros(1, channels, size, size, device=device)
     with torch.inference_mode(), _arithmetic(device, precision):
         width = module(probe).shape[1]
@@ -144,13 +146,6 @@ def _check_device(device: str, precision: str) -> None:
         raise UserError(f"device {device} is not available on this machine or in this torch; use cpu")
 
 
-def _round_weights(module: nn.Module) -> None:
-    """Rounds to bf16 at once what autocast would round for every batch."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            part.to(torch.bfloat16)
-
-
 @contextmanager
 def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
     """Inside the block, products have this precision, and every run uses the same kernels."""
@@ -168,8 +163,6 @@ def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before[1:]
 
-
-EPS = 1e-6  # epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12
 
 HEADS = 12  # attention heads of ViT-B
 
@@ -203,7 +196,7 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
         num_attention_heads=heads,
         intermediate_size=len(weights[f"{_LAYER.format(0)}mlp.0.bias"]),
         hidden_act="gelu",  # the exact one
-        layer_norm_eps=EPS,
+        layer_norm_eps=1e-6,  # torchvision's; Hugging Face's default is 1e-12
         image_size=image_size(weights),
         patch_size=patch,
         num_channels=channels,
