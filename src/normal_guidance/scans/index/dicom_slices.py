@@ -161,20 +161,10 @@ def _syntax(dataset: Any) -> str:
     return IMPLICIT if implicit else EXPLICIT if little_endian else BIG_ENDIAN
 
 
-class Raw(NamedTuple):
-    """The raw value of an element."""
-
-    value: bytes | memoryview  # pixels may be a view of the file's content
-    length: int  # the length that the file states
-    little_endian: bool
-
-
-def raw(dataset: Dataset, tag: int) -> Raw | None:
-    """The raw element; None where it is missing, empty or a sequence."""
+def raw(dataset: Dataset, tag: int) -> Any:
+    """The `RawDataElement`; None where it is missing, empty or a sequence.  Pixels may be a view of the content."""
     element = dataset.get_item(tag) if tag in dataset else None
-    if not isinstance(element, RawDataElement) or not element.value:
-        return None
-    return Raw(element.value, element.length, element.is_little_endian)
+    return element if isinstance(element, RawDataElement) and element.value else None
 
 
 def text(dataset: Dataset, tag: int) -> str:
@@ -218,7 +208,7 @@ def unsigned(dataset: Dataset, tag: int) -> int | None:
     element = raw(dataset, tag)
     if element is None or len(element.value) < 2:
         return None
-    return int.from_bytes(element.value[:2], "little" if element.little_endian else "big")
+    return int.from_bytes(element.value[:2], "little" if element.is_little_endian else "big")
 
 
 def sequence(dataset: Dataset, tag: int) -> list[Dataset]:
