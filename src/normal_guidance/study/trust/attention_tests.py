@@ -472,13 +472,11 @@ WORDS: dict[tuple[str, Verdict], tuple[str, str]] = {
 """The meaning of each test's verdict, and what to do."""
 
 
-def decide(number: Estimate) -> Verdict:
-    """Whether a number is above 0 and more than a trace, by its whole interval."""
-    if not number.known:
-        return UNDECIDED
-    if number.high < TRACE:
+def decide(number: Estimate, *, fails_below: float = TRACE, passes_above: float = 0.0) -> Verdict:
+    """The verdict by the whole interval of a number, by default whether it is above 0 and more than a trace."""
+    if number.high < fails_below:  # of NaN, nothing is true
         return FAILS
-    return PASSES if number.low > 0 else UNDECIDED
+    return PASSES if number.low > passes_above else UNDECIDED
 
 
 # Test 1: slices in another order.  Attention that comes from the image goes with the slices.
@@ -530,12 +528,7 @@ def judge_shuffling(
             note = " The model ignores the order of slices."
         elif lost.low > 0:
             note = f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
-    verdict = UNDECIDED
-    if difference.known:
-        if difference.high < 0 or stays.low > MOSTLY:
-            verdict = FAILS
-        elif difference.low > 0:
-            verdict = PASSES
+    verdict = FAILS if difference.known and stays.low > MOSTLY else decide(difference, fails_below=0.0)
     control, (meaning, action) = "attention that has nothing to do with the scan", WORDS["shuffle", verdict]
     return TrustResult("shuffle", verdict, difference, control, more, f"{meaning}{note}", action)
 
@@ -598,7 +591,7 @@ def judge_randomizing(
     }
     # Attention that is equal everywhere has no correlation.
     ranking = FAILS if alike.low > MOSTLY else PASSES if alike.high < MOSTLY else UNDECIDED
-    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": ranking if alike.known else UNDECIDED}
+    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": ranking}
     gap = NO_ESTIMATE
     if curves is not None:
         gap = bootstrap.estimate(worth(curves, "untrained"))
@@ -686,7 +679,7 @@ def judge_alarm(
         located = bootstrap.estimate(bootstrap.mean(per_scan))
         if located.known:
             more["localization AUROC"] = located
-            labels = FAILS if located.high < 0.5 - AWAY else PASSES if located.low > 0.5 else UNDECIDED
+            labels = decide(located, fails_below=0.5 - AWAY, passes_above=0.5)
             agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
             if verdict == UNDECIDED and labels != UNDECIDED:
                 verdict, agree = labels, "by slice labels alone"
