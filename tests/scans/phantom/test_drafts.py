@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from normal_guidance.scans.phantom.drafts import HIGHEST, LOWEST, draw_look_alikes, render
 from normal_guidance.scans.phantom.plan import ANATOMIES, LesionBlock, ScanPlan, plan
+from normal_guidance.scans.phantom.rendering import HIGHEST, LOWEST, draw_look_alikes, render
 
 SIZE = 96
 

@@ -18,8 +18,7 @@ from jaxtyping import Float32, Int16
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.base.system import importing
 from normal_guidance.scans.index.containers import locate
-from normal_guidance.scans.index.dicom_files import refusing
-from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.dicom_slices import Header, refusing
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.pixels import read_pixels
 from normal_guidance.scans.index.problems import Problem

@@ -28,9 +28,9 @@ from normal_guidance.scans.phantom.drafts import (
     check_oddities,
     checksum,
     make_draft,
-    render,
 )
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
+from normal_guidance.scans.phantom.rendering import render
 
 with importing("dicom", "phantoms are written with pydicom"):
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -426,7 +426,6 @@ LAYOUTS: Mapping[str, FolderLayout] = {
         tables=_folder_tables,
     ),
 }
-"""Layouts by name."""
 
 
 TRUTH = "phantom.json"  # the file with the truth about the dataset; code that reads the scans must not need it
