@@ -370,7 +370,9 @@ class _Worker:
                 stdout=subprocess.DEVNULL,  # decoders print; errors are part of the result
                 stderr=subprocess.DEVNULL,
             )
-        return cls(process, Connection(ours.detach()), deadline=time.monotonic() + START_TIMEOUT)
+        worker = cls(process, Connection(ours.detach()))
+        worker.expect(START_TIMEOUT)
+        return worker
 
     def expect(self, seconds: float) -> None:
         """Sets the time within which the worker must send a message."""

@@ -59,6 +59,8 @@ _guidance_field, _training_field = (partial(_field, panel=panel) for panel in ("
 class Config:
     """One configuration: a point of a grid, `lr` and `l1`, with its training protocol; `paper_config` has the paper's.
 
+    `divergence`, `renormalize`, `modes`, `negatives` and `least_width` are those of `NormalGuidance`.
+
     Args:
         method: a name in `EVERY_METHOD`; regularized methods add their term.  Or `SLICE_REFERENCE`, the
             supervised reference, the only one trained and selected on slice labels: see `on_slices`.
@@ -66,7 +68,6 @@ class Config:
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda, the weight of guidance or of another regularizer; not comparable across divergences,
             regularizers or scan lengths.
-        divergence, renormalize, modes, negatives, least_width: see `NormalGuidance`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
         momentum: of SGD, or beta_1 of AdamW.
         clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
