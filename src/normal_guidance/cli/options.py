@@ -251,7 +251,6 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept."""
-
     from normal_guidance.core import methods as tables
 
     groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}

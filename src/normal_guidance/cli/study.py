@@ -222,8 +222,7 @@ def reproduce(
             raise UserError(
                 f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_DATASETS)}"
             )
-    if dataset not in DATASETS:
-        choose_one_of("dataset", dataset, (*DATASETS, *SCAN_DATASETS))
+    choose_one_of("dataset", dataset, (*DATASETS, *SCAN_DATASETS))
     study = Study(
         dataset=DATASETS[dataset] if root is None else lidc_data(root),
         folder=out,
