@@ -251,7 +251,6 @@ CENTRAL = 0.03  # heights above and below the hilum at which clots are central
 LUNGS = (0.07, 0.945)  # heights between which there is lung
 LUNG = -840.0  # HU
 ARTERIES = 4  # arteries of one lung that run down, and as many that run up
-SMALL_VESSELS = 18  # small vessels of one lung
 
 
 class Chest:
@@ -272,7 +271,7 @@ class Chest:
         angles = random.uniform(-0.35, 0.35, (2, ARTERIES)) + np.linspace(-1.1, 1.1, ARTERIES)
         self._angles = angles.tolist()
         self._reach = random.uniform(0.55, 0.9, (2, ARTERIES)).tolist()
-        self._small = random.uniform(0.0, 1.0, (2, SMALL_VESSELS, 5)).tolist()
+        self._small = random.uniform(0.0, 1.0, (2, 18, 5)).tolist()  # 18 small vessels of each lung
 
     def lung(self, z: float, side: int) -> Outline:
         """Ellipse of the left (1) or right (-1) lung."""
@@ -393,9 +392,6 @@ class Chest:
         return canvas.cover(-12.0, -6.0, 28.0 * main, 6.0 * main, -0.2)
 
 
-LOOPS = 26  # loops of small bowel
-
-
 class Abdomen:
     """One patient's abdomen with contrast medium in the portal venous phase.
 
@@ -411,7 +407,7 @@ class Abdomen:
         self.kidney_hu = float(random.uniform(150.0, 210.0))
         self.texture = Field(random, size=size, cells=38, levels=30)
         self.coarse = Field(random, size=size, cells=12, levels=12)
-        self._loops = random.uniform(0.0, 1.0, (LOOPS, 7)).tolist()
+        self._loops = random.uniform(0.0, 1.0, (26, 7)).tolist()  # of small bowel
         self._oral = float(random.uniform(0.0, 1.0))  # how much of the bowel holds contrast medium
         self._bladder = float(random.uniform(0.6, 1.2))
 

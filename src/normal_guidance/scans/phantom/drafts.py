@@ -297,19 +297,16 @@ NEEDS_ROW = ("double_rows", "rows_without_image")
 """Oddities of a scan's rows in a label table: in rsna-at only positive scans have any."""
 
 
-def check_oddities(names: Sequence[str], layout: str) -> None:
+def assign_oddities(
+    names: Sequence[str], labels: Sequence[int], random: np.random.Generator, layout: str
+) -> dict[int, str]:
+    """The oddity of every scan that has one, by the scan's number."""
     for name in names:
         if name not in ODDITIES:
             known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)
             raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
         if layout not in ODDITIES[name].layouts:
             raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
-
-
-def assign_oddities(
-    names: Sequence[str], labels: Sequence[int], random: np.random.Generator, layout: str
-) -> dict[int, str]:
-    """The oddity of every scan that has one, by the scan's number."""
     each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
     if len(names) * each > len(labels):
         raise UserError(f"{len(names)} oddities change {each} scans each, but there are {len(labels)}; make more scans")

@@ -25,7 +25,6 @@ from normal_guidance.scans.phantom.drafts import (
     Draft,
     Image,
     assign_oddities,
-    check_oddities,
     checksum,
     make_draft,
 )
@@ -462,7 +461,6 @@ def write_phantom(
     if not 0 <= contrast <= 5:
         raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
     choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
-    check_oddities(oddities, layout)
     part = chosen.anatomy or anatomy or "head"
     numbers = {"scans": scans, "seed": seed, "size": size, "contrast": contrast, "positive": positive, "slices": slices}
     about = {

@@ -20,8 +20,6 @@ from normal_guidance.scans.phantom.plan import ANATOMIES, LesionBlock, ScanPlan
 BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""
 
-LOOK_ALIKES = 2.0  # mean number of look-alikes in a scan
-
 
 Shape = tuple[float, ...]  # the shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1
 
@@ -250,7 +248,6 @@ LOWEST, HIGHEST = -1000, 2047
 """Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
 
 BODIES: Mapping[str, type[Head | Chest | Abdomen]] = {"head": Head, "chest": Chest, "abdomen": Abdomen}
-"""The drawings of the body parts of `ANATOMIES`."""
 
 
 def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
@@ -293,7 +290,7 @@ def draw_look_alikes(plan: ScanPlan) -> list[tuple[LesionBlock, Shape]]:
     """Draws what looks like a lesion in this scan and is not one, whatever the scan's label."""
     random, drawn = plan.stream("look-alikes"), []
     first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
-    for _ in range(int(random.poisson(LOOK_ALIKES))):
+    for _ in range(int(random.poisson(2.0))):  # the mean number of a scan
         kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
         start = int(random.integers(first, last))
         length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
