@@ -32,7 +32,7 @@ from normal_guidance.scans.index.source import (
     read_texts,
     report_some,
     series_folders,
-    slices_of_masks,
+    slices_of_mask,
 )
 
 if TYPE_CHECKING:
@@ -563,7 +563,7 @@ class ProstateScans(ScanSource):
         try:
             if len(masks) < len(wanted):
                 raise ValueError(f"{len(wanted) - len(masks)} of {len(wanted)} masks cannot be read")
-            slices = slices_of_masks(masks, ordered)
+            slices = np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
             if not slices.any():
                 raise ValueError(f"mask {wanted[0]} has no voxel")
         except ValueError as error:

@@ -90,12 +90,9 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
             raise UnreadableError("unreadable", "the file is empty")
         if head[128:132] != b"DICM" and head[:2] not in _FIRST_GROUPS:
             raise UnreadableError("no_image", "not a DICOM file")
-        size = file.seek(0, os.SEEK_END)
         deflated = DEFLATED.encode() in head
-        source = file
-        if deflated:
-            source = _inflated(file)
-            size = source.seek(0, os.SEEK_END)
+        source = _inflated(file) if deflated else file
+        size = source.seek(0, os.SEEK_END)
         source.seek(0)
         dataset = dcmread(source, stop_before_pixels=not pixels, force=True, specific_tags=list(tags))
         left = size - source.tell()
