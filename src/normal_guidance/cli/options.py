@@ -4,25 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.system import size_text, time_text
-from normal_guidance.cli.command import (
-    BEYOND,
-    DEVICES,
-    ENGINES,
-    FIELD,
-    METHODS,
-    PRECISIONS,
-    REGULARIZERS,
-    TRACKERS,
-    one_of,
-    print_json,
-    some_of,
-)
+from normal_guidance.cli.command import one_of, print_json, some_of
 from normal_guidance.cli.progress import say
 from normal_guidance.sweep.config import GUIDES, Config, EngineName, Execution, fitting_batch, paper_config
 
@@ -34,6 +23,18 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+CORE = Path(__file__).resolve().parents[1] / "core"
+
+METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
+BEYOND = ("evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
+FIELD, REGULARIZERS = (
+    tuple(sorted(file.stem for file in (CORE / folder).glob("[!_]*.py"))) for folder in ("field", "regularizers")
+)
+DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
+PRECISIONS = ("auto", "float32", "tf32", "bf16")
+TRACKERS = ("tensorboard", "mlflow")
+ENGINES = ("auto", "packed", "recorded", "compiled")
 
 PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
 """Options of training that are None where they are not given: the command's protocol then has its own value."""

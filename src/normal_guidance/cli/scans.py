@@ -13,21 +13,7 @@ import typer
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically, write_json
 from normal_guidance.base.system import count_text
-from normal_guidance.cli.command import (
-    ANATOMIES,
-    COMPRESSIONS,
-    LABELS,
-    LAYOUTS,
-    ODDITIES,
-    SOURCES,
-    AsJson,
-    Out,
-    one_of,
-    print_json,
-    print_result,
-    some_of,
-    valid_json,
-)
+from normal_guidance.cli.command import SOURCES, AsJson, Out, one_of, print_json, print_result, some_of, valid_json
 from normal_guidance.cli.options import parse_list
 from normal_guidance.cli.progress import Shown, make_console, say, watch
 
@@ -39,6 +25,15 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.manifest import Manifest
     from normal_guidance.scans.index.splits import Split
 
+LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
+LABELS = ("image", "patient")
+ANATOMIES = ("head", "chest", "abdomen")
+ODDITIES = (
+    *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),
+    *("truncated", "wrong_intercept", "bits", "multi_frame", "no_position", "reversed", "shuffled", "double_rows"),
+    *("rows_without_image", "indeterminate", "incomplete_organ"),
+)
+COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
 
 MOST_WORKERS = 8  # more processes than this seldom read one disk faster
 DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index

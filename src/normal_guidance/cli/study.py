@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import DATASETS, ENCODERS, SCAN_DATASETS, AsJson, Out, one_of, print_json
+from normal_guidance.cli.command import ENCODERS, AsJson, Out, one_of, print_json
 from normal_guidance.cli.options import (
     DryRun,
     Track,
@@ -36,6 +36,23 @@ if TYPE_CHECKING:
     from normal_guidance.study.experiment import Listener, Study, StudyData, Train
     from normal_guidance.study.references import MakeGrid
     from normal_guidance.sweep.run import Run
+
+DATASETS = ("semi-synthetic", "lidc-positions")
+
+
+class ScanRecipe(NamedTuple):
+    """How `nguide reproduce` reads a public set of scans."""
+
+    origin: str  # where the user gets the scans, for errors
+    window: str
+    field: str  # side, in mm, of each slice's middle that is encoded
+    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
+
+
+SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")}
+"""The datasets of `nguide reproduce` that need --root, by their source of `nguide index`."""
+
+ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def experiment(
@@ -166,7 +183,7 @@ EVERY_ROW = "all,field,committee"  # the methods of a study of public scans, unl
 
 
 def reproduce(
-    dataset: Annotated[str, one_of((*DATASETS, *SCAN_DATASETS))],
+    dataset: Annotated[str, one_of((*DATASETS, *SCAN_RECIPES))],
     out: Out,
     methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,committee")] = None,
     seeds: str = "1001,2001,3001",
@@ -204,9 +221,9 @@ def reproduce(
     from normal_guidance.study.experiment import DATASETS, LIDC_POSITIONS, SENSITIVITY, Study, lidc_data
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
-    if initialisations and (sensitivity or dataset in SCAN_DATASETS):
+    if initialisations and (sensitivity or dataset in SCAN_RECIPES):
         raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
-    if dataset in SCAN_DATASETS:
+    if dataset in SCAN_RECIPES:
         if sensitivity:
             places = f"--split {out / 'splits'} --index {out / 'index'} --sensitivity -o {out / 'sensitivity'}"
             raise UserError(
@@ -220,9 +237,9 @@ def reproduce(
     for option, value in (("--root", root), ("--encoder", encoder)):
         if value is not None and (option, dataset) != ("--root", "lidc-positions"):
             raise UserError(
-                f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_DATASETS)}"
+                f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_RECIPES)}"
             )
-    choose_one_of("dataset", dataset, (*DATASETS, *SCAN_DATASETS))
+    choose_one_of("dataset", dataset, (*DATASETS, *SCAN_RECIPES))
     study = Study(
         dataset=DATASETS[dataset] if root is None else lidc_data(root),
         folder=out,
@@ -296,21 +313,6 @@ def show_page(console: Console, page: str) -> None:
         console.print(Markdown(page))
     else:
         say(console, page)
-
-
-class ScanRecipe(NamedTuple):
-    """How `nguide reproduce` reads a public set of scans."""
-
-    origin: str  # where the user gets the scans, for errors
-    window: str
-    field: str  # side, in mm, of each slice's middle that is encoded
-    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
-
-
-SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")}
-"""The datasets of `nguide reproduce` that need --root, by their source of `nguide index`."""
-
-ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def reproduce_scans(
