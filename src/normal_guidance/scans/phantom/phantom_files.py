@@ -20,14 +20,7 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.base.system import importing
-from normal_guidance.scans.phantom.drafts import (
-    ODDITIES,
-    Draft,
-    Image,
-    assign_oddities,
-    checksum,
-    make_draft,
-)
+from normal_guidance.scans.phantom.drafts import ODDITIES, Draft, Image, assign_oddities, checksum, make_draft
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
 from normal_guidance.scans.phantom.rendering import render
 
