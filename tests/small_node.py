@@ -70,6 +70,12 @@ class Running:
 
         return wait_until(states, "finished")
 
+    def take(self, files: Sequence[Path | Dataset]) -> dict[str, int]:
+        """Send files, all of which are accepted, and wait until nothing waits."""
+        assert self.port is not None
+        assert set(send(self.port, files)) == {0}
+        return self.wait_finished()
+
 
 @contextmanager
 def running_node(

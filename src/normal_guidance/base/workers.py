@@ -36,12 +36,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
 from tempfile import TemporaryFile
-from types import TracebackType
 from typing import IO, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -113,7 +112,6 @@ def serve(descriptor: int, modules: Sequence[str] = (), memory: int | None = Non
 
 
 def _work(connection: Connection) -> None:
-    """Runs the tasks of one message."""
     try:
         function, tasks = connection.recv()
     except (EOFError, OSError):
@@ -140,14 +138,9 @@ def _work(connection: Connection) -> None:
             send_handle(connection, file.fileno(), os.getppid())
 
 
-TIMEOUT = 600.0
-"""Seconds after which a silent worker counts as hanging: far more than the longest scans take on a slow disk."""
-
+TIMEOUT = 600.0  # seconds after which a silent worker counts as hanging: far more than the longest scans take
 START_TIMEOUT = 300.0  # seconds for a worker to start and to import the modules of a task, maybe from a slow disk
-
-ATTEMPTS = 2
-"""Attempts at a task whose worker dies: the first worker may have died of another task, or of too little memory."""
-
+ATTEMPTS = 2  # at a task whose worker dies: the first may have died of another task, or of too little memory
 POLL_SECONDS = 0.2  # longest sleep between two checks of the deadlines, and of whether to stop
 
 # Environment of a worker: there are as many workers as cores, so more threads would only slow each other down.
@@ -182,7 +175,6 @@ class StartError(UserError):
 class Pool:
     """Worker processes for `map`, started when there is work or by `start`; with none, tasks run in this process."""
 
-    # `timeout`: seconds after which a silent worker counts as hanging; `attempts` at a task whose worker dies;
     # `memory`: bytes that a worker may take beside its imports, None for no limit.
 
     def __init__(
@@ -196,7 +188,7 @@ class Pool:
     def __enter__(self) -> Pool:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def start(self, tasks: int, modules: Sequence[str] = ()) -> None:
@@ -330,7 +322,6 @@ class _Work(Generic[Task]):
         return len(self.open) >= count
 
     def begin(self) -> _Job | None:
-        """The next work for a worker."""
         return self.open.popleft() if self.could_begin(1) else None
 
     def done(self, job: _Job, results: Iterable[Any]) -> None:
@@ -368,8 +359,7 @@ class _Worker:
     @classmethod
     def start(cls, modules: Sequence[str], memory: int | None) -> _Worker:
         ours, theirs = socket.socketpair()
-        asked = f"{theirs.fileno()}, {list(modules)!r}, {memory}"
-        code = f"from normal_guidance.base.workers import serve; serve({asked})"
+        code = f"from {__name__} import serve; serve({theirs.fileno()}, {list(modules)!r}, {memory})"
         path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
         with theirs:
             process = subprocess.Popen(
@@ -434,25 +424,14 @@ def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:
         whole = memoryview(mmap.mmap(descriptor, sum(sizes)))
     finally:
         os.close(descriptor)
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(whole[start : start + size])
-        start += size
-    return pieces
+    return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-FREE_BYTES = 2**28
-"""Size that any file may unpack to, however small it is: masks and labels of zeros are packed a thousandfold."""
+FREE_BYTES = 2**28  # any file may unpack to so much, however small it is: masks of zeros are packed a thousandfold
+RATIO = 100  # most bytes that a stored byte may unpack to beyond that: features reach 2 to 10, padded ones up to 50
+METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)  # with other methods, zipfile unpacks without limit
 
-RATIO = 100
-"""Most bytes that a stored byte may unpack to, beyond `FREE_BYTES`: features reach 2 to 10, padded ones up to 50."""
-
-METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-"""Accepted compression of zip members; with other methods, zipfile unpacks without limit."""
-
-PATIENCE = 15.0
-"""Seconds for an answer of `ask`: a question reads some 64 MiB, which slow disks deliver in a few seconds."""
-
+PATIENCE = 15.0  # seconds for an answer of `ask`: a question reads some 64 MiB, which slow disks deliver in a few
 ASK_BYTES = 2**31  # memory that the process behind `ask` may take
 
 

@@ -26,6 +26,8 @@ from normal_guidance.cli import endings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to standard output.")]
 Out = Annotated[Path, typer.Option("--out", "-o")]
+Store = Annotated[Path, typer.Argument(help="Folder of a feature store.")]
+Model = Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.")]
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:

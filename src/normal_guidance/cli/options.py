@@ -23,6 +23,7 @@ from normal_guidance.cli.command import (
     print_json,
     some_of,
 )
+from normal_guidance.cli.progress import say
 from normal_guidance.sweep.config import GUIDES, Config, EngineName, Execution, fitting_batch, paper_config
 
 if TYPE_CHECKING:
@@ -250,7 +251,6 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept."""
-
     from normal_guidance.core import methods as tables
 
     groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}
@@ -302,8 +302,6 @@ def refuse_ray_and_dry_run(ray: str | None) -> None:
 def print_estimates(estimates: Sequence[tuple[SweepEstimate, int]], console: Console, as_json: bool) -> None:
     """Print what each method would take, and all of them, one run after the other."""
     from rich.table import Table
-
-    from normal_guidance.cli.progress import say
 
     total = sum(estimate.total_s * runs for estimate, runs in estimates)
     if as_json:

@@ -42,8 +42,6 @@ from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import (
     PREDICTION_TABLE,
     REPORT,
-    Run,
-    Selected,
     find_folders,
     load_run,
     load_winner,
@@ -307,14 +305,11 @@ class Bundle(BundleFacts):
         precision: Precision = "float32",
         offline: bool = False,
     ) -> Encoder:
-        """Load the encoder that the model was trained with; one with other weights is refused.
+        """Load the encoder that the model was trained with, as `load_encoder` does; one with other weights is refused.
 
         Args:
             name: name or place of the encoder, if it has changed since training.
             weights: the weights' file, if the model was trained with the user's own weights.
-            device: see `load_encoder`.
-            precision: see `load_encoder`.
-            offline: make no network call.
         """
         known, preprocessing = self.encoding()
         wanted = (name or known.name).partition("+")[0]  # NAME+HASH: weights of the user's own
@@ -397,7 +392,16 @@ def bundle_run(folder: str | Path, *, group: str = "", sensitivity: float | None
         )
     model, operation = load_winner(run.folder, group), _operation(run.folder, "validation", sensitivity, group)
     with reading(run.folder / REPORT, "copy the run again", wrong="is damaged"):
-        return make_bundle(winner.config, model, features, operation, _training(run, winner, features))
+        training = training_record(
+            features["provenance"],
+            run.report["environments"][0],
+            scans={part: about["scans"] for part, about in run.report["data"].items()},
+            validation_auroc=winner.val_auroc,
+            test=record_as_json(winner.test),
+            epoch=winner.epoch,
+            seed=winner.config.seed,
+        )
+        return make_bundle(winner.config, model, features, operation, training)
 
 
 def make_bundle(
@@ -453,18 +457,6 @@ def _operation(folder: Path, scans: str, sensitivity: float | None, group: str =
 
     test, chosen_on = logits_and_labels("test"), logits_and_labels("val" if scans == "validation" else scans)
     return choose_operation(*chosen_on, sensitivity=sensitivity, test=test if len(test[0]) else None, scans=scans)
-
-
-def _training(run: Run, winner: Selected, features: Mapping[str, Any]) -> dict[str, Any]:
-    return training_record(
-        features["provenance"],
-        run.report["environments"][0],
-        scans={part: about["scans"] for part, about in run.report["data"].items()},
-        validation_auroc=winner.val_auroc,
-        test=record_as_json(winner.test),
-        epoch=winner.epoch,
-        seed=winner.config.seed,
-    )
 
 
 def training_record(provenance: Mapping[str, Any], made: Mapping[str, Any], **known: Any) -> dict[str, Any]:
@@ -526,8 +518,6 @@ def _read(folder: Path) -> Bundle:
 
 @dataclass(frozen=True)
 class _Tested:
-    """Scores on test scans."""
-
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None

@@ -43,7 +43,7 @@ from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import PatientSpecific, Skill
 
 PAGE = "report.html"
-POINTS = 50  # relative positions at which mean attention is drawn
+ALONG = (np.arange(50) + 0.5) / 50  # relative positions at which mean attention is drawn
 BINS, IN_A_BIN = 8, 10  # the most points of the calibration curve, and the fewest scans of each
 ACROSS = 3  # examples in a row
 NO_LABELS = "no slice labels"
@@ -95,7 +95,6 @@ def plot_positions(
     lengths: Int[Tensor, "scans"],
 ) -> Figure:
     """Mean attention of positive and of negative scans by relative position, beside the prior."""
-    along = (np.arange(POINTS) + 0.5) / POINTS
     shown, expected = (by_position(values, lengths) for values in (attention, prior))
     figure = Figure(figsize=(WIDTH, 2.7), layout="constrained")
     panel = figure.subplots()
@@ -104,9 +103,9 @@ def plot_positions(
         mean = chosen.mean(0)
         if len(chosen) > 1:
             reach = student_quantile(0.95, len(chosen) - 1) * chosen.std(0, ddof=1) / np.sqrt(len(chosen))
-            panel.fill_between(along, mean - reach, mean + reach, color=color, alpha=0.2, lw=0)
-        panel.plot(along, mean, color=color, lw=1.7, label=f"mean of {len(chosen)} {name}")
-    panel.plot(along, expected.mean(0), color=GUESS, lw=1.2, ls="--", label="the prior: before it looks at a scan")
+            panel.fill_between(ALONG, mean - reach, mean + reach, color=color, alpha=0.2, lw=0)
+        panel.plot(ALONG, mean, color=color, lw=1.7, label=f"mean of {len(chosen)} {name}")
+    panel.plot(ALONG, expected.mean(0), color=GUESS, lw=1.2, ls="--", label="the prior: before it looks at a scan")
     panel.axhline(1, color="0.75", lw=0.8, ls=":")
     panel.set(xlim=(0, 1), xlabel="position in the scan: 0 is its first slice, 1 its last")
     panel.set_ylabel("attention (1: even)")
@@ -117,9 +116,8 @@ def plot_positions(
 
 def by_position(attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]) -> Float64[np.ndarray, "scans _"]:
     """Each scan's attention at relative positions, times its number of slices: even attention is 1 everywhere."""
-    along = (np.arange(POINTS) + 0.5) / POINTS
     scans = [scan.double().numpy() for scan in attention.split(lengths.tolist())]
-    return np.stack([np.interp(along, (np.arange(len(scan)) + 0.5) / len(scan), len(scan) * scan) for scan in scans])
+    return np.stack([np.interp(ALONG, (np.arange(len(scan)) + 0.5) / len(scan), len(scan) * scan) for scan in scans])
 
 
 @styled
@@ -243,13 +241,9 @@ def _scans(result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None
         "Left: the ROC curve. Right: the share of positive scans among scans of similar probability, with 95 % "
         "intervals. Calibration and threshold were chosen on the out-of-fold scans, which flatters them a little."
     )
-    if not _calibrated(result):
+    if result.operation.calibration == Calibration():
         caption += " No calibration could be fitted: take these probabilities for nothing but an order of scans."
     return _embed(plot_scans(parts, result.operation), caption)
-
-
-def _calibrated(result: MeasuredFit) -> bool:
-    return result.operation.calibration != Calibration()
 
 
 def _positions(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
@@ -270,7 +264,7 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
     marked = [scan for scan in positive if labels is not None and int((labels[scan] == 1).sum())]
     candidates = marked or positive
     chosen = sorted(np.random.default_rng(0).permutation(len(candidates))[:EXAMPLES].tolist())
-    uncalibrated = "" if _calibrated(result) else "uncalibrated "
+    uncalibrated = "uncalibrated " if result.operation.calibration == Calibration() else ""
     examples = []
     for scan in (candidates[number] for number in chosen):
         odds = result.operation.calibration.probability(result.fit.logits[scan].item())

@@ -52,9 +52,14 @@ def _field(
     return field(default=default, metadata={"within": within, "help": help, **more})
 
 
+_guidance_field, _training_field = (partial(_field, panel=panel) for panel in ("guidance", "training"))
+
+
 @dataclass(frozen=True)
 class Config:
     """One configuration: a point of a grid, `lr` and `l1`, with its training protocol; `paper_config` has the paper's.
+
+    `divergence`, `renormalize`, `modes`, `negatives` and `least_width` are those of `NormalGuidance`.
 
     Args:
         method: a name in `EVERY_METHOD`; regularized methods add their term.  Or `SLICE_REFERENCE`, the
@@ -63,11 +68,6 @@ class Config:
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda, the weight of guidance or of another regularizer; not comparable across divergences,
             regularizers or scan lengths.
-        divergence: a name in `DIVERGENCES`.
-        renormalize: see `NormalGuidance`.
-        modes: number of bells of the reference: see `NormalGuidance`.
-        negatives: how negative scans are guided, a name in `NEGATIVES`.
-        least_width: the least standard deviation of the reference, in slices: see `NormalGuidance`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
         momentum: of SGD, or beta_1 of AdamW.
         clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
@@ -93,96 +93,89 @@ class Config:
     method: str
     lr: float = _field(0.01, AT_LEAST_0, panel="grid", help="Learning rates, such as 0.1,0.01. Default: the paper's 4.")
     l1: float = _field(0.0, AT_LEAST_0, panel="grid", help="Strengths of the L1 penalty. Default: the paper's 8.")
-    guidance_weight: float = _field(
+    guidance_weight: float = _guidance_field(
         1.0,
         AT_LEAST_0,
-        panel="guidance",
         help="Lambda, the weight of guidance or of another regularizer. nguide sweep takes several, each with its own "
         "winner. Default: 1.0.",
     )
-    divergence: DivergenceName = _field(
+    divergence: DivergenceName = _guidance_field(
         "forward_kl",
-        panel="guidance",
         choices=get_args(DivergenceName),
         help="forward_kl, reverse_kl or squared_error. nguide sweep takes several, each with its own winner. Default: "
         "forward_kl.",
     )
-    renormalize: bool = _field(
-        True,
-        panel="guidance",
-        help="Scale the class token's attention to sum to 1 over the slices before it is guided.",
+    renormalize: bool = _guidance_field(
+        True, help="Scale the class token's attention to sum to 1 over the slices before it is guided."
     )
-    epochs: int = _field(1000, WHOLE, panel="training", help="Most passes over the training scans.")
-    batch_size: int = _field(
-        64,
-        WHOLE,
-        panel="training",
-        help="Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans.",
+    epochs: int = _training_field(1000, WHOLE, help="Most passes over the training scans.")
+    batch_size: int = _training_field(
+        64, WHOLE, help="Scans in a batch. Default: 64; 32, 16 or 8 for fewer than 256, 128 or 64 training scans."
     )
     momentum: float = _field(0.9, (0.0, 1.0))
     clip_norm: float = _field(1.0, (1e-12, math.inf))
-    patience: int | None = _field(
+    patience: int | None = _training_field(
         50,
-        panel="training",
         metavar="EPOCHS",
         help="Stop after so many epochs in which validation AUROC reached no new high; 0: never. Default: 50.",
     )
-    train_above_val: bool = _field(
-        False,
-        panel="training",
-        help="Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs.",
+    train_above_val: bool = _training_field(
+        False, help="Select only epochs whose training AUROC is above their validation AUROC. Default: all epochs."
     )
     seed: int = _field(0, (0, 2**63 - 1))
     receptive_field: int | None = None
-    modes: int = _field(1, WHOLE, panel="guidance", help="Number of bells that attention is guided to.")
-    negatives: NegativesName = _field(
+    modes: int = _guidance_field(1, WHOLE, help="Number of bells that attention is guided to.")
+    negatives: NegativesName = _guidance_field(
         "own",
-        panel="guidance",
         choices=get_args(NegativesName),
         help="How negative scans are guided: to their own bell (own), to uniform attention (uniform), or not at all "
         "(none).",
     )
-    warmup: int = _field(
-        0,
-        (0, math.inf),
-        panel="guidance",
-        metavar="EPOCHS",
-        help="Raise lambda from 0 to its value over so many epochs.",
+    warmup: int = _guidance_field(
+        0, (0, math.inf), metavar="EPOCHS", help="Raise lambda from 0 to its value over so many epochs."
     )
-    optimizer: OptimizerName = _field(
-        "sgd", panel="training", choices=get_args(OptimizerName), help="sgd, with momentum, or adamw. Default: sgd."
+    optimizer: OptimizerName = _training_field(
+        "sgd", choices=get_args(OptimizerName), help="sgd, with momentum, or adamw. Default: sgd."
     )
-    weight_decay: float = _field(
-        0.0, AT_LEAST_0, panel="training", help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0."
+    weight_decay: float = _training_field(
+        0.0, AT_LEAST_0, help="Decay of the weights, as torch's SGD or AdamW does it. Default: 0."
     )
-    schedule: ScheduleName = _field(
+    schedule: ScheduleName = _training_field(
         "constant",
-        panel="training",
         choices=get_args(ScheduleName),
         help="Learning rate over the epochs: constant, or cosine, which falls to 0 at --epochs. Default: constant.",
     )
-    class_weights: bool = _field(
+    class_weights: bool = _training_field(
         False,
-        panel="training",
         choices=(False, True),
         help="Weight positive and negative training scans inversely to their number. Default: all count alike.",
     )
-    least_width: float = _field(
+    least_width: float = _guidance_field(
         0.0,
         AT_LEAST_0,
-        panel="guidance",
         help="Least standard deviation of the bell that attention is guided to, in slices (1.5) or by the scans' "
         "median spacing in mm (8mm). With 0, attention on one slice is not guided.",
     )
 
     def __post_init__(self) -> None:
-        from normal_guidance.core.arrays import checked_whole
+        from normal_guidance.core.arrays import checked_whole, is_whole
         from normal_guidance.core.guidance import NormalGuidance
-        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss
 
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
-        self._check_reference()
+        # Two fields together ask for slice labels, so that one typing error cannot.
+        width, is_reference = self.receptive_field, self.method == SLICE_REFERENCE
+        if is_reference and not (is_whole(width) and width >= 1):
+            raise UserError(
+                f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
+                "blocks, a whole number of at least 1"
+            )
+        if not is_reference and width is not None:
+            raise UserError(
+                f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
+                f"{SLICE_REFERENCE!r}"
+            )
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(
@@ -199,23 +192,6 @@ class Config:
         if self.patience is not None:
             object.__setattr__(self, "patience", checked_whole("patience", self.patience))
 
-    def _check_reference(self) -> None:
-        """Check that two fields together ask for slice labels, so that one typing error cannot."""
-        from normal_guidance.core.arrays import is_whole
-        from normal_guidance.core.methods import SLICE_REFERENCE
-
-        width, is_reference = self.receptive_field, self.method == SLICE_REFERENCE
-        if is_reference and not (is_whole(width) and width >= 1):
-            raise UserError(
-                f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
-                "blocks, a whole number of at least 1"
-            )
-        if not is_reference and width is not None:
-            raise UserError(
-                f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
-                f"{SLICE_REFERENCE!r}"
-            )
-
     @property
     def on_slices(self) -> bool:
         """Whether it learns slice labels; only the supervised reference does."""
@@ -227,11 +203,12 @@ class Config:
         from normal_guidance.core.bells import SliceReference
         from normal_guidance.core.method import Method
         from normal_guidance.core.methods import EVERY_METHOD
+        from normal_guidance.core.prediction import slice_classification
 
         if self.receptive_field is None:
             return EVERY_METHOD[self.method]
         build = partial(SliceReference, receptive_field=self.receptive_field)
-        return Method(self.method, "Supervised reference", build, scores_scans=False)
+        return Method(self.method, "Supervised reference", build, loss=slice_classification, scores_scans=False)
 
     def as_json(self) -> dict[str, object]:
         """Return the fields as run folders hold them; `OPTIONAL` ones only if they differ from their default."""
@@ -365,9 +342,7 @@ def paper_config(method: str, **fields: Any) -> Config:
 
 def fitting_batch(scans: int) -> int:
     """Return the batch size for so many training scans: 64, or fewer where an epoch would have less than four steps."""
-    size = 64
-    while size > 8 and 4 * size > scans:
-        size //= 2
+    size = next((size for size in (64, 32, 16) if 4 * size <= scans), 8)
     return max(1, min(size, scans))
 
 

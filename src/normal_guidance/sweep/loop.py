@@ -159,7 +159,6 @@ def _train_epoch(
             regularizer=regularizer,
             features=batch.features,
             classify=config.spec.loss,
-            on_slices=config.on_slices,
             class_weights=class_weights,
         )
         optimizer.zero_grad(set_to_none=True)

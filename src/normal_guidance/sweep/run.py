@@ -199,8 +199,6 @@ class RunFile:
 
 @dataclass(frozen=True, kw_only=True)
 class WinnerFile(SelectedEpoch):
-    """What best.json holds."""
-
     config: Config
     features: Width
 
@@ -346,7 +344,6 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
 
 
 def winners_by_name(result: Sweep) -> dict[str, Winner]:
-    """The winners by the names of their groups."""
     names = group_names(result.configs)
     return {names[group_of(winner.config)]: winner for winner in result.winners}
 
@@ -404,8 +401,7 @@ def load_winner(folder: str | Path, group: str = "") -> nn.Module:
     """Load the winner of a run as a plain model; `group` names which one, where the run has several."""
     folder = Path(folder)
     load_run(folder).winner(group)
-    path = folder / f"{winner_file(group)}.json"
-    about = about_winner(folder, group)
+    path, about = folder / f"{winner_file(group)}.json", about_winner(folder, group)
     weights, _ = read_tensors(path.with_suffix(".safetensors"), AGAIN)
     with reading(path, "copy the run again", wrong="and its weights do not fit together"):
         return winner_model(about.config, about.features, weights)

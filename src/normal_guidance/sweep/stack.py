@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, stack_module_state, vmap
 
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import DivergenceName
@@ -26,7 +26,6 @@ from normal_guidance.core.prediction import (
     Prediction,
     classification,
     set_epoch,
-    slice_classification,
 )
 from normal_guidance.sweep.config import Config, OptimizerName
 
@@ -90,7 +89,7 @@ class Stack:
             l1=column([config.l1 for config in configs]),
             divergences=divergences,
             terms=tuple(term for term in terms if term is not None),
-            classify=slice_classification if first.on_slices else first.spec.loss,
+            classify=first.spec.loss,
             guidance_weights=column(_weights(configs, divergences)).reshape(len(configs), len(divergences)),
         )
 
@@ -113,11 +112,8 @@ class Stack:
         assert isinstance(classifier, nn.Linear)
         of_seed = {config.seed: config for config in self.configs}
         models = {seed: initial_model(config, classifier.in_features) for seed, config in of_seed.items()}
-        weights = {seed: dict(model.named_parameters()) for seed, model in models.items()}
-        return {
-            name: torch.stack([weights[config.seed][name].detach() for config in self.configs]).to(self.lr)
-            for name in next(iter(weights.values()))
-        }
+        stacked, _ = stack_module_state([models[config.seed] for config in self.configs])
+        return {name: theta.detach().to(self.lr) for name, theta in stacked.items()}
 
     def logits(
         self, parameters: Parameters, features: Tensor, layout: Layout
@@ -237,19 +233,17 @@ def objective(
     regularizer: AttentionTerm | None = None,
     features: Features | None = None,
     classify: Loss = classification,
-    on_slices: bool = False,
     class_weights: ClassWeights = None,
 ) -> Float[Tensor, ""]:
     r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$."""
     # The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
     # that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is `Method.loss` in the
-    # place of BCE; labels are those of the scans, or with `on_slices` those of the slices.
-    loss = (slice_classification if on_slices else classify)(prediction, labels, class_weights)
+    # place of BCE; labels are those of the scans, or of the slices for the supervised reference, which has no term.
+    loss = classify(prediction, labels, class_weights)
     loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
     if regularizer is not None:
-        of_scans = None if on_slices else labels
         attention = prediction.log_attention
-        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=of_scans, features=features)
+        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=labels, features=features)
     return loss
 
 

@@ -169,12 +169,10 @@ class SweepState(Sweep):
     @classmethod
     def begin(cls, configs: Sequence[Config], chunk: int | None) -> SweepState:
         count = len(configs)
-        pending = [Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count)]
+        pending = tuple(Chunk(tuple(part.tolist())) for part in torch.arange(count).split(chunk or count))
         unknown = torch.full((configs[0].epochs, count, len(HISTORY)), math.nan, dtype=torch.float64)
         none = torch.zeros(count, dtype=torch.int64)
-        return cls(
-            tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=tuple(pending)
-        )
+        return cls(tuple(configs), unknown, best_epoch=none, trained=none, winners=(), chunks=(), pending=pending)
 
     @property
     def done(self) -> int:
@@ -248,27 +246,24 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
     """The inverse of `collect`, except for the generator, which the caller restores."""
-    try:
-        for name, tensor in _live(engine, selection, history).items():
-            tensor.copy_(_like(saved, name, tensor))
-    except ContentError as error:
-        raise _unusable(error) from error
+    for name, tensor in _live(engine, selection, history).items():
+        tensor.copy_(_like(saved, name, tensor))
     engine.refresh()
 
 
 def _like(saved: Mapping[str, Tensor], name: str, form: Tensor) -> Tensor:
     """The saved tensor of this name, which must have the same `form`: copying would else repeat or convert it."""
     if name not in saved:
-        raise ContentError(f"it does not hold {name!r}")
+        raise _unusable(f"it does not hold {name!r}")
     if (saved[name].shape, saved[name].dtype) != (form.shape, form.dtype):
-        raise ContentError(
+        raise _unusable(
             f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(form.shape)} of {form.dtype}"
         )
     return saved[name]
 
 
-def _unusable(error: ContentError) -> UserError:
-    return UserError(f"the run's state.safetensors is damaged, or an older version wrote it: {error}; {AFRESH}")
+def _unusable(reason: object) -> UserError:
+    return UserError(f"the run's state.safetensors is damaged, or an older version wrote it: {reason}; {AFRESH}")
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -360,9 +355,9 @@ class StateFile:
             raise UserError(f"{self.path} belongs to another run; copy it again, or {AFRESH}")
         try:
             kept = read_as(SavedState, about)
-            self.last = _restored(fresh, tensors, kept)
         except ContentError as error:
             raise _unusable(error) from error
+        self.last = _restored(fresh, tensors, kept)
         self.resumed = kept.resumed + 1
         now = [environment for environment in self.environments if environment not in kept.environments]
         self.environments = [*kept.environments, *now]
@@ -375,9 +370,9 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
     trained = [number for chunk in kept.pending for number in chunk.members]
     for number in (*trained, *(winner.number for winner in kept.winners)):
         if number >= len(fresh.configs):
-            raise ContentError(f"configuration {number} is unknown; there are {len(fresh.configs)}")
+            raise _unusable(f"configuration {number} is unknown; there are {len(fresh.configs)}")
     if len(set(trained)) < len(trained):
-        raise ContentError("a configuration is in two chunks")
+        raise _unusable("a configuration is in two chunks")
     return replace(
         fresh,
         pending=tuple(replace(chunk, training=_part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)),
@@ -437,35 +432,28 @@ class Watch:
 
 
 class Clock:
-    """Adds up the time between marks.  On CUDA marks are events that only `settle` reads, so that nothing waits."""
+    """Adds up the time between marks in `settle`.  On CUDA marks are events, so that nothing waits before."""
 
     def __init__(self, device: torch.device, seconds: dict[str, float]) -> None:
         self.cuda, self.seconds = device.type == "cuda", seconds
-        self.events: list[tuple[str | None, torch.cuda.Event]] = []
-        self.last = time.monotonic()
+        self.marks: list[tuple[str | None, Any]] = []
         self.mark(None)
 
     def mark(self, what: str | None) -> None:
         """Count the time since the last mark as spent on `what`; None counts it nowhere."""
+        moment: Any = torch.cuda.Event(enable_timing=True) if self.cuda else time.monotonic()
         if self.cuda:
-            event = torch.cuda.Event(enable_timing=True)
-            event.record()
-            self.events.append((what, event))
-            return
-        now = time.monotonic()
-        if what is not None:
-            self.seconds[what] += now - self.last
-        self.last = now
+            moment.record()
+        self.marks.append((what, moment))
 
     def settle(self) -> None:
         """Add up the marks so far; waits for the device."""
-        if not self.cuda:
-            return
-        torch.cuda.synchronize()
-        for (_, begin), (what, end) in pairwise(self.events):
+        if self.cuda:
+            torch.cuda.synchronize()
+        for (_, begin), (what, end) in pairwise(self.marks):
             if what is not None:
-                self.seconds[what] += begin.elapsed_time(end) / 1000
-        self.events = self.events[-1:]
+                self.seconds[what] += begin.elapsed_time(end) / 1000 if self.cuda else end - begin
+        self.marks = self.marks[-1:]
 
 
 def sweep(

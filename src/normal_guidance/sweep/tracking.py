@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,7 @@ def check_tracker(to: str) -> None:
     """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
     choose_one_of("--track", to, TRACKERS)
     try:
-        if to == "tensorboard":
-            import tensorboard.summary.writer.event_file_writer  # noqa: F401
-        else:
-            import mlflow.tracking  # noqa: F401
+        import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else "mlflow.tracking")
     except ImportError as error:
         raise UserError(
             f"--track {to} needs the package {error.name}; install it: {install_command('track')}"
@@ -131,33 +129,28 @@ def _without_retries() -> Iterator[None]:
 
 
 def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:
+    from mlflow.entities import Metric, Param
+
     server = os.environ.get(SERVER)
     if server is None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # without it MLflow refuses to write files
-    name = _experiment()
     with _reached(server or (out / "mlruns").resolve().as_uri()) as client:
-        _write_runs(client, trainings, name)
-    return f"MLflow: experiment {name!r} in {server or out / 'mlruns'}"
-
-
-def _write_runs(client: MlflowClient, trainings: Sequence[Training], name: str) -> None:
-    from mlflow.entities import Metric, Param
-
-    known = client.get_experiment_by_name(name)
-    experiment = client.create_experiment(name) if known is None else known.experiment_id
-    for training in trainings:
-        before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{training.identity}'")
-        if any(run.info.status == "FINISHED" for run in before):
-            continue
-        for run in before:  # killed while it was written
-            client.delete_run(run.info.run_id)
-        created = client.create_run(experiment, run_name=training.name, tags={IDENTITY: training.identity})
-        run_id = created.info.run_id
-        values = [Metric(name, value, 0, epoch) for name, epoch, value in training.values]
-        for first in range(0, len(values), AT_ONCE):
-            client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
-        client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in training.options.items()])
-        client.set_terminated(run_id)
+        known = client.get_experiment_by_name(_experiment())
+        experiment = client.create_experiment(_experiment()) if known is None else known.experiment_id
+        for training in trainings:
+            before = client.search_runs([experiment], filter_string=f"tags.`{IDENTITY}` = '{training.identity}'")
+            if any(run.info.status == "FINISHED" for run in before):
+                continue
+            for run in before:  # killed while it was written
+                client.delete_run(run.info.run_id)
+            created = client.create_run(experiment, run_name=training.name, tags={IDENTITY: training.identity})
+            run_id = created.info.run_id
+            values = [Metric(name, value, 0, epoch) for name, epoch, value in training.values]
+            for first in range(0, len(values), AT_ONCE):
+                client.log_batch(run_id, metrics=values[first : first + AT_ONCE])
+            client.log_batch(run_id, params=[Param(key, str(value)[:6000]) for key, value in training.options.items()])
+            client.set_terminated(run_id)
+    return f"MLflow: experiment {_experiment()!r} in {server or out / 'mlruns'}"
 
 
 TRACKERS: dict[str, Callable[[Sequence[Training], Path], str]] = {"tensorboard": _to_tensorboard, "mlflow": _to_mlflow}

@@ -26,8 +26,7 @@ def test_a_series_that_is_sent_twice_comes_out_once_as_results_of_its_patient(no
     files = series()
     with node(to=archive.to, keep=1.0) as run:
         for _ in range(2):
-            assert set(send(run.port, files)) == {0}
-            assert run.wait_finished() == {"done": 1}
+            assert run.take(files) == {"done": 1}
         assert run.node.queue.in_state("done")[0].round == 1
         run.node.clean()
         assert len(list(state.glob("incoming/*/*.dcm"))) == len(files)
@@ -57,11 +56,9 @@ def test_what_is_stored_is_what_was_sent_once_and_other_content_is_refused(node,
 def test_late_slices_give_a_new_result_that_says_so(node, archive, series, state):
     files, got = series(), archive.got
     with node(to=archive.to) as run:
-        send(run.port, files[:-2])
-        run.wait_finished()
+        run.take(files[:-2])
         assert len(got) == RESULTS
-        send(run.port, files[-2:])
-        run.wait_finished()
+        run.take(files[-2:])
         (queued,) = run.wait("done")
         (folder,) = (state / "results").iterdir()
         assert "late_slices" in next(folder.rglob("prediction.json")).read_text()
@@ -84,8 +81,7 @@ def test_slices_that_come_while_a_series_is_predicted_are_not_left_out(node, arc
 
     monkeypatch.setattr(predicting, "write_scan", late)
     with node(to=archive.to) as run:
-        send(run.port, files[:-1])
-        run.wait_finished()
+        run.take(files[:-1])
         (queued,) = run.wait("done")
     assert (queued.round, queued.predicted_files) == (1, len(files))
     assert len(archive.got) == RESULTS
@@ -94,8 +90,7 @@ def test_slices_that_come_while_a_series_is_predicted_are_not_left_out(node, arc
 def test_files_are_deleted_after_they_are_kept_and_the_series_is_still_known(node, archive, series, state):
     files = series()
     with node(to=archive.to, keep=0.0) as run:
-        send(run.port, files)
-        run.wait_finished()
+        run.take(files)
         run.node.clean()
         assert list(state.glob("incoming/*")) == list(state.glob("results/*")) == []
         send(run.port, files)  # the whole series: nothing new
@@ -115,8 +110,7 @@ def test_a_full_queue_tells_senders_to_come_back(node, bundle, archive, series, 
         assert set(send(run.port, series(1, slices=len(first) + 1)[-1:])) == {0}  # a series that is begun goes on
     with node(to=archive.to, limits=limits) as run:
         run.wait_finished()
-        assert set(send(run.port, second)) == {0}
-        assert run.wait_finished() == {"done": 2}
+        assert run.take(second) == {"done": 2}
     with running_node(state.with_name("small"), bundle, limits=Limits(bytes=1000)) as run:
         assert set(send(run.port, first)) == {receiver.NO_RESOURCES}
         monkeypatch.setattr(receiver, "FREE_BYTES", 2**60)
@@ -133,8 +127,7 @@ def test_series_that_no_rule_takes_or_the_model_refuses_are_told(node, series):
             del dataset.RescaleSlope, dataset.RescaleIntercept
         dataset.save_as(file)
     with node(rules=[parse_rule("body=HEAD")]) as run:
-        assert set(send(run.port, [*body, *odd, *few])) == {0}
-        assert run.wait_finished() == {"ignored": 1, "refused": 2}
+        assert run.take([*body, *odd, *few]) == {"ignored": 1, "refused": 2}
         reasons = {queued.reason for queued in run.node.queue.in_state("refused", "ignored")}
     assert "no rule takes it: body does not fit HEAD" in reasons
     assert any("it has 2 slices" in reason for reason in reasons)
@@ -149,8 +142,7 @@ def test_a_series_that_cannot_be_decoded_fails_alone(node, archive, series):
         dataset.PixelData = dataset.PixelData[: len(dataset.PixelData) // 2]
         dataset.save_as(file)
     with node(to=archive.to) as run:
-        send(run.port, [*broken, *good])
-        assert run.wait_finished() == {"done": 1, "failed": 1}
+        assert run.take([*broken, *good]) == {"done": 1, "failed": 1}
         assert run.node.queue.in_state("failed")[0].detail
         assert run.node.problems() == []
     assert len(archive.got) == RESULTS
@@ -165,14 +157,17 @@ def test_an_error_of_ours_fails_its_series_and_a_full_disk_is_tried_again(node, 
 
     monkeypatch.setattr(predicting, "find_scans", find)
     with node() as run:
-        send(run.port, series())
-        assert run.wait_finished() == {"failed": 1}
+        assert run.take(series()) == {"failed": 1}
         assert run.node.queue.in_state("failed")[0].reason == "predicting failed with KeyError"
     assert errors == []
 
 
-def test_a_series_that_ends_the_program_is_tried_three_times(node, series):
+def test_a_series_that_ends_the_program_is_tried_three_times_and_wrong_settings_are_refused(node, series):
+    with pytest.raises(UserError, match="names a destination twice"), node(to=["ARCHIVE@127.0.0.1:1"] * 2):
+        pass
     with node(settle=1000) as run:
+        with pytest.raises(UserError, match="is being written by process"), node():
+            pass
         send(run.port, series())
         (queued,) = run.wait("receiving")
         run.node.queue.move(queued, "ready")
@@ -211,8 +206,7 @@ def test_every_destination_gets_the_results_and_only_what_was_refused_is_sent_ag
         return refusals.pop() if dataset.SOPClassUID == SR and refusals else 0
 
     with small_archive(status) as (port, got), node(to=[f"ARCHIVE@127.0.0.1:{port}", f"folder:{out}"]) as run:
-        send(run.port, series())
-        assert run.wait_finished() == {"done": 1}
+        assert run.take(series()) == {"done": 1}
     assert len(got) == RESULTS == len(set(seen))
     assert len(seen) == RESULTS + 1
     copied = [dcmread(file) for file in out.rglob("*.dcm")]
@@ -234,13 +228,6 @@ def test_a_watched_folder_is_emptied_when_its_files_are_whole_and_predicted(node
     assert len(list(out.rglob("*.dcm"))) == RESULTS
     assert [path.name for path in watch.iterdir()] == ["not-taken"]
     assert "Smith" not in (state / "audit.jsonl").read_text()
-
-
-def test_a_destination_that_is_named_twice_and_a_second_node_on_a_folder_are_refused(node):
-    with pytest.raises(UserError, match="names a destination twice"), node(to=["ARCHIVE@127.0.0.1:1"] * 2):
-        pass
-    with node(), pytest.raises(UserError, match="is being written by process"), node():
-        pass
 
 
 def test_a_node_that_was_ended_goes_on_with_what_was_arriving_and_with_files_without_a_row(
@@ -268,8 +255,7 @@ def test_a_node_that_was_ended_goes_on_with_what_was_arriving_and_with_files_wit
 def test_nothing_is_predicted_twice_when_only_the_queue_was_behind(node, archive, series, monkeypatch):
     """Results that are complete on the disk are taken up, not made again."""
     with node() as run:
-        send(run.port, series())
-        run.wait_finished()
+        run.take(series())
         (queued,) = run.node.queue.in_state("done")
         assert run.node.queue.move(queued, "ready")
     monkeypatch.setattr(predicting, "find_scans", lambda *_, **__: pytest.fail("predicted again"))

@@ -107,8 +107,7 @@ def test_orthanc_confirms_what_it_has_stored_and_gets_again_what_it_lost(
 
     monkeypatch.setattr(DicomDestination, "ask_commitment", lose_first)
     with node(to=[running.to], port=port, commit=True) as run:
-        send(run.port, series())
-        assert run.wait_finished() == {"done": 1}
+        assert run.take(series()) == {"done": 1}
     assert len(running.get("/instances")) == RESULTS
     events = [json.loads(line) for line in (state / "audit.jsonl").read_text().splitlines()]
     reports = [event["missing"] for event in events if event["event"] == "commitment"]

@@ -60,7 +60,7 @@ def test_whoever_is_not_known_is_rejected(run, calling, called, reason):
     assert run.node.receiver.counts["rejected calls"] == 1
 
 
-def test_another_address_is_turned_away_before_it_says_anything(node):
+def test_another_address_is_turned_away_and_a_destination_may_call_but_not_store(node, archive, series):
     with node(senders=["SENDER@127.0.0.2"]) as run:
         with closing(socket.create_connection(("127.0.0.1", run.port))) as connection:
             connection.settimeout(60)
@@ -69,22 +69,16 @@ def test_another_address_is_turned_away_before_it_says_anything(node):
         good = associate(run.port, bind_address=("127.0.0.2", 0))
         assert good.is_established
         good.release()
-
-
-def test_a_destination_may_call_but_not_store(node, archive, series):
     with node(to=archive.to) as run:
         assert send(run.port, series()[:1], calling="ARCHIVE") == [receiver.NOT_ALLOWED]
         assert list(run.node.incoming.path.iterdir()) == []
 
 
-def test_echo_and_wrong_sop_classes(run):
+def test_images_are_taken_in_every_transfer_syntax_that_is_decoded_and_other_objects_are_not(run):
     association = associate(run.port, classes=[Verification, EncapsulatedPDFStorage])
     assert [str(context.abstract_syntax) for context in association.accepted_contexts] == [Verification]
     assert association.send_c_echo().Status == 0
     association.release()
-
-
-def test_every_transfer_syntax_that_is_decoded_is_taken(run):
     entity = AE("SENDER")
     for syntax in receiver.SYNTAXES:
         entity.add_requested_context(CTImageStorage, [syntax])
@@ -123,7 +117,7 @@ def test_broken_messages_end_and_the_next_sender_is_served(run, content, monkeyp
     assert serves(run)
 
 
-def test_a_slice_that_is_cut_off_is_not_stored(run, large):
+def test_a_slice_that_is_cut_off_is_not_stored_and_a_message_that_never_ends_is_cut(run, large, series, monkeypatch):
     """The connection breaks within a C-STORE: no file, no row."""
     association, sent = associate(run.port), []
     real = association.dul.socket.send
@@ -139,6 +133,10 @@ def test_a_slice_that_is_cut_off_is_not_stored(run, large):
     wait_until(lambda: run.node.receiver.associations == 0)
     assert run.node.queue.by_state()["receiving"] == 0
     assert list(run.node.incoming.path.rglob("*.dcm")) == []
+    monkeypatch.setattr(receiver, "LARGEST_OBJECT", 50_000)
+    assert associate(run.port).send_c_store(large).get("Status") is None
+    assert send(run.port, series()) == [0] * len(series())  # each alone is small: the count begins anew
+    assert run.node.queue.in_state("receiving")[0].files == len(series())
 
 
 def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
@@ -166,23 +164,13 @@ def test_an_object_that_is_not_what_the_message_says_is_refused(run, series):
     assert list(run.node.incoming.path.iterdir()) == []
 
 
-def test_a_message_that_never_ends_is_cut(run, series, large, monkeypatch):
-    monkeypatch.setattr(receiver, "LARGEST_OBJECT", 50_000)
-    assert associate(run.port).send_c_store(large).get("Status") is None
-    assert send(run.port, series()) == [0] * len(series())  # each alone is small: the count begins anew
-    assert run.node.queue.in_state("receiving")[0].files == len(series())
-
-
-def test_associations_are_bounded(run):
+def test_associations_are_bounded_and_connections_that_say_nothing_do_not_keep_others_out(run, monkeypatch):
     held = [associate(run.port) for _ in range(receiver.MOST_ASSOCIATIONS)]
     assert all(association.is_established for association in held)
     assert rejection(associate(run.port)) == (3, 2)  # local limit exceeded: come back later
     for association in held:
         association.release()
     wait_until(lambda: run.node.receiver.associations == 0)
-
-
-def test_connections_that_say_nothing_do_not_keep_others_out(run, monkeypatch):
     monkeypatch.setattr(receiver, "MOST_WAITING", 5)
     silent = [socket.create_connection(("127.0.0.1", run.port)) for _ in range(12)]
     try:

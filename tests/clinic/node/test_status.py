@@ -28,8 +28,7 @@ def test_the_status_tells_of_the_queue_and_of_no_patient(node, archive, series, 
     tags = {"PatientName": "Smith^John", "SeriesDescription": "SECRET AXIAL"}
     good, few = series(1, **tags), series(2, scan=1, slices=2, **tags)
     with node(to=archive.to) as run, serving_status(run.node, "127.0.0.1", 0) as url:
-        send(run.port, [*good, *few])
-        run.wait_finished()
+        run.take([*good, *few])
         code, page = read(url)
         told = json.loads(read(f"{url}status.json")[1])
         assert (code, read(f"{url}health")) == (200, (200, '{"ok": true, "problems": []}'))

@@ -43,28 +43,23 @@ def test_one_rule_of_several_is_enough_and_none_takes_all():
 
 
 @pytest.mark.parametrize(
-    ("rule", "complaint"),
+    ("parse", "text", "complaint"),
     [
-        ("", "is empty"),
-        ("CT", "there is no condition 'CT'"),
-        ("colour=red", "there is no condition 'colour'"),
-        ("thickness=thin", "thickness=thin is not a condition; give a number"),
-        ("thickness=6-", "give a number or a range such as 2-6"),
-        ("modality=", "give a pattern"),
-        ("description='open", "quote without its end"),
+        (parse_rule, "", "is empty"),
+        (parse_rule, "CT", "there is no condition 'CT'"),
+        (parse_rule, "colour=red", "there is no condition 'colour'"),
+        (parse_rule, "thickness=thin", "thickness=thin is not a condition; give a number"),
+        (parse_rule, "thickness=6-", "give a number or a range such as 2-6"),
+        (parse_rule, "modality=", "give a pattern"),
+        (parse_rule, "description='open", "quote without its end"),
+        *((parse_peer, text, "is not AET@HOST; write") for text in ("PACS", "PACS@", "@host:1", "P@ho st")),
+        *((parse_peer, text, "is not an AE title") for text in ("A\\B@host", "P" * 17 + "@host")),
+        (parse_peer, "PACS@host:99999", "there is no port 99999"),
     ],
 )
-def test_a_wrong_rule_is_named(rule, complaint):
+def test_a_wrong_rule_or_partner_is_named(parse, text, complaint):
     with pytest.raises(UserError, match=complaint):
-        parse_rule(rule)
-
-
-@pytest.mark.parametrize(
-    "text", ["PACS", "PACS@", "@host:1", "PACS@host:99999", "A\\B@host", "P" * 17 + "@host", "P@ho st"]
-)
-def test_a_wrong_partner_is_named(text):
-    with pytest.raises(UserError):
-        parse_peer(text)
+        parse(text)
 
 
 def test_partners_are_known_by_title_and_address():

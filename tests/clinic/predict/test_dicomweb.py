@@ -41,12 +41,15 @@ def test_what_is_fetched_is_what_was_stored(server, stored, tmp_path):
     assert {dcmread(file).SeriesInstanceUID for file in only.iterdir()} == {"1.2.3.2"}
 
 
-def test_series_are_found_by_study_modality_and_date(server, stored):
+def test_series_are_found_by_study_modality_and_date_and_an_incomplete_one_is_not_taken(server, stored, tmp_path):
     client = DicomWeb(server.dicomweb)
     facts = {(series.series_uid, series.slices, series.modality) for series in client.series("1.2.3")}
     assert facts == {(uid, len(stored) // 2, "CT") for uid in ("1.2.3.1", "1.2.3.2")}
     assert len(client.series(since="20261118")) == 2
     assert client.series(since="20261119") == client.series(modality="MR") == []
+    (series,) = client.series("1.2.3", "1.2.3.1")
+    with pytest.raises(UserError, match="objects of series"):
+        client.fetch(series._replace(slices=series.slices + 1), tmp_path)
 
 
 def test_storing_again_changes_nothing(server, stored):
@@ -78,10 +81,3 @@ def test_a_token_is_not_sent_in_the_clear(monkeypatch):
     with pytest.raises(UserError, match="is not https"):
         DicomWeb("http://pacs.hospital/dicom-web")
     DicomWeb("https://pacs.hospital/dicom-web")
-
-
-def test_an_incomplete_series_is_not_taken(server, stored, tmp_path):
-    client = DicomWeb(server.dicomweb)
-    (series,) = client.series("1.2.3", "1.2.3.1")
-    with pytest.raises(UserError, match="objects of series"):
-        client.fetch(series._replace(slices=series.slices + 1), tmp_path)

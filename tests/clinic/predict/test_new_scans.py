@@ -31,7 +31,7 @@ def test_the_same_slices_as_nguide_index(trained):
     assert found.unusable == ()
 
 
-def test_numbers_and_uids_of_the_series_are_kept(copy, tmp_path):
+def test_numbers_and_uids_of_the_series_are_kept_and_a_second_one_is_noted(copy, tmp_path):
     copy("one", spacing=-5.0)  # numbered from the head to the feet
     (row,) = find_scans([tmp_path / "one"]).rows
     assert row.instance_numbers == tuple(range(len(row), 0, -1))
@@ -40,6 +40,10 @@ def test_numbers_and_uids_of_the_series_are_kept(copy, tmp_path):
     assert row.study_uid == header.StudyInstanceUID
     assert row.series_description == header.get("SeriesDescription", "")
     assert [Path(file).name for file in row.files] == [f"{len(row) - 1 - n:04d}.dcm" for n in range(len(row))]
+    copy("two")
+    (problem,) = find_scans([tmp_path]).problems["two"]
+    assert (problem.kind, problem.detail) == ("double_scan", "a series with the same UID begins with one/0000.dcm")
+    assert "put its files into one folder" in problem.action
 
 
 def test_every_series_of_a_folder_is_a_scan(copy, tmp_path):
@@ -51,15 +55,6 @@ def test_every_series_of_a_folder_is_a_scan(copy, tmp_path):
     assert [row.scan_id for row in found.rows] == ["a", "a-2"]
     assert [row.series_uid for row in found.rows] == ["1.2.3", "1.2.4"]
     assert [problem.kind for problem in found.problems[""]] == ["no_image"]
-
-
-def test_the_same_series_twice_is_noted(copy, tmp_path):
-    copy("two/a")
-    copy("two/b")
-    found = find_scans([tmp_path / "two"])
-    (problem,) = found.problems["b"]
-    assert (problem.kind, problem.detail) == ("double_scan", "a series with the same UID begins with a/0000.dcm")
-    assert "put its files into one folder" in problem.action
 
 
 def test_a_scan_without_patient_id_is_its_own_patient(copy, tmp_path):
@@ -134,16 +129,11 @@ def test_links_that_lead_out_of_the_folder_come_with_what_to_do(copy, tmp_path):
     what = "such links are not followed; copy the files, or name them as arguments: nguide predict A.nii.gz B.nii.gz$"
     with pytest.raises(UserError, match=which + what):
         find_scans([tmp_path / "links"])
-    assert [row.scan_id for row in find_scans(links).rows] == ["a", "b"]
-
-
-def test_a_path_without_a_scan_is_told_beside_others(copy, tmp_path):
-    copy("good")
-    (tmp_path / "goodies").mkdir()
-    found = find_scans([tmp_path / "good", tmp_path / "goodies"])
-    assert [row.scan_id for row in found.rows] == ["good"]
+    (tmp_path / "disk" / "a-more").mkdir()
+    found = find_scans([*links, tmp_path / "disk" / "a-more"])  # a path without a scan is told beside others
+    assert [row.scan_id for row in found.rows] == ["a", "b"]
     (empty,) = found.unusable
-    assert (empty.scan_id, empty.reason.detail, empty.refused) == ("goodies", "no file in it", False)
+    assert (empty.scan_id, empty.reason.detail, empty.refused) == ("a-more", "no file in it", False)
 
 
 def test_unreadable_files_belong_to_the_only_series_of_their_folder(copy, tmp_path):

@@ -1,5 +1,6 @@
 """New scans through the model: the run's own numbers come out again, and odd scans cost themselves only."""
 
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -120,16 +121,13 @@ def test_key_slices_are_apart_and_above_average(values, count, spacing):
     assert all(higher >= lower - 1e-8 for higher, lower in pairwise(attention[list(keys)].tolist()))
 
 
-def test_two_places_are_both_shown():
+def test_two_places_are_both_shown_and_a_bell_over_its_width():
     attention = weights([1, 1, 8, 9, 8, 1, 1, 1, 1, 6, 7, 6, 1, 1])
     assert key_slices(attention, spacing=5.0)[:2] == (3, 10)
     assert key_slices(attention, spacing=None)[:2] == (3, 10)
     assert key_slices(attention, count=1) == (3,)
 
     assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)  # the first end of a tie is not a key
-
-
-def test_a_bell_is_shown_over_its_width():
     wide, narrow = (torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / width) ** 2, 0) for width in (4, 0.3))
     assert sorted(key_slices(wide, spacing=5.0)) == [16, 18, 20, 22, 24]
     assert len(key_slices(narrow, spacing=5.0)) == 1
@@ -178,15 +176,17 @@ def test_refusals_name_scan_value_range_and_option(copy, bundle, calibrated, tmp
     assert forced["mr"].row.modality == "MR"
 
 
-def test_the_model_is_loaded_only_if_there_is_something_to_do(copy, bundle, tmp_path, monkeypatch):
+def test_the_encoder_is_loaded_only_if_there_is_something_to_do_and_another_one_is_refused(
+    copy, new, bundle, tmp_path, monkeypatch
+):
     copy("mr", Modality="MR")
     monkeypatch.setattr(type(bundle), "load_encoder", lambda self: pytest.fail("it loads"))
     assert run(tmp_path / "mr", bundle)["mr"].refused
-
-
-def test_another_encoder_is_refused(new, bundle):
     with pytest.raises(UserError, match="tiny is not the one of the bundle"):
         list(predict(new, bundle, encoder=tiny(scale=3.0), options=PredictOptions(workers=0)))
+    bundle.model.classifier.bias.data.fill_(torch.nan)
+    (told,) = predict(new, bundle, encoder=tiny(), options=PredictOptions(workers=0))
+    assert "not finite" in told.reason.detail
 
 
 def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_path):
@@ -212,11 +212,6 @@ def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeyp
     deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=PredictOptions(workers=1))
     assert isinstance(good, ScanPrediction)
     assert "SIGSEGV" in deadly.reason.detail
-
-
-def test_a_model_that_gives_no_number_is_told(new, bundle):
-    bundle.model.classifier.bias.data.fill_(torch.nan)
-    assert "not finite" in run(new, bundle)["one"].reason.detail
 
 
 @pytest.mark.slow
@@ -289,7 +284,7 @@ def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bun
     assert not torch.allclose(features, whole, atol=0.1), "whole slices would be something else"
 
 
-def test_the_new_scans_own_spacing_decides(trained, field_bundle, copy, tmp_path):
+def test_the_new_scans_own_spacing_decides_and_without_one_it_is_left_out(trained, field_bundle, copy, tmp_path):
     """8 mm between rows and 5 between columns: 10 x 16 of 32 x 32 pixels."""
     copy("one", PixelSpacing=[8, 5])
     one = run(tmp_path / "one", field_bundle)["one"]
@@ -298,9 +293,6 @@ def test_the_new_scans_own_spacing_decides(trained, field_bundle, copy, tmp_path
     features = tiny().encode(replace(field_bundle.preprocessing, field=None).apply(middle))
     expected = field_bundle.model(features, torch.tensor([len(hu)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
-
-
-def test_a_new_scan_without_spacing_is_left_out(field_bundle, copy, tmp_path):
     copy("two/good", SeriesInstanceUID="1.1")
     copy("two/bare", scan=1, SeriesInstanceUID="1.2", PixelSpacing=None)
     for force in (False, True):
@@ -322,15 +314,14 @@ def two_phases(copy, tmp_path: Path, first: int, second: int) -> None:
         dataset.save_as(file.with_name(f"a{file.name}"))
 
 
-def test_one_phase_of_a_series_is_predicted_and_the_result_says_so(copy, bundle, tmp_path):
+def test_one_phase_is_predicted_and_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
     two_phases(copy, tmp_path, 1, 2)
     alone, both = run(tmp_path / "single", bundle)["single"], run(tmp_path / "both", bundle)["both"]
     assert all(Path(file).name.startswith("z") for file in both.row.files)
     assert both.probability == pytest.approx(alone.probability, abs=1e-6)
     assert any("Several acquisitions" in caution for caution in both.cautions)
-
-
-def test_phases_that_nothing_tells_apart_are_refused(copy, bundle, tmp_path):
+    for folder in ("single", "both"):
+        shutil.rmtree(tmp_path / folder)
     two_phases(copy, tmp_path, 1, 1)
     refused = run(tmp_path / "both", bundle)["both"]
     assert isinstance(refused, NotPredicted)

@@ -74,7 +74,7 @@ def read(path: Path) -> Any:
     return json.loads(path.read_text(), parse_constant=pytest.fail)
 
 
-def test_everything_is_there(scans, bundle, written):
+def test_everything_is_there(scans, bundle, written, tmp_path):
     out, results, reported = written
     assert reported == results
     names = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
@@ -94,6 +94,10 @@ def test_everything_is_there(scans, bundle, written):
     assert {"unsuitable", "failed"} <= {problem.kind for problem in read_problems(out / "problems.csv")}
     with pytest.raises(UserError, match="exists and is not empty"):
         write(scans, bundle, out)
+    write(scans / "mr", bundle, tmp_path / "none")  # nothing predicted is still reported
+    assert not (tmp_path / "none" / "manifest.parquet").exists()
+    assert pq.read_table(tmp_path / "none" / "predictions.parquet").num_rows == 0
+    assert "0 of 1 scans predicted" in (tmp_path / "none" / "index.html").read_text()
 
 
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
@@ -160,13 +164,6 @@ def test_tables_serve_the_viewer(written):
         assert len(read_volume(listed, manifest.root)[0]) == row["slices"]
 
 
-def test_nothing_predicted_is_still_reported(scans, bundle, tmp_path):
-    write(scans / "mr", bundle, tmp_path / "out")
-    assert not (tmp_path / "out" / "manifest.parquet").exists()
-    assert pq.read_table(tmp_path / "out" / "predictions.parquet").num_rows == 0
-    assert "0 of 1 scans predicted" in (tmp_path / "out" / "index.html").read_text()
-
-
 def test_heads_have_their_columns_and_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
     two = replace(one, row=replace(one.row, patient_id="=HYPERLINK(1)"), log_attention=one.log_attention.repeat(2, 1))
     (written,) = write_predictions([two], bundle, tmp_path / "out")
@@ -227,15 +224,12 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     assert "research only" in figure.get_suptitle()
 
 
-def test_the_strip_holds_its_labels(one, tmp_path):
+def test_the_strip_on_disk_is_a_picture_that_holds_its_labels(one, tmp_path):
     """With attention up to about .25, ticks once grew wider after the layout, and pushed the axis label out."""
     scores = -((torch.arange(len(one.row)).double() - 6.0) ** 2) / 6.0
     figure = plot_strip(replace(one, log_attention=scores[None]), [(place, np.eye(4)) for place in one.key_slices])
     save(figure, tmp_path / "strip.png")
     assert figure.subfigs[1].axes[0].yaxis.label.get_window_extent().x0 > 0
-
-
-def test_the_strip_on_disk_is_a_picture(one, tmp_path):
     picture = imread(draw_strip(one, WINDOW, tmp_path / "strip.png"))
     assert picture.shape[1] == 1350
     assert picture[60:250, :, 0].std() > 0.1
@@ -286,7 +280,7 @@ def strip_of(prediction: ScanPrediction):
     return figure
 
 
-def test_cautions_are_burned_into_the_strip(one):
+def test_cautions_are_burned_into_the_strip_which_fits_its_heading(one):
     """The strip becomes a DICOM image of its own, without the page around it."""
     long = FORCED._replace(detail="a reason of many words " * 40)
     figure = strip_of(replace(one, problems=(long, DOUBLE)))
@@ -299,9 +293,6 @@ def test_cautions_are_burned_into_the_strip(one):
     assert around.x0 <= inside.x0 < inside.x1 <= around.x1
     assert around.y0 <= inside.y0 < inside.y1 <= around.y1
     assert len(strip_of(one).subfigs) == 2  # no banner without a caution
-
-
-def test_the_strip_fits_its_heading(one):
     figure = strip_of(replace(one, finding=Finding("any", "1386000", "Intracranial hemorrhage of whatever kind " * 5)))
     for text in (figure._suptitle, figure.subfigs[0]._suptitle):
         assert 0 <= text.get_window_extent().x0 < text.get_window_extent().x1 <= figure.bbox.x1

@@ -107,6 +107,20 @@ def wait_for_place(page, place: int, panel: int = 0) -> None:
     )
 
 
+def press(page, key: str, then: int | str, panel: int = 0, **state) -> None:
+    """Press a key, and wait for the slice or the element that it leads to."""
+    page.keyboard.press(key)
+    if isinstance(then, str):
+        page.wait_for_selector(then, **state)
+    else:
+        wait_for_place(page, then, panel)
+
+
+def click(page, selector: str, then: str, **state) -> None:
+    page.click(selector)
+    page.wait_for_selector(then, **state)
+
+
 def on_screen(image: np.ndarray, like: np.ndarray) -> np.ndarray:
     """A square slice, as large as it is drawn in the middle of a wide panel; nearest pixels do for comparing."""
     height, width = like.shape
@@ -140,26 +154,21 @@ def test_a_walk_through_the_page(page, gallery):
     page.locator(".stage").first.hover()
     page.mouse.wheel(0, 100)
     wait_for_place(page, place + 1)
-    page.keyboard.press("Home")
-    wait_for_place(page, 0)
-    page.click("#windows button:text-is('Lung')")
-    page.wait_for_selector(".panel[data-drawn$='/-1350:150']")
+    press(page, "Home", 0)
+    click(page, "#windows button:text-is('Lung')", ".panel[data-drawn$='/-1350:150']")
     drag(page, 125, 0)
     page.wait_for_function("!document.querySelector('.panel').dataset.drawn.endsWith('/-1350:150')")
     page.keyboard.press("r")
     drag(page, 90, 0)
     assert page.locator(".ruler text").text_content().endswith(" mm")
-    page.keyboard.press("+")
-    page.wait_for_selector(".zoom:has-text('zoom')")
+    press(page, "+", ".zoom:has-text('zoom')")
     box = page.locator(".chart").first.bounding_box()
     page.mouse.click(box["x"] + 46 + (box["width"] - 60) * 2.5 / slices, box["y"] + 40)
     wait_for_place(page, 2)
     page.select_option("#speed", "25")
     page.locator(".stage").first.focus()
-    page.keyboard.press("End")
-    wait_for_place(page, slices - 1)
-    page.keyboard.press("Space")
-    wait_for_place(page, 1)  # past the end
+    press(page, "End", slices - 1)
+    press(page, "Space", 1)  # past the end
     page.keyboard.press("Home")  # the reader goes elsewhere, which stops it
     assert page.locator("#play").get_attribute("aria-pressed") == "false"
     page.wait_for_timeout(300)
@@ -169,19 +178,16 @@ def test_a_walk_through_the_page(page, gallery):
     page.wait_for_selector(".line.b .attention")
     assert page.locator(".line .normal").count() == 2
     assert page.locator(".chart .truth").count() > 0
-    page.click("#beside")
-    page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+    click(page, "#beside", ".panel:nth-child(2)[data-drawn]")
     page.click("#linked")  # each at its own peak
     for panel, name in enumerate(("ng", "mhng")):
         wait_for_place(page, methods[name]["key_slices"][0], panel)
     page.click("#over")
     page.select_option("#method-a", "mhng")
     page.locator(".stage").first.click()
-    page.keyboard.press("h")
-    page.wait_for_selector(".chart .head")
+    press(page, "h", ".chart .head")
     page.keyboard.press("End")
-    page.keyboard.press("k")
-    wait_for_place(page, methods["mhng"]["key_slices"][0])
+    press(page, "k", methods["mhng"]["key_slices"][0])
 
     page.click("th.score button")
     page.select_option("#label", "1")
@@ -190,19 +196,16 @@ def test_a_walk_through_the_page(page, gallery):
     assert set(map(int, rows)) == positive
     page.click(f"tr[data-number='{rows[0]}']")
     page.locator(".stage").first.click()
-    page.keyboard.press("n")
-    page.wait_for_selector(f".panel[data-drawn^='{rows[1]}/']")
+    press(page, "n", f".panel[data-drawn^='{rows[1]}/']")
 
 
 @pytest.mark.slow
 def test_the_token_is_asked_for_and_then_gone(open_page, server):
     page = open_page(url=f"{server.base}/")
     page.fill("#token", "not the token")
-    page.click("#login button")
-    page.wait_for_selector("text=This is not the token")
+    click(page, "#login button", "text=This is not the token")
     page.fill("#token", server.access.token)
-    page.click("#login button")
-    page.wait_for_selector("body.ready")
+    click(page, "#login button", "body.ready")
     assert server.access.token not in page.url
     page.reload()  # the tab remembers
     page.wait_for_selector("body.ready")
@@ -283,8 +286,7 @@ def test_wheel_and_keys_go_through_the_slices(page, gallery):
         ("ArrowDown", last),
         ("PageUp", max(0, last - 10)),
     ]:
-        page.keyboard.press(key)
-        wait_for_place(page, expected)
+        press(page, key, expected)
         assert page.locator(".place b").first.inner_text() == f"Slice {expected + 1}"
     position = gallery.row(scan).positions[max(0, last - 10)]
     assert page.locator(".position").first.inner_text() == f"{position:.1f} mm".replace("-", "−")
@@ -327,8 +329,7 @@ def test_windows_change_the_picture(page, gallery, manifest):
         expected = windowed(manifest, gallery, *drawn(page), window["low"], window["high"])
         assert correlation(pictures[window["name"]], on_screen(expected, pictures[window["name"]])) > 0.9
     assert changed(pictures["brain"], pictures["lung"])
-    page.keyboard.press("5")
-    page.wait_for_selector(".panel[data-drawn$='/-1350:150']")
+    press(page, "5", ".panel[data-drawn$='/-1350:150']")
     np.testing.assert_allclose(screen(page), pictures["lung"], atol=1)
     assert page.locator(".overlay .window").first.inner_text() == "Lung  W 1500 L −600 HU"
 
@@ -359,8 +360,7 @@ def test_heads_start_in_the_brain_window_and_dragging_changes_it(page):
     page.wait_for_function("document.querySelector('.panel').dataset.drawn.split('/')[2] !== '-20:100'")
     assert window_on_screen(page) == pytest.approx([-44, 76])
     assert page.locator("#windows [aria-pressed=true]").count() == 0
-    page.keyboard.press("1")
-    page.wait_for_selector(".panel[data-drawn$='/0:80']")
+    press(page, "1", ".panel[data-drawn$='/0:80']")
     assert not changed(screen(page), before)
 
 
@@ -422,13 +422,11 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
     assert page.locator(".line .normal").count() == 2
     assert page.locator("thead th").all_inner_texts()[-2:] == ["A", "B"]
 
-    page.click("#beside")
-    page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+    click(page, "#beside", ".panel:nth-child(2)[data-drawn]")
     scan, place = drawn(page, 1)
     assert (scan, place) == drawn(page, 0)
     np.testing.assert_allclose(screen(page, 1), screen(page, 0), atol=1)  # the same slice
-    page.keyboard.press("Home")
-    wait_for_place(page, 0, panel=0)
+    press(page, "Home", 0, panel=0)
     wait_for_place(page, 0, panel=1)
 
     page.click("#linked")  # each at its own peak
@@ -439,12 +437,10 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
         wait_for_place(page, peak, panel)
     assert changed(screen(page, 1), screen(page, 0))
     page.locator(".stage").nth(1).click()
-    page.keyboard.press("Home")
-    wait_for_place(page, 0, panel=1)
+    press(page, "Home", 0, panel=1)
     assert drawn(page, 0)[1] == peaks[0]
 
-    page.click("#over")
-    page.wait_for_selector(".panel:nth-child(2)", state="hidden")
+    click(page, "#over", ".panel:nth-child(2)", state="hidden")
 
 
 @pytest.mark.slow
@@ -460,16 +456,13 @@ def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     page.select_option("#method-a", "mhng")
     assert page.locator(".chart .head").count() == 0
     page.locator(".stage").first.click()
-    page.keyboard.press("h")
-    page.wait_for_selector(".chart .head")
+    press(page, "h", ".chart .head")
     assert page.locator(".chart .head").count() == 4
-    page.keyboard.press("h")
-    page.wait_for_selector(".chart .head", state="detached")
+    press(page, "h", ".chart .head", state="detached")
     page.keyboard.press("End")
     keys = scan["methods"]["mhng"]["key_slices"]
     for number, place in enumerate((*keys, keys[0])):
-        page.keyboard.press("k")
-        wait_for_place(page, place)
+        press(page, "k", place)
         told = f"key slice {number % len(keys) + 1} of {len(keys)}"
         assert page.locator(".overlay .attention").inner_text().endswith(told)
 
@@ -505,8 +498,7 @@ def test_the_list_sorts_filters_and_searches(page, gallery):
     assert chosen[0] in shown()
     page.press("#search", "1")  # a letter in a word, and no window
     page.fill("#search", "")
-    page.click(f"tr[data-number='{chosen[0]['number']}']")
-    page.wait_for_selector(f".panel[data-drawn^='{chosen[0]['number']}/']")
+    click(page, f"tr[data-number='{chosen[0]['number']}']", f".panel[data-drawn^='{chosen[0]['number']}/']")
     page.locator(".stage").first.click()
     page.keyboard.press("n")
     following = shown()[shown().index(chosen[0]) + 1]["number"]
@@ -536,11 +528,9 @@ def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, stud
         (root / row.files[-1]).write_bytes(b"this is no image")
     page = open_page(serve(moved, None))
     end = len(moved.row(drawn(page)[0])) - 1
-    page.keyboard.press("End")
-    page.wait_for_selector(f".message.error:has-text('Slice {end + 1} cannot be read')")
+    press(page, "End", f".message.error:has-text('Slice {end + 1} cannot be read')")
     assert page.locator(".picture").first.evaluate("one => getComputedStyle(one).visibility") == "hidden"
-    page.keyboard.press("ArrowUp")
-    page.wait_for_selector(".message", state="hidden")
+    press(page, "ArrowUp", ".message", state="hidden")
     assert page.locator(".picture").first.is_visible()
 
 
@@ -595,8 +585,7 @@ def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(o
     page = open_page(served)
     assert page.locator("tr[data-number='0'] .flag").all_inner_texts() == ["forced", "incomplete"]
     assert page.locator("tr[data-number='1'] .flag").count() == 0
-    page.click("tr[data-number='0']")
-    page.wait_for_selector("#warnings:has-text('Forced: ')")
+    click(page, "tr[data-number='0']", "#warnings:has-text('Forced: ')")
     assert "Slices are missing" in page.inner_text("#warnings")
     page.wait_for_selector(".panel[data-drawn^='0/7/']")
     words = page.inner_text(".overlay")
@@ -605,19 +594,16 @@ def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(o
     assert "InstanceNumber 107" in words
     assert "HEAD <b>5 mm</b>" in words
     assert "key slice 1 of 3" in words
-    page.keyboard.press("k")
-    wait_for_place(page, 1)
+    press(page, "k", 1)
     assert "key slice 2 of 3" in page.inner_text(".overlay")
-    page.keyboard.press("ArrowDown")
-    wait_for_place(page, 2)
+    press(page, "ArrowDown", 2)
     assert "key slice" not in page.inner_text(".overlay")  # other slices have no number
     assert "rank" not in page.inner_text(".overlay")
     chart, shade = page.locator(".chart").first.bounding_box(), page.locator(".chart .interval").bounding_box()
     step = (chart["width"] - 46 - 14) / rows[0]["slices"]
     assert shade["width"] == pytest.approx(4 * step, abs=1.5)
     assert shade["x"] == pytest.approx(chart["x"] + 46 + 2 * step, abs=1.5)
-    page.click("tr[data-number='1']")
-    page.wait_for_selector("#warnings", state="hidden")
+    click(page, "tr[data-number='1']", "#warnings", state="hidden")
     page.click("#not-predicted summary")
     assert "C its modality is MR" in page.inner_text("#not-predicted")
 
@@ -644,8 +630,7 @@ def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
         size = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
         assert size == list(LAPTOP.values())
         page.select_option("#method-b", "mhng")
-        page.click("#beside")
-        page.wait_for_selector(".panel:nth-child(2)[data-drawn]")
+        click(page, "#beside", ".panel:nth-child(2)[data-drawn]")
         for selector in ("header", "main", ".toolbar"):
             assert page.locator(selector).evaluate("one => one.scrollWidth <= one.clientWidth"), selector
         assert page.locator(".stage").nth(1).bounding_box()["height"] > 300
@@ -653,10 +638,8 @@ def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
     page.keyboard.press("Tab")
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     page.locator(".stage").first.click()
-    page.keyboard.press("?")
-    page.wait_for_selector("#help[open]")
+    press(page, "?", "#help[open]")
     assert "next key slice" in page.inner_text("#help")
-    page.keyboard.press("Escape")
-    page.wait_for_selector("#help", state="hidden")
+    press(page, "Escape", "#help", state="hidden")
     page.click("#theme")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == grounds[0]

@@ -57,13 +57,15 @@ def pixels(contents: list[bytes], row) -> np.ndarray:
     return np.array([np.frombuffer(content, "<i2").reshape(row.rows, row.columns) for content in contents])
 
 
-def test_whoever_asks_for_the_same_file_shares_it(open_images, manifest, count):
+def test_whoever_asks_for_the_same_file_shares_it_and_there_is_no_slice_beyond_the_ends(open_images, manifest, count):
     images = open_images()
     got = read_all(images, [(0, 2)] * 20)
     assert len(set(got)) == 1
     assert count == [manifest[0].files[2]]
     read_all(images, [(0, 2)])
     assert len(count) == 1
+    beyond = read_all(images, [(0, -1), (0, len(manifest[0])), (0, 10**9)])
+    assert [type(error) for error in beyond] == [UnreadableSliceError] * 3
 
 
 def test_a_file_of_many_slices_is_decoded_once(open_images, manifest, count, tmp_path):
@@ -124,12 +126,6 @@ def test_a_file_that_is_gone_is_told_and_tried_again_when_it_is_back(open_images
     monkeypatch.setattr(module, "FAILURE_SECONDS", 0.0)
     (back,) = read_all(images, [(0, 3)])
     assert len(back) == 2 * row.rows * row.columns
-
-
-@pytest.mark.parametrize("place", [-1, 12, 10**9])
-def test_there_is_no_slice_beyond_the_ends(open_images, place):
-    (error,) = read_all(open_images(), [(0, place)])
-    assert isinstance(error, UnreadableSliceError)
 
 
 def test_names_in_a_manifest_do_not_lead_out_of_the_root(open_images, manifest, tmp_path):

@@ -203,15 +203,12 @@ def test_no_path_leads_anywhere_else(served, path):
     assert json.loads(body)["error"]
 
 
-def test_absolute_targets_and_garbage_are_no_way_in(served):
+def test_absolute_targets_garbage_and_web_sockets_are_no_way_in(served):
     target = f"http://evil.example:{served.access.port}/api/gallery"
     assert raw(served, target)[0] in (400, 401, 403, 404)  # our own Host, no token
     with connect(served) as connection:
         connection.sendall(b"\x16\x03\x01 nonsense\r\n\r\n")
         assert b" 400 " in connection.recv(1000)
-
-
-def test_web_sockets_are_refused(served):
     sent = []
 
     async def run():
@@ -274,16 +271,13 @@ def test_what_cannot_be_shown_is_a_sentence(served, serve, study, gallery, manif
     assert raw(server, "/api/splits/0/scans", headers=session(server))[0] == 200
 
 
-def test_it_listens_on_the_loopback_interface_only_where_a_taken_port_is_told_or_passed_over(served):
+def test_it_listens_on_loopback_only_and_a_taken_port_or_a_page_that_is_not_built_is_told(served, blank_page, tmp_path):
     assert urlsplit(served.access.url).hostname == "127.0.0.1"
     with pytest.raises(UserError, match="choose another --port"):
         open_socket(served.access.port)
     with open_socket(None) as first, open_socket(None) as second:
         assert first.getsockname()[1] != second.getsockname()[1]
         assert first.getsockname()[0] == second.getsockname()[0] == "127.0.0.1"
-
-
-def test_a_page_that_is_not_built_is_told(tmp_path, blank_page):
     assert set(read_page(blank_page)) == set(FILES)
     with pytest.raises(UserError, match="run make viewer"):
         read_page(tmp_path)

@@ -1,8 +1,8 @@
 """Each operation on bags against a loop over them, and its Triton kernels against the plain formula in float64.
 
-Needs torch, numpy and pytest alone: `pytest --noconftest tests/core/kernels`.  What dynamo or Triton must read cannot
-carry run-time shape checks, so those tests start this file as a script: `compiled DEVICE` or, with TRITON_INTERPRET=1,
-`interpreted CASE`.
+Those on CUDA need torch, numpy and pytest alone: `pytest --noconftest tests/core/kernels -k cuda`.  What dynamo or
+Triton must read cannot carry run-time shape checks, so those tests start this file as a script: `compiled DEVICE`
+or, with TRITON_INTERPRET=1, `interpreted CASE`.
 """
 
 import contextlib
@@ -282,8 +282,9 @@ class Recorded(TorchDispatchMode):
 
 
 @EACH
-def test_operators_are_registered_as_they_work(name: str) -> None:
+def test_operators_are_registered_as_they_work(name: str, unchecked: None) -> None:
     """Schema, fake tensors and autograd agree with what the operators do, forward and backward."""
+    # Unchecked, since a traced number is not an int.
     small = {"smooth": of_smoothing(2, 3, SMALL), "depthwise, 7 taps": of_convolution(2, 3, slotted(2, 1, 5))}
     operation = ({**OPERATIONS, **of_products(2, 3, SMALL)} | small)[name]
     leaves = [tensor.nan_to_num().requires_grad_() for tensor in operation.inputs(2)]
@@ -334,15 +335,19 @@ def test_mistakes_are_named() -> None:
 
 
 def forward_and_backward(
-    operation: Operation, tensors: list[Tensor], bags: Bags, shared: bool = False
+    operation: Operation, tensors: list[Tensor], bags: Bags, shared: bool = False, side: Tensor | None = None
 ) -> tuple[Tensor, ...]:
     """The result and the gradients of all tensors, for numbers that the rows' dtype can represent."""
     leaves = [tensor.detach().requires_grad_() for tensor in tensors]
     out = stacked(operation, leaves, bags, shared)
-    generator = torch.Generator().manual_seed(1)
-    side = torch.randn(out.shape[::-1], generator=generator).to(torch.bfloat16).to(out.device, out.dtype)
-    side = side.permute(*reversed(range(out.ndim)))  # as a gradient may come: turned round in memory
+    side = gradient_for(out) if side is None else side
     return out.detach(), *torch.autograd.grad(out, leaves, side)
+
+
+def gradient_for(out: Tensor) -> Tensor:
+    """A gradient as it may come: turned round in memory."""
+    side = torch.randn(out.shape[::-1], generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    return side.to(out.device, out.dtype).permute(*reversed(range(out.ndim)))
 
 
 def assert_kernels_equal_float64(
@@ -484,9 +489,10 @@ def test_cuda_graph_replays_with_other_bags(name: str) -> None:
     count = bags.count.flip(0)
     tokens = 0 if operation.bags is SCATTERED else 1
     others = ((count + tokens).cumsum(0) - count - tokens, count)
+    side = gradient_for(stacked(operation, tensors, bags, False))  # a graph cannot draw numbers on the CPU
 
     def run(first: Tensor, count: Tensor) -> tuple[Tensor, ...]:
-        return forward_and_backward(operation, tensors, bags._replace(first=first, count=count))
+        return forward_and_backward(operation, tensors, bags._replace(first=first, count=count), side=side)
 
     assert_a_graph_serves_other_bags(run, (bags.first, bags.count), others)
 

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically
@@ -29,13 +30,17 @@ class SentSeries:
 Accepted = Callable[[Path], object]  # receives each file when the destination has it, so that it is not sent again
 
 
+@dataclass(frozen=True)
 class Destination(ABC):
     """Takes the results of a series."""
 
+    address: object  # a folder, a partner or a URL
+    kind: ClassVar[str] = ""  # what the user writes before it
+
     @property
-    @abstractmethod
     def name(self) -> str:
         """What the user wrote; the queue knows a destination by it."""
+        return f"{self.kind}{self.address}"
 
     def files(self, folder: Path) -> list[Path]:
         """The files of the results that it takes; none is a reason to fail."""
@@ -59,19 +64,16 @@ class Identity:
 class FolderDestination(Destination):
     """Copies DICOM results to a folder, for sites without a DICOM network."""
 
-    path: Path
-
-    @property
-    def name(self) -> str:
-        return f"folder:{self.path}"
+    address: Path
+    kind = "folder:"
 
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Copy each file to SERIES/ROUND, where it appears when it is complete."""
         for file in files:
-            out = self.path / series.key / str(series.round) / "-".join(file.relative_to(series.folder).parts[1:])
+            out = self.address / series.key / str(series.round) / "-".join(file.relative_to(series.folder).parts[1:])
             try:
                 make_folder(out.parent)
                 write_atomically(out, file.read_bytes())
             except (OSError, UserError) as error:
-                raise NotSentError(f"{self.path} cannot be written") from error
+                raise NotSentError(f"{self.address} cannot be written") from error
             accepted(file)

@@ -100,10 +100,10 @@ class Watching:
         return any(taken)
 
     def _complete(self) -> Iterator[Path]:
-        for place, folders, names in os.walk(self.folder):
+        for folder, folders, names in os.walk(self.folder):
             folders[:] = [name for name in folders if name != NOT_TAKEN and not name.startswith(".")]
             for name in sorted(names):
-                file = Path(place, name)
+                file = Path(folder, name)
                 if name.startswith(".") or file.is_symlink():
                     continue
                 try:
@@ -116,13 +116,12 @@ class Watching:
     def _take(self, file: Path) -> bool:
         try:
             verdict = self.store(read_image(file), FOLDER_PEER, RELEASED)
+            if verdict == "conflict":
+                raise NotTakenError("an object with the same UID has other content")
         except NotTakenError as error:
             self._put_aside(file, str(error))
             return False
         except OSError:  # it has gone, or may not be read; it is looked at again
-            return False
-        if verdict == "conflict":
-            self._put_aside(file, "an object with the same UID has other content")
             return False
         if verdict == "full":
             return False
@@ -159,7 +158,7 @@ class Polling:
 
     def step(self) -> bool:
         """Fetch the series that have stopped to grow; whether there was one."""
-        since = time.strftime("%Y%m%d", time.localtime(time.time() - DAYS * 86_400))
+        since = time.strftime("%Y%m%d", time.localtime(time.time() - DAYS * DAY))
         try:
             waiting = [
                 series
@@ -231,7 +230,7 @@ class Node:
         self.incoming, self.results = Incoming(state / "incoming"), NodeResults(state / "results")
         self.arrivals = Arrivals()
         listening = settings.listening or Listening("NGUIDE", "127.0.0.1", 0)
-        peers = tuple(archive.peer for archive in settings.destinations if isinstance(archive, DicomDestination))
+        peers = tuple(archive.address for archive in settings.destinations if isinstance(archive, DicomDestination))
         self.callers = Callers(settings.senders, peers)
         self.receiver = Receiver(listening, self.callers, self.queue, self.incoming, self.audit, self.arrivals.touch)
         self.reports = Reports(self.queue, self.audit)

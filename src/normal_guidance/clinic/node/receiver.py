@@ -26,7 +26,7 @@ from normal_guidance.base.system import importing
 from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, Received, read_received
 from normal_guidance.clinic.node.partners import Audit, Callers, plain_address
 from normal_guidance.clinic.node.series_queue import ABORTED, OPEN, RELEASED, QueuedSeries, SeriesQueue, Stored
-from normal_guidance.scans.index.dicom_files import EXPLICIT, IMPLICIT
+from normal_guidance.scans.index.dicom_slices import EXPLICIT, IMPLICIT
 from normal_guidance.scans.index.pixels import GDCM, OPENJPEG, PYDICOM
 
 with importing("node", "the node needs pynetdicom"):
@@ -81,20 +81,18 @@ class Listening(NamedTuple):
 Committing = Callable[[Event], tuple[int, Any]]  # answers a request or a report of storage commitment
 
 
+@dataclass(eq=False)
 class Receiver:
     """The server, and what is known of its associations; `touched` receives the key of each series that arrives."""
 
-    def __init__(
-        self,
-        listening: Listening,
-        callers: Callers,
-        queue: SeriesQueue,
-        incoming: Incoming,
-        audit: Audit,
-        touched: Callable[[str], object],
-    ) -> None:
-        self.listening, self.callers, self.queue = listening, callers, queue
-        self.incoming, self.audit, self.touched = incoming, audit, touched
+    listening: Listening
+    callers: Callers
+    queue: SeriesQueue
+    incoming: Incoming
+    audit: Audit
+    touched: Callable[[str], object]
+
+    def __post_init__(self) -> None:
         self.counts = {"rejected calls": 0, "refused objects": 0}  # since the start
         self._told: dict[str, float] = {}
         self._series: dict[Association, set[str]] = defaultdict(set)

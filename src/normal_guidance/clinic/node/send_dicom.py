@@ -168,12 +168,8 @@ def _sent(association: Association, kind: int, report: Dataset) -> bool:
 class DicomDestination(Destination):
     """A DICOM archive."""
 
-    peer: Peer
+    address: Peer
     identity: Identity
-
-    @property
-    def name(self) -> str:
-        return str(self.peer)
 
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store each file."""
@@ -185,11 +181,11 @@ class DicomDestination(Destination):
                     status = association.send_c_store(dataset).get("Status")
                 except (ValueError, RuntimeError) as error:
                     kind = dataset.SOPClassUID.name
-                    raise NotSentError(f"{self.peer} does not take {kind}, or has ended the association") from error
+                    raise NotSentError(f"{self.address} does not take {kind}, or has ended the association") from error
                 if status is None:
-                    raise NotSentError(f"{self.peer} did not answer")
+                    raise NotSentError(f"{self.address} did not answer")
                 if status != 0x0000 and status not in WARNINGS:
-                    raise NotSentError(f"{self.peer} refused {file.name} with status {status:04X}")
+                    raise NotSentError(f"{self.address} refused {file.name} with status {status:04X}")
                 accepted(file)
 
     def ask_commitment(self, files: Sequence[Path], transaction: str, reports: Reports) -> None:
@@ -205,20 +201,20 @@ class DicomDestination(Destination):
             try:
                 answer, _ = association.send_n_action(dataset, 1, COMMITMENT, INSTANCE)
             except (ValueError, RuntimeError) as error:
-                raise NotSentError(f"{self.peer} has no storage commitment; leave out --commit") from error
+                raise NotSentError(f"{self.address} has no storage commitment; leave out --commit") from error
             status = answer.get("Status")
             if status != 0x0000:
                 code = "no answer" if status is None else f"status {status:04X}"
-                raise NotSentError(f"{self.peer} did not take the request for storage commitment ({code})")
+                raise NotSentError(f"{self.address} did not take the request for storage commitment ({code})")
             came.wait(REPORT_SECONDS)  # later ones are recorded, too
 
     @contextmanager
     def _associated(self, contexts: Sequence[Any], handlers: Sequence[Any] = ()) -> Iterator[Association]:
         """An association that is released at the end, and aborted after an error."""
-        association = associate(self.identity, self.peer, contexts, evt_handlers=list(handlers))
+        association = associate(self.identity, self.address, contexts, evt_handlers=list(handlers))
         if not association.is_established:
             what = "rejected the association" if association.is_rejected else "cannot be reached"
-            raise NotSentError(f"{self.peer} {what}")
+            raise NotSentError(f"{self.address} {what}")
         try:
             yield association
         except BaseException:
@@ -230,18 +226,14 @@ class DicomDestination(Destination):
 
 @dataclass(frozen=True)
 class WebDestination(Destination):
-    """A DICOMweb server that takes results by STOW-RS; `url` is the address of its root, as https://pacs/dicom-web."""
+    """A DICOMweb server that takes results by STOW-RS, by the address of its root, as https://pacs/dicom-web."""
 
-    url: str
-
-    @property
-    def name(self) -> str:
-        return self.url
+    address: str
 
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Store all files together."""
         try:
-            DicomWeb(self.url).store(files)
+            DicomWeb(self.address).store(files)
         except UserError as error:
             raise NotSentError(str(error)) from error
         for file in files:

@@ -126,19 +126,16 @@ class TextDestination(Destination):
 class Hl7Destination(TextDestination):
     """A receiver of HL7 messages: its application (MSH-5), host and port."""
 
-    receiver: Peer
+    address: Peer
+    kind = "hl7:"
     identity: Identity
-
-    @property
-    def name(self) -> str:
-        return f"hl7:{self.receiver}"
 
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Send a message for each scan, and wait for its acknowledgement."""
         with self._connected() as connection:
             for file in files:
                 content = read_content(file, series)
-                message = make_message(content, self.identity.aet, self.receiver.aet)
+                message = make_message(content, self.identity.aet, self.address.aet)
                 connection.sendall(START + message.encode() + END)
                 self._check(_answer(connection), content.identity)
                 accepted(file)
@@ -155,12 +152,12 @@ class Hl7Destination(TextDestination):
     @contextmanager
     def _connected(self) -> Iterator[socket.socket]:
         try:
-            with socket.create_connection((self.receiver.host, self.receiver.port or 0), CONNECT_SECONDS) as plain:
+            with socket.create_connection((self.address.host, self.address.port or 0), CONNECT_SECONDS) as plain:
                 plain.settimeout(ANSWER_SECONDS)
                 if self.identity.tls is None:
                     yield plain
                 else:
-                    with self.identity.tls.wrap_socket(plain, server_hostname=self.receiver.host) as secure:
+                    with self.identity.tls.wrap_socket(plain, server_hostname=self.address.host) as secure:
                         yield secure
         except OSError as error:
             raise NotSentError(f"{self.name} cannot be reached, or does not answer") from error
@@ -247,13 +244,10 @@ def plain(text: str) -> str:
 
 @dataclass(frozen=True)
 class FhirDestination(TextDestination):
-    """A FHIR server; `url` is the address of its root, as https://server/fhir."""
+    """A FHIR server, by the address of its root, as https://server/fhir."""
 
-    url: str
-
-    @property
-    def name(self) -> str:
-        return f"fhir:{self.url}"
+    address: str
+    kind = "fhir:"
 
     def send(self, files: Sequence[Path], series: SentSeries, accepted: Accepted) -> None:
         """Create an Observation for each finding, unless the server has it."""
@@ -272,7 +266,7 @@ class FhirDestination(TextDestination):
         }
         try:
             answer = requests.post(
-                f"{self.url}/Observation",
+                f"{self.address}/Observation",
                 observation.model_dump_json(exclude_none=True).encode(),
                 headers=headers,
                 timeout=(CONNECT_SECONDS, ANSWER_SECONDS),

@@ -21,11 +21,6 @@ FIRST_PAUSE, LONGEST_PAUSE = 2.0, 600.0  # seconds before the second attempt, do
 REPORT_PATIENCE = 600.0  # seconds after which storage commitment is asked for again
 
 
-def pause(attempts: int) -> float:
-    """Seconds to wait after so many attempts that failed."""
-    return min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 16))
-
-
 @dataclass
 class Sending:
     """Sends results to one destination."""
@@ -43,7 +38,7 @@ class Sending:
             self._send(dispatch)
         if archive := self._archive:
             for sent in self.queue.unconfirmed(archive.name, time.time()):
-                self._ask(archive, sent)
+                self._ask_commitment(archive, sent)
         return dispatch is not None
 
     @property
@@ -79,7 +74,7 @@ class Sending:
             self.destination.send(files, sent, lambda file: self.queue.accept(dispatch, names[file]))
         return len(files)
 
-    def _ask(self, archive: DicomDestination, dispatch: Dispatch) -> None:
+    def _ask_commitment(self, archive: DicomDestination, dispatch: Dispatch) -> None:
         series = self.queue.series(dispatch.series)
         if series is None:
             return
@@ -95,7 +90,8 @@ class Sending:
         """Try again later; an OSError means that new slices have removed the results."""
         reason = str(error) if isinstance(error, NotSentError) else type(error).__name__
         attempts = dispatch.attempts + 1
-        self.queue.postpone(dispatch, time.time() + pause(attempts), reason)
+        pause = min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** min(attempts - 1, 16))
+        self.queue.postpone(dispatch, time.time() + pause, reason)
         about = {"series": dispatch.series, "destination": dispatch.destination}
         self.audit.write("not sent", **about, attempts=attempts, reason=reason)
 

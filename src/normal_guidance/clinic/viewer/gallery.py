@@ -7,6 +7,7 @@ ever used on the disk.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -60,23 +61,20 @@ class KnownModel(NamedTuple):
     dataset: str | None = None
 
 
-UNKNOWN_MODEL = KnownModel()
-
-
+@dataclass(eq=False)
 class Gallery:
     """The scans behind a folder's predictions; a manifest says where the images and the slice labels are."""
 
-    def __init__(
-        self,
-        folder: Path,
-        splits: Sequence[SplitPredictions],
-        manifest: Manifest | None,
-        model: KnownModel = UNKNOWN_MODEL,
-    ) -> None:
-        self.folder, self.splits, self.manifest, self.model = folder, tuple(splits), manifest, model
-        self.summary = runs.read_summary(folder)  # None for studies and runs
+    folder: Path
+    splits: Sequence[SplitPredictions]
+    manifest: Manifest | None
+    model: KnownModel = field(default_factory=KnownModel)
+
+    def __post_init__(self) -> None:
+        self.summary = runs.read_summary(self.folder)  # None for studies and runs
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
-        self._row_of = {} if manifest is None else {scan: index for index, scan in enumerate(manifest.scan_ids)}
+        ids: Sequence[str] = () if self.manifest is None else self.manifest.scan_ids
+        self._row_of = {scan: index for index, scan in enumerate(ids)}
         self._scans: list[KnownScan] = []
         self._number_of: dict[str, int] = {}
         self._lists = [self._read_list(split) for split in self.splits]
@@ -291,12 +289,12 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
     summary = runs.read_summary(folder)
     about: Any = open_store(store).provenance if store is not None else summary and summary.model
     if about is None:
-        return UNKNOWN_MODEL
+        return KnownModel()
     try:
         windows = tuple(window_from_json(window) for window in about["preprocessing"]["windows"])
     except (*NOT_OURS, IndexError) as error:
         if store is None:
-            return UNKNOWN_MODEL
+            return KnownModel()
         raise UserError(f"{store} does not record the windows of its encoder; leave out --store") from error
     training = about.get("training")
     dataset = training.get("dataset") if isinstance(training, dict) else None

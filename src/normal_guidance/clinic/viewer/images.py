@@ -117,7 +117,7 @@ class SliceImages:
         self.cache: Cache[Key, _File] = Cache(limit, _File.bytes)
         self._pending: dict[Key, asyncio.Future[_File]] = {}
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoding")
-        self._own = threading.local()
+        self._local = threading.local()
         self._pools: list[Pool] = []
 
     async def read(self, scan: int, place: int) -> bytes:
@@ -170,7 +170,7 @@ class SliceImages:
         return _File(dict(zip(places, slices, strict=True)))
 
     def _pool(self) -> Pool:
-        if not hasattr(self._own, "pool"):
-            self._own.pool = Pool(1, PATIENCE)
-            self._pools.append(self._own.pool)
-        return self._own.pool
+        if not hasattr(self._local, "pool"):
+            self._local.pool = Pool(1, PATIENCE)
+            self._pools.append(self._local.pool)
+        return self._local.pool

@@ -23,14 +23,13 @@ from normal_guidance.base.errors import UserError, choose_one_of, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
 from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
+from normal_guidance.scans.index.challenges import ATTRIBUTION, AbdomenScans, ChestScans, HeadScans, open_prostatex
 from normal_guidance.scans.index.containers import CT, Mask, Refusal, is_nifti
 from normal_guidance.scans.index.dicom_slices import Header
 from normal_guidance.scans.index.geometry import order_slices
 from normal_guidance.scans.index.header_reading import HeaderRequest, HeaderResult, read_all
 from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import Problem, Report, summarize, write_problems
-from normal_guidance.scans.index.prostatex import ATTRIBUTION, open_prostatex
-from normal_guidance.scans.index.rsna import AbdomenScans, ChestScans, HeadScans
 from normal_guidance.scans.index.source import Candidate, FileGroup, FolderScans, ScanSource, SourceOptions
 
 
