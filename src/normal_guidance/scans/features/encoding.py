@@ -64,14 +64,7 @@ from normal_guidance.scans.features.encoding_machine import (
     start_workers,
 )
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics, combine_statistics, describe_inputs
-from normal_guidance.scans.features.store import (
-    AGAIN,
-    LACKING,
-    FeatureStore,
-    dtype_name,
-    open_store,
-    write_store,
-)
+from normal_guidance.scans.features.store import AGAIN, LACKING, FeatureStore, dtype_name, open_store, write_store
 from normal_guidance.scans.features.windows import Decoding, Reader
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems

@@ -133,15 +133,7 @@ def _read_index(folder: Path, findings: Sequence[Finding]) -> pd.DataFrame:
     path, further = folder / "index.parquet", columns_of(findings)
     nullable = ("slice_labels", "part", *further, *further.values())
     table = read_columns(path, with_findings(INDEX, findings), AGAIN, nullable)
-    _check_columns(path, table)
-    check_labels(path, table, findings, table["slices"], 0, AGAIN)
-    scans: pd.DataFrame = table.to_pandas()
-    # A null in a column of strings would become NaN in pandas 3.
-    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
-
-
-def _check_columns(path: Path, table: pa.Table) -> None:
-    """Refuses values that no store has, before files are looked for by them."""
+    # Values that no store has are refused before files are looked for by them.
     refuse = partial(refuse_rows, path, table, again=AGAIN)
     if not table.num_rows:
         raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
@@ -150,6 +142,10 @@ def _check_columns(path: Path, table: pa.Table) -> None:
         refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
     known = pc.is_in(table["part"], pa.array(PARTS))
     refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(known)), "has an unknown part")
+    check_labels(path, table, findings, table["slices"], 0, AGAIN)
+    scans: pd.DataFrame = table.to_pandas()
+    # A null in a column of strings would become NaN in pandas 3.
+    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:

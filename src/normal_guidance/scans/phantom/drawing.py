@@ -114,11 +114,6 @@ class Canvas:
             part = self.image[cover.box]
             part += cover.share * ((value[cover.box] if isinstance(value, np.ndarray) else value) - part)
 
-    def add(self, cover: Cover | None, value: float) -> None:
-        """Adds a number of HU to the pixels under a cover."""
-        if cover is not None:
-            self.image[cover.box] += cover.share * np.float32(value)
-
     def _box(self, x: float, y: float, radius: float) -> Box | None:
         pose = self.pose
         cos, sin = math.cos(pose.angle), math.sin(pose.angle)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -91,21 +92,18 @@ def _subarachnoid(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, 
         stain(canvas, times(sector, place), BLOOD, contrast)
 
 
-def _embolus(side: int) -> Painter:
-    def paint(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-        first, second, size, off, turn, _ = shape
-        hosts = {int(ARTERIES * first), int(ARTERIES * second)}
-        for number in hosts:
-            x, y, radius = body.artery(z, side, number)
-            clot = radius * (0.55 + 0.3 * size) * (0.6 + 0.4 * _swell(u))
-            away = (radius - clot) * off
-            cover = canvas.cover(x + away * math.cos(6.28 * turn), y + away * math.sin(6.28 * turn), clot, 0.85 * clot)
-            stain(canvas, cover, CLOT, contrast)
-        if abs(z - HILUM) < CENTRAL:
-            reach = canvas.cover(side * 26.0, -6.0, 22.0 * _swell(u), 16.0)
-            stain(canvas, times(body.central(canvas, z, side), reach), CLOT, contrast)
-
-    return paint
+def _embolus(side: int, body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
+    first, second, size, off, turn, _ = shape
+    hosts = {int(ARTERIES * first), int(ARTERIES * second)}
+    for number in hosts:
+        x, y, radius = body.artery(z, side, number)
+        clot = radius * (0.55 + 0.3 * size) * (0.6 + 0.4 * _swell(u))
+        away = (radius - clot) * off
+        cover = canvas.cover(x + away * math.cos(6.28 * turn), y + away * math.sin(6.28 * turn), clot, 0.85 * clot)
+        stain(canvas, cover, CLOT, contrast)
+    if abs(z - HILUM) < CENTRAL:
+        reach = canvas.cover(side * 26.0, -6.0, 22.0 * _swell(u), 16.0)
+        stain(canvas, times(body.central(canvas, z, side), reach), CLOT, contrast)
 
 
 def _in_cavity(body: Abdomen, z: float, u: float, shape: Shape) -> tuple[float, float]:
@@ -145,8 +143,8 @@ LESIONS: Mapping[str, Painter] = {
     "epidural": _epidural,
     "intraventricular": _intraventricular,
     "subarachnoid": _subarachnoid,
-    "left": _embolus(1),
-    "right": _embolus(-1),
+    "left": partial(_embolus, 1),
+    "right": partial(_embolus, -1),
     "Active_Extravasation": _extravasation,
     "Bowel": _bowel,
 }
