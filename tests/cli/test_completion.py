@@ -9,9 +9,8 @@ from typing import get_args
 import pytest
 from typer.testing import CliRunner
 
-from normal_guidance.cli import command as completion
+from normal_guidance.cli import command, features, options, scans, study
 from normal_guidance.cli.commands import app
-from normal_guidance.cli.study import SCAN_RECIPES
 from normal_guidance.core.methods import BEYOND, FIELD, METHODS
 from normal_guidance.core.regularizers import REGULARIZERS
 from normal_guidance.scans.features import convert as import_features
@@ -64,7 +63,7 @@ def offered(line: str, shell: str) -> list[str]:
         ("nguide sweep store --optimizer ", get_args(OptimizerName)),
         ("nguide sweep store --schedule ", get_args(ScheduleName)),
         ("nguide encode index --encoder e", ["efficientnet-lite0"]),
-        ("nguide encode index --window head,", [f"head,{name}" for name in completion.WINDOWS if name != "head"]),
+        ("nguide encode index --window head,", [f"head,{name}" for name in features.WINDOWS if name != "head"]),
         ("nguide index rsna-", ["rsna-ich", "rsna-pe", "rsna-at"]),
         ("nguide weights import v", ["vit-b16-imagenet"]),
         ("nguide phantom f", ["folder"]),
@@ -117,23 +116,22 @@ def test_a_real_bash_completes(tmp_path):
 @pytest.mark.parametrize(
     ("names", "table"),
     [
-        (completion.METHODS, METHODS),
-        (completion.BEYOND, BEYOND),
-        (completion.FIELD, FIELD),
-        (completion.REGULARIZERS, REGULARIZERS),
-        (completion.ENCODERS, ENCODERS),
-        (completion.WINDOWS, WINDOWS),
-        (completion.SOURCES, SOURCES),
-        (completion.LAYOUTS, LAYOUTS),
-        (completion.LABELS, LABELS),
-        (completion.DATASETS, DATASETS),
-        (completion.SCAN_DATASETS, SCAN_RECIPES),
-        (completion.ANATOMIES, ANATOMIES),
-        (completion.ODDITIES, ODDITIES),
-        (completion.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
-        (completion.FORMATS, EXPORT_FORMATS),
-        (completion.IMPORT_FORMATS, import_features.IMPORT_FORMATS),
-        (completion.PRECISIONS, ("auto", *get_args(Precision))),
+        (options.METHODS, METHODS),
+        (options.BEYOND, BEYOND),
+        (options.FIELD, FIELD),
+        (options.REGULARIZERS, REGULARIZERS),
+        (command.ENCODERS, ENCODERS),
+        (features.WINDOWS, WINDOWS),
+        (command.SOURCES, SOURCES),
+        (scans.LAYOUTS, LAYOUTS),
+        (scans.LABELS, LABELS),
+        (study.DATASETS, DATASETS),
+        (scans.ANATOMIES, ANATOMIES),
+        (scans.ODDITIES, ODDITIES),
+        (scans.COMPRESSIONS, (*COMPRESSIONS, MIXED)),
+        (features.FORMATS, EXPORT_FORMATS),
+        (features.IMPORT_FORMATS, import_features.IMPORT_FORMATS),
+        (options.PRECISIONS, ("auto", *get_args(Precision))),
     ],
 )
 def test_what_is_offered_is_what_the_tables_have(names, table):

@@ -16,7 +16,8 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
-from normal_guidance.cli.options import Device, choose_execution
+from normal_guidance.cli.options import Device, choose_execution, choose_precision
+from normal_guidance.cli.progress import make_console, say
 
 if TYPE_CHECKING:
     import ssl
@@ -117,7 +118,7 @@ def predict(
         others = found.problems.get("", ())
         loaded = None
         if found.rows:
-            device, precision = execution.device, execution.precision
+            device, precision = execution.device, choose_precision("auto", execution.device)
             loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
@@ -214,7 +215,6 @@ def scan_lines(outcome: Written, bundle: Bundle) -> list[str]:
 
 
 def _kinds(problems: Iterable[Problem]) -> str:
-    """Return the number of problems of each kind."""
     from normal_guidance.scans.index.problems import summarize
 
     return ", ".join(f"{count} {kind.replace('_', ' ')}" for kind, count in summarize(problems).items())
@@ -338,7 +338,7 @@ def node(
     status_host, status_port = parse_place(status)
     bundle = load_bundle(model)
     execution = choose_execution(device, "auto")
-    device, precision = execution.device, execution.precision
+    device, precision = execution.device, choose_precision("auto", execution.device)
     loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=True)
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
@@ -397,7 +397,6 @@ def view(
         store: Folder of a feature store: adds the window that the encoder saw.
         port: Port on this machine. Default: 8765, or a free one.
     """
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.clinic.viewer.gallery import open_gallery
     from normal_guidance.clinic.viewer.server import serve
 

@@ -26,6 +26,8 @@ from normal_guidance.cli import endings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to standard output.")]
 Out = Annotated[Path, typer.Option("--out", "-o")]
+Store = Annotated[Path, typer.Argument(help="Folder of a feature store.")]
+Model = Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.")]
 
 
 def json_text(value: Any, *, indent: int | None = 2) -> str:
@@ -57,37 +59,11 @@ def valid_json(value: Any) -> Any:
     return str(value) if isinstance(value, Path) else value
 
 
-# What the TAB key offers repeats tables whose modules import torch or pydicom, which takes a second; a test keeps them
-# equal.
+# What the TAB key offers, here and in the commands' files, repeats tables whose modules import torch or pydicom, which
+# takes a second; a test keeps them equal.
 
-CORE = Path(__file__).resolve().parents[1] / "core"
-
-METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
-BEYOND = ("evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
-FIELD, REGULARIZERS = (
-    tuple(sorted(file.stem for file in (CORE / folder).glob("[!_]*.py"))) for folder in ("field", "regularizers")
-)
 ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
-WINDOWS = ("head", "lung", "mediastinum", "abdomen", "adc", "percentile", "none")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "prostatex", "folder")
-LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
-LABELS = ("image", "patient")
-DATASETS = ("semi-synthetic", "lidc-positions")
-SCAN_DATASETS = ("prostatex",)
-ANATOMIES = ("head", "chest", "abdomen")
-ODDITIES = (
-    *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),
-    *("truncated", "wrong_intercept", "bits", "multi_frame", "no_position", "reversed", "shuffled", "double_rows"),
-    *("rows_without_image", "indeterminate", "incomplete_organ"),
-)
-COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
-FORMATS = ("npz", "hdf5", "torchmil")
-IMPORT_FORMATS = ("npz", "npy", "pt", "hdf5", "parquet", "torchmil")
-DTYPES = ("float16", "float32")
-DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
-PRECISIONS = ("auto", "float32", "tf32", "bf16")
-TRACKERS = ("tensorboard", "mlflow")
-ENGINES = ("auto", "packed", "recorded", "compiled")
 Complete = Callable[[str], list[str]]  # maps the text typed so far to its completions
 
 

@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from normal_guidance import __version__
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import difference, make_folder, read_json, write_json
 from normal_guidance.cli.command import Out
 
 if TYPE_CHECKING:
@@ -121,9 +123,6 @@ def stages(out: Path, scans: int, seed: int) -> list[Stage]:
 
 def _open(out: Path, options: Mapping[str, Any]) -> None:
     """Take an empty folder, or one of a demo with the same options; refuse others."""
-    from normal_guidance import __version__
-    from normal_guidance.base.files import difference, make_folder, read_json, write_json
-
     make_folder(out)
     now = {"normal_guidance": __version__, **options}
     if not (out / MARK).exists():
@@ -176,7 +175,6 @@ def command_lines(words: Sequence[str]) -> list[str]:
 
 def _new_scan_lines(out: Path) -> Iterator[str]:
     """Yield the predictions beside the truth that was drawn."""
-    from normal_guidance.base.files import read_json
     from normal_guidance.scans.phantom.phantom_files import TRUTH
 
     truth = {scan["scan_id"]: scan["slice_labels"] for scan in read_json(out / "new" / TRUTH)["scans"]}

@@ -138,7 +138,6 @@ def examine() -> Diagnosis:
 
 
 def report_lines(diagnosis: Diagnosis) -> list[str]:
-    """Return the lines to print."""
     commit = diagnosis.commit
     built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
     wide = max(len(check.name) for check in diagnosis.checks)

@@ -21,7 +21,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
+from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UserError
+from normal_guidance.base.system import disk, is_out_of_memory, size_text
 
 if TYPE_CHECKING:
     from sys import UnraisableHookArgs
@@ -168,8 +170,6 @@ def ending_of(error: BaseException) -> Ending | None:
 
 def _ending_of_system(error: BaseException) -> Ending | None:
     """Return how a command ends by an error of the machine."""
-    from normal_guidance.base.system import is_out_of_memory
-
     number = error.errno if isinstance(error, OSError) else None
     if number in FULL or os.strerror(errno.ENOSPC) in str(error):
         return NO_SPACE
@@ -200,9 +200,10 @@ def line_of(ending: Ending, error: BaseException) -> str:
     if ending is NO_READER and job.out is None:
         return ""
     if isinstance(error, UserError) and ending.code < HUNG_UP.code:
-        return _one_line(f"error: {error}")  # it names object, value and next action
-    place = _place(error, job)
-    return _one_line(ending.line.format(place=place, detail=_detail(ending, error, job), after=job.after()))
+        line = f"error: {error}"  # it names object, value and next action
+    else:
+        line = ending.line.format(place=_place(error, job), detail=_detail(ending, error, job), after=job.after())
+    return " ".join(line.split())
 
 
 def _place(error: BaseException, job: Job) -> str:
@@ -214,8 +215,6 @@ def _place(error: BaseException, job: Job) -> str:
 
 
 def _detail(ending: Ending, error: BaseException, job: Job) -> str:
-    from normal_guidance import __version__
-
     if ending is BUG:
         return __version__
     if ending is NO_SPACE:
@@ -223,17 +222,11 @@ def _detail(ending: Ending, error: BaseException, job: Job) -> str:
         reason = os.strerror(number if number in FULL else errno.ENOSPC).lower()
         if job.out is None:
             return reason
-        from normal_guidance.base.system import disk, size_text
-
         return f"{reason} ({size_text(disk(job.out)[1])} free now)"
     if ending is NOT_ALLOWED:
         return str(getattr(error, "strerror", "") or "permission denied").lower()
     said = str(error).strip().partition("\n")[0]
     return f"{said[:200]}..." if len(said) > 200 else said or type(error).__name__
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
 
 
 class _Signals:

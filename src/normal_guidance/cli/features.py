@@ -6,6 +6,7 @@ import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,14 +17,11 @@ from normal_guidance.base.files import read_json
 from normal_guidance.base.system import count_text, size_text, time_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import (
-    DTYPES,
     ENCODERS,
-    FORMATS,
-    IMPORT_FORMATS,
-    WINDOWS,
     AsJson,
     CommandGroup,
     Out,
+    Store,
     add_command,
     json_text,
     make_group,
@@ -32,13 +30,18 @@ from normal_guidance.cli.command import (
     some_of,
 )
 from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
+from normal_guidance.cli.progress import Shown, make_console, say, watch
 
 if TYPE_CHECKING:
-    from normal_guidance.cli.progress import Shown
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
     from normal_guidance.scans.features.preprocessing import Statistics
     from normal_guidance.scans.features.windows import Window
     from normal_guidance.scans.index.manifest import Manifest
+
+WINDOWS = ("head", "lung", "mediastinum", "abdomen", "adc", "percentile", "none")
+FORMATS = ("npz", "hdf5", "torchmil")
+IMPORT_FORMATS = ("npz", "npy", "pt", "hdf5", "parquet", "torchmil")
+DTYPES = ("float16", "float32")
 
 
 def encode(
@@ -92,9 +95,6 @@ def encode(
         threads: Threads of the encoder on the CPU. Default: one for each core.
         ray: Encode on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console, say, watch
     from normal_guidance.scans.features import encoding
     from normal_guidance.scans.features.encoders import load_encoder
     from normal_guidance.scans.features.encoding_job import REPORT
@@ -180,7 +180,6 @@ def estimate_lines(estimate: EncodingEstimate, out: Path) -> list[str]:
 
 
 def _field(text: str | None) -> float | None:
-    """Return the side of the field in mm."""
     if text is None:
         return None
     try:
@@ -193,7 +192,6 @@ def _field(text: str | None) -> float | None:
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:
-    """Return mean and sd of each channel."""
     from normal_guidance.scans.features.preprocessing import Statistics
 
     if text is None:
@@ -230,9 +228,6 @@ def _counts(of: Mapping[str, int]) -> str:
 
 
 def show_progress(now: EncodingProgress) -> Shown:
-    """Return how the progress of encoding is shown."""
-    from normal_guidance.cli.progress import Shown
-
     share = now.slices / now.of if now.of else 0.0
     return Shown(now.stage, share, f"{now.slices:,} of {now.of:,} slices", now.of)
 
@@ -240,12 +235,8 @@ def show_progress(now: EncodingProgress) -> Shown:
 store_app = make_group("Show, verify, import and export feature stores.")
 
 
-def show(store: Path, as_json: AsJson = False) -> None:
-    """Show what a store holds and how it was made; features are not read.
-
-    Args:
-        store: Folder of a feature store.
-    """
+def show(store: Store, as_json: AsJson = False) -> None:
+    """Show what a store holds and how it was made; features are not read."""
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
@@ -267,12 +258,8 @@ def show(store: Path, as_json: AsJson = False) -> None:
     print_result(as_json, document, [repr(opened), *about, json_text(opened.provenance)])
 
 
-def verify(store: Path, as_json: AsJson = False) -> None:
-    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged.
-
-    Args:
-        store: Folder of a feature store.
-    """
+def verify(store: Store, as_json: AsJson = False) -> None:
+    """Read all features and compare each scan's sha256 with the store's index; fail if a scan is damaged."""
     from normal_guidance.scans.features.store import open_store
 
     opened = open_store(store)
@@ -318,7 +305,7 @@ def import_features(
 
 
 def export_features(
-    store: Path,
+    store: Store,
     form: Annotated[str, one_of(FORMATS), typer.Option("--format", "-f", metavar="FORMAT")],
     out: Out,
     finding: str | None = None,
@@ -326,7 +313,6 @@ def export_features(
     """Write a store as npz files, HDF5 or torchmil's folders.
 
     Args:
-        store: Folder of a feature store.
         form: npz, hdf5 or torchmil.
         out: Folder to write; for hdf5, the file.
         finding: The finding whose labels to write, where the store has several.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.system import LARGEST_SEED
-from normal_guidance.cli.command import AsJson, Out, add_command, make_group, print_result
+from normal_guidance.cli.command import AsJson, Model, Out, Store, add_command, make_group, print_result
 from normal_guidance.cli.options import Device, Track, choose_execution, parse_list
 from normal_guidance.cli.train import track_fits
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def fit(
-    store: Path,
+    store: Store,
     out: Out,
     split: Path | None = None,
     sensitivity: float | None = None,
@@ -40,7 +40,6 @@ def fit(
     whole.
 
     Args:
-        store: Folder of a feature store.
         out: Folder for the model; it must be new or empty.
         split: Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the parts
             that the store records, if any.
@@ -163,7 +162,7 @@ def bundle(run: Path, out: Out, sensitivity: float | None = None, group: str = "
     print_result(as_json, document, [*lines, next_line(out, made)])
 
 
-def export(model: Path, out: Out, as_json: AsJson = False) -> None:
+def export(model: Model, out: Out, as_json: AsJson = False) -> None:
     """Write a model as one ONNX file, or as PyTorch's exported program, that runs without this package.
 
     It takes the features of one scan, (slices, features) in float32 with any number of slices, and gives probability,
@@ -171,7 +170,6 @@ def export(model: Path, out: Out, as_json: AsJson = False) -> None:
     written is compared with the model before the file appears.
 
     Args:
-        model: Folder of nguide fit, of a bundle, or of a run.
         out: File that ends in .onnx or .pt2 (torch.export).
     """
     from normal_guidance.fit.bundle import load_bundle
@@ -192,7 +190,7 @@ Repository = Annotated[str, typer.Argument(help="Repository on the Hub.", metava
 
 
 def push(
-    model: Path,
+    model: Model,
     repository: Repository,
     private: bool = False,
     dry_run: Annotated[Path | None, typer.Option("--dry-run", metavar="DIR")] = None,
@@ -201,7 +199,6 @@ def push(
     """Upload a model with a model card: weights (safetensors), bundle.json, README.md; no code, no patient data.
 
     Args:
-        model: Folder of nguide fit, of a bundle, or of a run.
         private: Make a new repository private.
         dry_run: Write the files to this new folder, and upload nothing.
     """

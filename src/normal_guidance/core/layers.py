@@ -20,13 +20,12 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from normal_guidance.core.kernels.convolution import depthwise as ragged_depthwise
-from normal_guidance.core.kernels.products import project, vmap_over_configurations, with_bias
+from normal_guidance.core.kernels.products import Rows, project, vmap_over_configurations, with_bias
 from normal_guidance.core.kernels.scoring import project_columns, tanh_scores
 from normal_guidance.core.kernels.self_attention import attend as ragged_attend
 from normal_guidance.core.kernels.smoothing import smooth as ragged_smooth
 from normal_guidance.core.layout import SMOOTHING_BLOCK, Layout, SlottedLayout, mirror, take_rows
 
-Rows = Float[Tensor, "rows features"]
 Hidden = Float[Tensor, "hidden"]
 Sequences = Float[Tensor, "batch length features"]
 Taps = Float[Tensor, "features taps"]

@@ -216,13 +216,8 @@ def _rank(scores: Tensor, positive: Tensor, counted: Tensor) -> _Ranking:
     positive, negative = label > 0, label < 0
     first_of_ties = torch.ones_like(positive)
     first_of_ties[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    return _Ranking(
-        positive=positive,
-        negative=negative,
-        positives_below=_count_below(positive, first_of_ties),
-        negatives_below=_count_below(negative, first_of_ties),
-        undefined=undefined,
-    )
+    positives_below, negatives_below = (_count_below(flags, first_of_ties) for flags in (positive, negative))
+    return _Ranking(positive, negative, positives_below, negatives_below, undefined)
 
 
 def _count_below(flags: Tensor, first_of_ties: Tensor) -> Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import PerBag
 from normal_guidance.core.layers import GatedScores
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.method import Method
@@ -78,9 +79,7 @@ def _best(scores: Float[Tensor, "bags branches longest"], layout: Layout) -> Boo
     return (scores >= last) & (count > 0)[:, None, None] & layout.mask[:, None]
 
 
-def acmil_loss(
-    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
-) -> Float[Tensor, ""]:
+def acmil_loss(prediction: Prediction, labels: PerBag, class_weights: ClassWeights = None) -> Float[Tensor, ""]:
     """Cross-entropy of the scan and of its branches, both with hidden slices, and the branches' similarity."""
     assert prediction.extra is not None
     extra = prediction.extra

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import PerBag
 from normal_guidance.core.layers import GatedScores, linear
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.method import Method
@@ -66,9 +67,7 @@ def _mean(values: Float[Tensor, "bags classes taken"], layout: Layout) -> Float[
     return torch.where(counted, values, 0.0).sum(2) / count.squeeze(2).clamp_min(1)
 
 
-def clam_loss(
-    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
-) -> Float[Tensor, ""]:
+def clam_loss(prediction: Prediction, labels: PerBag, class_weights: ClassWeights = None) -> Float[Tensor, ""]:
     """The scan's cross-entropy and the slices' loss, weighted .7 and .3 as in the paper."""
     assert prediction.extra is not None
     own, other = (prediction.extra[name] for name in ("own", "other"))

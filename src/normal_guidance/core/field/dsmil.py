@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import PerBag
 from normal_guidance.core.layers import linear
 from normal_guidance.core.layout import as_rows
 from normal_guidance.core.method import Method
@@ -49,9 +50,7 @@ class DSMIL(nn.Module):
         return prediction._replace(logit=(prediction.logit + critical) / 2, extra=extra)
 
 
-def dsmil_loss(
-    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
-) -> Float[Tensor, ""]:
+def dsmil_loss(prediction: Prediction, labels: PerBag, class_weights: ClassWeights = None) -> Float[Tensor, ""]:
     """The mean of both streams' cross-entropy."""
     assert prediction.extra is not None
     return scan_cross_entropy(torch.stack([*prediction.extra.values()], 1), labels, class_weights)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
+from normal_guidance.core.arrays import PerBag
 from normal_guidance.core.layers import linear
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.method import Method
@@ -67,9 +68,7 @@ def _divergence(
     return chain_energy(layout.fold(mean)[:, None], layout).squeeze(1) + of_slices.sum(1) / size
 
 
-def probsmooth_loss(
-    prediction: Prediction, labels: Int[Tensor, "bags"], class_weights: ClassWeights = None
-) -> Float[Tensor, ""]:
+def probsmooth_loss(prediction: Prediction, labels: PerBag, class_weights: ClassWeights = None) -> Float[Tensor, ""]:
     """The mean cross-entropy under random attention, and the divergence from the prior."""
     assert prediction.extra is not None
     likelihood = scan_cross_entropy(prediction.extra["samples"], labels, class_weights)
