@@ -20,7 +20,6 @@ from normal_guidance.scans.index.labels import NoduleScan
 from normal_guidance.study import drawn as module
 from normal_guidance.study.drawn import (
     BLOCK,
-    LIDC_SEEDS,
     SEEDS,
     SEPARATION,
     SHIFT,
@@ -283,7 +282,7 @@ def test_the_shift_moves_the_first_features_of_the_block_and_nothing_else(signal
 
 def test_features_that_share_the_signal_leave_the_ceiling_where_it_is():
     """Their sum over sqrt(8) is one feature with the paper's shift: the oracles agree, number by number."""
-    told = VARIANTS["eight_signals"].drawn("test")
+    told = VARIANTS["eight_signals"].options
     bags = shifted_mean(100, 6, features=8, **told)
     one = Bags(bags.features.double().sum(1, keepdim=True) / math.sqrt(8), bags.lengths, bags.labels)
     torch.testing.assert_close(bayes_scan_scores(bags, **told), bayes_scan_scores(one), rtol=0, atol=1e-9)
@@ -390,11 +389,11 @@ def test_a_pattern_that_fills_a_short_scan_leaves_scores_finite():
 
 
 def test_parts_share_no_patients_and_repetitions_have_different_splits():
-    splits = [split_patterns(695, seed) for seed in LIDC_SEEDS]
+    splits = [split_patterns(695, seed) for seed in SEEDS]
     for parts in splits:
         assert {part: len(patterns) for part, patterns in parts.items()} == {"train": 417, "val": 139, "test": 139}
         assert torch.cat(list(parts.values())).sort().values.tolist() == list(range(695))
-    assert len({tuple(parts["test"].tolist()) for parts in splits}) == len(LIDC_SEEDS)
+    assert len({tuple(parts["test"].tolist()) for parts in splits}) == len(SEEDS)
 
 
 def test_parts_of_a_table(tmp_path, monkeypatch):

@@ -51,7 +51,6 @@ class IntervalCalibration:
     threshold: float
 
     def __post_init__(self) -> None:
-        check_coverage(self.coverage)
         _check_enough(self.scans, self.coverage)
         if not 0 < self.threshold <= 1:
             raise UserError(f"the threshold of intervals is {self.threshold}, not in (0, 1]; calibrate them again")
@@ -126,7 +125,6 @@ def calibrate_intervals(
         >>> calibration.threshold, calibration.interval(attention, torch.tensor([10]))
         (0.425, (tensor([3]), tensor([5])))
     """
-    check_coverage(coverage)
     check_lengths(lengths, attention, "attention")
     positive = count_slices(slice_labels, lengths).positive > 0
     kept = int(positive.sum())
@@ -165,6 +163,7 @@ def check_coverage(coverage: float) -> None:
 
 
 def _check_enough(scans: int, coverage: float) -> None:
+    check_coverage(coverage)
     if scans < scans_needed(coverage):
         raise UserError(
             f"{scans} scan{'' if scans == 1 else 's'} with positive slices cannot calibrate intervals for a coverage "

@@ -272,13 +272,6 @@ MIN_DEFINED = 0.9
 
 ROUNDING = 1e-12  # differences below this are rounding errors of sums and count as 0
 
-_SENTENCES: dict[Metric, tuple[str, str, str]] = {
-    "localization_auroc": ("localizes", "", "localization AUROC"),
-    "localization_auprc": ("localizes", " by AUPRC", "localization AUPRC"),
-    "scan_auroc": ("classifies scans", "", "scan AUROC"),
-    "scan_auprc": ("classifies scans", " by AUPRC", "scan AUPRC"),
-}
-
 
 class Claim(NamedTuple):
     """The claim that a method differs from another in a metric."""
@@ -345,13 +338,16 @@ class Difference:
     def words(self, titles: Mapping[str, str]) -> str:
         """The finding as one sentence, with the methods' titles."""
         method, against = (titles.get(name, name) for name in (self.method, self.against))
-        does, by, metric = _SENTENCES[self.metric]
+        level, curve = self.metric.split("_")
+        metric = f"{level} {curve.upper()}"
         if math.isnan(self.p):
             return f"{method} and {against} cannot be compared in {metric}: too few patients ({self.patients})"
         numbers = f"{signed(self.estimate)} {interval(self.low, self.high)}, {p_value(self.p_adjusted)} (Holm)"
         if not self.shown:
             corrected = "" if self.low <= 0 <= self.high else f"; {CORRECTED}"
             return f"No difference between {method} and {against} in {metric} was shown: {numbers}{corrected}"
+        does = "classifies scans" if level == "scan" else "localizes"
+        by = " by AUPRC" if curve == "auprc" else ""
         return f"{method} {does} {'better' if self.estimate > 0 else 'worse'} than {against}{by}: {numbers}"
 
 

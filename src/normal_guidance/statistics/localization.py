@@ -6,8 +6,6 @@ How well does the interval that holds most of the attention cover the finding? T
 
 Attention often ties (max pooling leaves most slices at 0), and the first slice of a tie would measure the scanner, not
 the method. Hits and peak errors are expected values over ties broken at random: uniform attention scores as guessing.
-
-Slices are packed, and everything runs on the device of the attention, without a loop over scans.
 """
 
 from __future__ import annotations

@@ -123,9 +123,6 @@ class Variant:
     test: Mapping[str, Any] = field(default_factory=dict)  # of the test set alone
     sizes: tuple[int, int, int] | None = None  # None: `SIZES`
 
-    def drawn(self, part: str) -> dict[str, Any]:
-        return {**self.options, **(self.test if part == "test" else {})}
-
 
 VARIANTS: dict[str, Variant] = {
     "paper": Variant("The paper's data"),
@@ -153,7 +150,8 @@ def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
     choose_one_of("part", part, PARTS)
     choose_one_of("variant", variant, VARIANTS)
     index, chosen = PARTS.index(part), VARIANTS[variant]
-    return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **chosen.drawn(part))
+    options = {**chosen.options, **(chosen.test if part == "test" else {})}
+    return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **options)
 
 
 def bayes_scan_scores(
@@ -250,8 +248,6 @@ def _check_block(block: int, shift: float, blocks: int, signals: int, features: 
 LIDC_SHIFT = 1.25
 """Δ in slices with a nodule: the ceilings are a scan AUROC of .88 (.66 at .5) and a localization AUROC of .97."""
 
-LIDC_SEEDS = tuple(SEEDS)  # repetitions, each with its own split of the patients
-
 LIDC_SIZES = {"train": 2_000, "val": 500, "test": 1_000}
 """Scans of each part: 2.6 GB, most of it for 2,000 training scans of 240 slices x 768 features."""
 
@@ -321,7 +317,7 @@ def split_patterns(count: int, seed: int) -> dict[str, Int64[Tensor, "patterns"]
 
 def lidc_positions_part(seed: int, part: str, table: str | Path | None = None) -> Bags:
     """Draw one part of a repetition: 'train', 'val' or 'test'."""
-    choose_one_of("seed", seed, LIDC_SEEDS)
+    choose_one_of("seed", seed, SEEDS)
     choose_one_of("part", part, PARTS)
     positions = read_positions(table)
     patterns = split_patterns(len(positions.scans), seed)[part]

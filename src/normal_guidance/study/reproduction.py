@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import write_atomically, write_json
-from normal_guidance.core.methods import method_title
+from normal_guidance.core.methods import EVERY_METHOD, NAMED, method_title
 from normal_guidance.show.figure_style import RED, WIDTH, method_color, save, styled
 from normal_guidance.show.text_tables import NOTHING, Grid, digits
 from normal_guidance.statistics.split_results import Metric
@@ -46,7 +46,6 @@ from normal_guidance.study.study_tables import (
     StudyTables,
     collect,
     collect_sensitivity,
-    refuse_unguided,
 )
 from normal_guidance.sweep.config import Config, grid, sensitivity_grid
 
@@ -64,7 +63,9 @@ def reproduce_sensitivity(
 ) -> dict[str, StudyTables]:
     """Train and write the sensitivity to divergence and lambda: one table for each guided method of the study."""
     for method in study.methods:
-        refuse_unguided(method)
+        if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
+            guided = ", ".join(name for name in NAMED if NAMED[name].guided)
+            raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
     train_jobs(study, sensitivity_jobs(study, make_grid), listener)
     results = {method: collect_sensitivity(study.folder, study.dataset.name, method) for method in study.methods}
     for method, tables in results.items():

@@ -21,7 +21,6 @@ from normal_guidance.core.methods import (
     CEILING,
     COMPARED,
     EVERY_METHOD,
-    NAMED,
     REFERENCES,
     SCAN_REFERENCE,
     method_title,
@@ -299,13 +298,6 @@ def sensitivity_table(
             cells = {metric: references.published_sensitivity(metric, dataset, *setting) for metric in METRICS}
         rows.append(_row(method, str(setting), results[setting], dataset, cells, setting))
     return PaperTables(dataset, tuple(rows), method)
-
-
-def refuse_unguided(method: str) -> None:
-    """Refuse a method without a divergence and lambda to vary."""
-    if method not in EVERY_METHOD or not EVERY_METHOD[method].guided:
-        guided = ", ".join(name for name in NAMED if NAMED[name].guided)
-        raise UserError(f"method {method!r} has no guidance to vary; choose one of {guided}")
 
 
 def _row(
