@@ -17,6 +17,7 @@ from normal_guidance.cli.options import (
     DryRun,
     Track,
     TrainingOptions,
+    choose_execution,
     methods_option,
     named_methods,
     parse_list,
@@ -105,7 +106,6 @@ def trust(
     from rich.table import Table
 
     from normal_guidance.base.files import make_folder, write_atomically, write_json
-    from normal_guidance.cli.options import choose_execution
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
     from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table
