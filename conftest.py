@@ -9,6 +9,7 @@ import os
 import pkgutil
 from collections.abc import Iterator
 from importlib.util import find_spec
+from typing import Any
 
 import hypothesis
 import jaxtyping
@@ -26,6 +27,19 @@ if SHAPES_ARE_CHECKED:
 
     for _ in pkgutil.walk_packages(normal_guidance.__path__, "normal_guidance.", onerror=lambda name: None):
         pass  # walking imports packages; one whose extra is not installed has no tests here
+
+    # In a scan that is traced for a file, the number of slices is a symbol, not an int.
+    export = torch.export.export
+
+    def export_unchecked(*args: Any, **options: Any) -> Any:
+        before = jaxtyping.config.jaxtyping_disable
+        jaxtyping.config.update("jaxtyping_disable", True)
+        try:
+            return export(*args, **options)
+        finally:
+            jaxtyping.config.update("jaxtyping_disable", before)
+
+    torch.export.export = export_unchecked
 
     # A canvas has no shapes to check, and drawing a scan calls it 30,000 times.
     from normal_guidance.scans.phantom.drawing import Canvas

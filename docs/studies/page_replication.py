@@ -25,8 +25,9 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian
-from normal_guidance.scans.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT, render
+from normal_guidance.scans.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
 from normal_guidance.scans.phantom.plan import ANATOMIES, plan
+from normal_guidance.scans.phantom.rendering import render
 from normal_guidance.statistics.split_results import METRICS, Metric
 from normal_guidance.study.drawn import (
     SEEDS,

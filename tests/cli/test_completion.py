@@ -17,8 +17,8 @@ from normal_guidance.scans.features import convert as import_features
 from normal_guidance.scans.features.convert import EXPORT_FORMATS
 from normal_guidance.scans.features.encoders import ENCODERS, Precision
 from normal_guidance.scans.features.windows import WINDOWS
+from normal_guidance.scans.index.challenges import LABELS
 from normal_guidance.scans.index.indexing import SOURCES
-from normal_guidance.scans.index.rsna import LABELS
 from normal_guidance.scans.phantom.drafts import ODDITIES
 from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, MIXED
 from normal_guidance.scans.phantom.plan import ANATOMIES

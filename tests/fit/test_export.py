@@ -4,6 +4,7 @@ import json
 import sys
 from dataclasses import replace
 
+import jaxtyping
 import pytest
 import torch
 
@@ -25,7 +26,6 @@ from normal_guidance.fit.export import (
     trace,
     write_graph,
 )
-from normal_guidance.fit.export import _unchecked as unchecked
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.sweep.config import Config
 from small_bundle import fitted_bundle
@@ -34,6 +34,15 @@ from small_bundle import fitted_bundle
 MODELS = tuple(dict.fromkeys(EVERY_METHOD[name].model for name in DISTINCT))
 LENGTHS = (1, 2, 3, 11, 40, 131)
 WIDTH = 16
+
+
+@pytest.fixture
+def unchecked():
+    """As in production: no checks of types."""
+    before = jaxtyping.config.jaxtyping_disable
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", before)
 
 
 def model_of(name: str, width: int = WIDTH) -> torch.nn.Module:
@@ -164,9 +173,9 @@ class Own(torch.nn.Module):
         ("mean", {"metadata": {5: "epochs"}}, "metadata 5 is 'epochs'; give names and values as text"),
     ],
 )
-def test_what_cannot_be_exported_is_named(model, options, message, tmp_path):
+def test_what_cannot_be_exported_is_named(model, options, message, tmp_path, unchecked):
     model = model_of(model) if isinstance(model, str) else model
-    with unchecked(), pytest.raises(UserError, match=message):  # as in production: no checks of types
+    with pytest.raises(UserError, match=message):
         export_model(model, tmp_path / "model.pt2", **options)
     assert list(tmp_path.iterdir()) == []
 

@@ -26,8 +26,7 @@ from table_mutations import Table, mutate_csv, mutate_parquet, read_rows
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import list_files, locate
-from normal_guidance.scans.index.dicom_files import read_elements, refusing
-from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
+from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_elements, read_header, refusing
 from normal_guidance.scans.index.geometry import order_slices
 from normal_guidance.scans.index.header_reading import HeaderRequest, read_one
 from normal_guidance.scans.index.indexing import index

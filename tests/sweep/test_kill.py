@@ -133,7 +133,7 @@ class Killer:
         self.attempt("half", "ng", 24, die=(StateFile, "due", SAVE_EPOCHS + 1))
         tensors = len(tensor_files.read_tensors(self.folder / "half" / "state.safetensors", "copy it again")[0])
         # Each one is looked at when the next state's seal is made, and when it is written.
-        self.attempt("half", "ng", 24, die=(tensor_files, "_raw", tensors + tensors // 2))
+        self.attempt("half", "ng", 24, die=(tensor_files, "raw_bytes", tensors + tensors // 2))
         assert any((self.folder / "half").glob(".state.safetensors.*.partial"))
         self.attempt("half", "ng", 24)
         return differences(self.folder / "ng-whole", self.folder / "half")

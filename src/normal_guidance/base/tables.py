@@ -68,14 +68,11 @@ def read_cells(path: Path, again: str) -> list[list[str]]:
         return [line for line in csv.reader(file, delimiter=mark, strict=True) if line]
 
 
-def read_columns(
-    path: Path, schema: pa.Schema, again: str, nullable: Sequence[str] = (), optional: Sequence[str] = ()
-) -> pa.Table:
-    """The columns of a schema in its types, but `optional` ones that the file lacks; null only in `nullable` ones."""
+def read_columns(path: Path, schema: pa.Schema, again: str, nullable: Sequence[str] = ()) -> pa.Table:
+    """The columns of a schema in its types; null only in `nullable` ones."""
     with reading(path, again, pa.ArrowException):
         content = read_sealed(path, again)
         known = parquet_columns(path, scan=True) if MARK.encode() in content else ask(parquet_columns, path)
-        schema = pa.schema([field for field in schema if field.name in known or field.name not in optional])
         if missing := [name for name in schema.names if name not in known]:
             raise UserError(f"{path} has no column {missing[0]!r}; {again}")
         table = pq.read_table(pa.BufferReader(content), columns=schema.names).select(schema.names).cast(schema)

@@ -44,17 +44,17 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], about: Mapping[str,
         header[name] = {"dtype": DTYPE_NAMES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text = text.ljust(-(-len(text) // 8) * 8)
-    head = seal(len(text).to_bytes(8, "little") + text, (_raw(tensors[name]) for name in names))
+    head = seal(len(text).to_bytes(8, "little") + text, (raw_bytes(tensors[name]) for name in names))
 
     def write(file: BinaryIO) -> None:
         file.write(head)
         for name in names:
-            file.write(_raw(tensors[name]))
+            file.write(raw_bytes(tensors[name]))
 
     write_atomically(path, write)
 
 
-def _raw(tensor: Tensor) -> memoryview:
+def raw_bytes(tensor: Tensor) -> memoryview:
     """A tensor's bytes, without a copy if it is contiguous on the host."""
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 

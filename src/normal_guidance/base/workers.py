@@ -36,7 +36,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import islice
+from itertools import accumulate, islice
 from multiprocessing.connection import Connection, wait
 from multiprocessing.reduction import recv_handle, send_handle
 from pathlib import Path
@@ -112,7 +112,6 @@ def serve(descriptor: int, modules: Sequence[str] = (), memory: int | None = Non
 
 
 def _work(connection: Connection) -> None:
-    """Runs the tasks of one message."""
     try:
         function, tasks = connection.recv()
     except (EOFError, OSError):
@@ -323,7 +322,6 @@ class _Work(Generic[Task]):
         return len(self.open) >= count
 
     def begin(self) -> _Job | None:
-        """The next work for a worker."""
         return self.open.popleft() if self.could_begin(1) else None
 
     def done(self, job: _Job, results: Iterable[Any]) -> None:
@@ -372,7 +370,9 @@ class _Worker:
                 stdout=subprocess.DEVNULL,  # decoders print; errors are part of the result
                 stderr=subprocess.DEVNULL,
             )
-        return cls(process, Connection(ours.detach()), deadline=time.monotonic() + START_TIMEOUT)
+        worker = cls(process, Connection(ours.detach()))
+        worker.expect(START_TIMEOUT)
+        return worker
 
     def expect(self, seconds: float) -> None:
         """Sets the time within which the worker must send a message."""
@@ -424,11 +424,7 @@ def _map_buffers(connection: Connection, sizes: list[int]) -> list[memoryview]:
         whole = memoryview(mmap.mmap(descriptor, sum(sizes)))
     finally:
         os.close(descriptor)
-    pieces, start = [], 0
-    for size in sizes:
-        pieces.append(whole[start : start + size])
-        start += size
-    return pieces
+    return [whole[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
 FREE_BYTES = 2**28  # any file may unpack to so much, however small it is: masks of zeros are packed a thousandfold

@@ -16,7 +16,7 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
-from normal_guidance.cli.options import Device, choose_execution
+from normal_guidance.cli.options import Device, choose_execution, choose_precision
 from normal_guidance.cli.progress import make_console, say
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def predict(
         others = found.problems.get("", ())
         loaded = None
         if found.rows:
-            device, precision = execution.device, execution.precision
+            device, precision = execution.device, choose_precision("auto", execution.device)
             loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
@@ -338,7 +338,7 @@ def node(
     status_host, status_port = parse_place(status)
     bundle = load_bundle(model)
     execution = choose_execution(device, "auto")
-    device, precision = execution.device, execution.precision
+    device, precision = execution.device, choose_precision("auto", execution.device)
     loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=True)
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (

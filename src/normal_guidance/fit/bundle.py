@@ -305,12 +305,11 @@ class Bundle(BundleFacts):
         precision: Precision = "float32",
         offline: bool = False,
     ) -> Encoder:
-        """Load the encoder that the model was trained with; one with other weights is refused.
+        """Load the encoder that the model was trained with, as `load_encoder` does; one with other weights is refused.
 
         Args:
             name: name or place of the encoder, if it has changed since training.
             weights: the weights' file, if the model was trained with the user's own weights.
-            device, precision, offline: see `load_encoder`.
         """
         known, preprocessing = self.encoding()
         wanted = (name or known.name).partition("+")[0]  # NAME+HASH: weights of the user's own
@@ -519,8 +518,6 @@ def _read(folder: Path) -> Bundle:
 
 @dataclass(frozen=True)
 class _Tested:
-    """Scores on test scans."""
-
     scan_auroc: float | None
     localization_auroc: float | None
     localization_auprc: float | None = None

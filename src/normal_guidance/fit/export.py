@@ -20,7 +20,6 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-import jaxtyping
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
@@ -179,7 +178,7 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
     # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
-        with torch.no_grad(), _quiet(), _unchecked():
+        with torch.no_grad(), _quiet():
             return torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
     except (TorchUserError, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:300]
@@ -269,17 +268,6 @@ def require_export() -> None:
 
 
 @contextmanager
-def _unchecked() -> Iterator[None]:
-    """Without checks of shapes, which tests install: in a traced scan the number of slices is a symbol, not an int."""
-    before = jaxtyping.config.jaxtyping_disable
-    jaxtyping.config.update("jaxtyping_disable", True)
-    try:
-        yield
-    finally:
-        jaxtyping.config.update("jaxtyping_disable", before)
-
-
-@contextmanager
 def _quiet() -> Iterator[None]:
     """Without the exporters' notes about torchvision, opsets and files of their own."""
     before = logging.root.manager.disable
@@ -318,12 +306,7 @@ class BundleGraph(nn.Module):
 
 def export_bundle(bundle: Bundle, path: str | Path) -> Path:
     """Write a bundle as ONNX or as an exported program, and prove that the file equals it."""
-    return write_graph(BundleGraph(bundle), path, bundle.features, OUTPUTS, metadata_of(bundle))
-
-
-def metadata_of(bundle: Bundle) -> dict[str, str]:
-    """What the file says of itself; lists are JSON, with one entry for each finding."""
-    return {
+    about = {
         "method": bundle.method,
         "fingerprint": bundle.identity.fingerprint,
         "encoder": "" if bundle.encoder is None else bundle.encoder.name,
@@ -334,3 +317,4 @@ def metadata_of(bundle: Bundle) -> dict[str, str]:
         "thresholds": json.dumps([each.threshold for each in bundle.each]),
         "caution": "Research software, not a medical device.",
     }
+    return write_graph(BundleGraph(bundle), path, bundle.features, OUTPUTS, about)

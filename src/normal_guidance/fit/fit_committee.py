@@ -88,7 +88,6 @@ class CommitteeFit:
     settings: tuple[Setting, ...]
     choice: KeptSettings
     folds: Int[Tensor, "repeats scans"]
-    member_folds: Int[Tensor, "members two"]  # the repeat and the fold that each member was not trained on
     # Out of fold: by members that were not trained on the scan, of settings that were chosen without it.
     logits: Float64[Tensor, "scans"]
     attention: Float[Tensor, "slices"]
@@ -166,7 +165,6 @@ def fit_committee(
         settings=tuple(settings),
         choice=choice,
         folds=folds,
-        member_folds=torch.tensor(list(product(range(plan.repeats), choice.kept, range(plan.folds))))[:, [0, 2]],
         logits=own_logits,
         attention=own_attention,
     )

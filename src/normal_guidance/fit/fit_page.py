@@ -241,13 +241,9 @@ def _scans(result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None
         "Left: the ROC curve. Right: the share of positive scans among scans of similar probability, with 95 % "
         "intervals. Calibration and threshold were chosen on the out-of-fold scans, which flatters them a little."
     )
-    if not _calibrated(result):
+    if result.operation.calibration == Calibration():
         caption += " No calibration could be fitted: take these probabilities for nothing but an order of scans."
     return _embed(plot_scans(parts, result.operation), caption)
-
-
-def _calibrated(result: MeasuredFit) -> bool:
-    return result.operation.calibration != Calibration()
 
 
 def _positions(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
@@ -268,7 +264,7 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
     marked = [scan for scan in positive if labels is not None and int((labels[scan] == 1).sum())]
     candidates = marked or positive
     chosen = sorted(np.random.default_rng(0).permutation(len(candidates))[:EXAMPLES].tolist())
-    uncalibrated = "" if _calibrated(result) else "uncalibrated "
+    uncalibrated = "uncalibrated " if result.operation.calibration == Calibration() else ""
     examples = []
     for scan in (candidates[number] for number in chosen):
         odds = result.operation.calibration.probability(result.fit.logits[scan].item())

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -224,15 +225,14 @@ def fit_findings(
     models: dict[str, FittedModel] = {}
     skipped: dict[str, str] = {}
     notes: dict[str, str] = {}
+
+    def report(name: str, number: int, share: float) -> None:
+        if watch is not None:
+            watch(name, (number + share) / len(chosen))
+
     with folder_atomically(out) as draft:
-        for number, finding in enumerate(chosen):
-
-            def report(share: float, name: str = finding.name, number: int = number) -> None:
-                if watch is not None:
-                    watch(name, (number + share) / len(chosen))
-
-            name = finding.name
-            report(0.0)
+        for number, name in enumerate(finding.name for finding in chosen):
+            report(name, number, 0.0)
             try:
                 train, test = training_scans(store.of_finding(name))
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
@@ -240,7 +240,8 @@ def fit_findings(
                     alike = "positive" if test.labels.any() else "negative"
                     notes[name] = f"All {len(test)} test scans are {alike}, so it was not tested."
                     test = None
-                models[name] = fit_model(train, draft / name, test=test, plan=plan, watch=report, **options)
+                told = partial(report, name, number)
+                models[name] = fit_model(train, draft / name, test=test, plan=plan, watch=told, **options)
             except UserError as error:
                 skipped[name] = str(error)
                 notes.pop(name, None)

@@ -235,7 +235,10 @@ def _fill(folder: Path, repository: str, draft: Path) -> list[str]:
     write_atomically(draft / CARD, card.encode())
     # The words that people chose: the names of the data, the encoder and the findings.
     names = (shared.identity.dataset, shared.encoder and shared.encoder.name, *(each.finding for each in shared.each))
-    refuse_private(draft, ids_in(folder, bundle), {word for name in names if name for word in _words(str(name))})
+    tables = [read_predictions(path, ("scan_id", "patient_id")) for _, path in _tables(folder, bundle)]
+    ids = {name for table in tables for column in table.columns for name in column.to_pylist()}
+    private = {name for name in ids if name and len(name) >= LEAST_ID}
+    refuse_private(draft, private, {word for name in names if name for word in _words(str(name))})
     return sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
 
 
@@ -291,14 +294,6 @@ def _tables(folder: Path, bundle: Bundle) -> Iterator[tuple[Bundle, Path]]:
         path = (folder / _name(model) if bundle.further else folder) / PREDICTION_TABLE
         if path.is_file():
             yield model, path
-
-
-def ids_in(folder: Path, bundle: Bundle) -> set[str]:
-    ids: set[str] = set()
-    for _, path in _tables(folder, bundle):
-        rows = read_predictions(path, ("scan_id", "patient_id"))
-        ids.update(rows["scan_id"].to_pylist() + rows["patient_id"].to_pylist())
-    return {name for name in ids if name and len(name) >= LEAST_ID}
 
 
 def aurocs_of(folder: Path, bundle: Bundle) -> dict[str, Aurocs]:

@@ -22,14 +22,13 @@ from jaxtyping import Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag, running_sum
+from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag, running_sum, sum_per_bag
 from normal_guidance.core.blocks import GAP, check_gap, count_slices
 from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
 TOPS = (1, 3, 5)  # numbers of slices to look at: the peak, then a few
 
-# Shares of the attention whose smallest interval is compared with the truth: its core, which stays in place when
-# softmax leaves a little on each of hundreds of slices, and how far it spreads.
+# The smallest intervals to compare with the truth: the core of the attention, and how far it spreads.
 SHARES = (0.5, 0.9)
 
 # Attention that counts as 0: the rounding of float32 must not decide whether 9 of 10 equal slices hold .9, nor choose
@@ -187,8 +186,7 @@ def localization_measures(
 
 def _top_hits(scores: Tensor, positive: Tensor, scans: PackedScans, tops: Sequence[int]) -> dict[int, Tensor]:
     """By k: the probability that the k highest scores include a positive, with ties broken at random."""
-    order = scores.argsort(descending=True, stable=True)
-    order = _scan_after_scan(order, scans.of_slice)
+    order = _scan_after_scan(scores.argsort(descending=True, stable=True), scans.of_slice)
     hits = {}
     for k in tops:
         shown = scans.lengths.clamp(max=k)
@@ -335,11 +333,8 @@ def rank_correlation(
     first: Float[Tensor, "slices"], second: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
 ) -> Float64[Tensor, "scans"]:
     """Spearman's correlation within each scan; NaN where all slices of a scan tie in either score."""
-    scan, half = bag_of_rows(lengths), (lengths.double() - 1) / 2
-    x, y = (ranks(scores, lengths) - half[scan] for scores in (first, second))
-
-    def total(values: Tensor) -> Tensor:
-        return torch.zeros(len(lengths), dtype=torch.float64).index_add(0, scan, values)
-
+    half = ((lengths.double() - 1) / 2)[bag_of_rows(lengths)]
+    x, y = (ranks(scores, lengths) - half for scores in (first, second))
     # Ranks are multiples of one half, so sums are exact.
-    return total(x * y) / (total(x * x) * total(y * y)).sqrt()
+    both, of_x, of_y = (sum_per_bag(values, lengths) for values in (x * y, x * x, y * y))
+    return both / (of_x * of_y).sqrt()

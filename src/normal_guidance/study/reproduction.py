@@ -40,7 +40,14 @@ from normal_guidance.study.experiment import (
     train_study,
 )
 from normal_guidance.study.references import PUBLISHED_SEEDS, MakeGrid, published, published_choice, published_seed
-from normal_guidance.study.study_tables import TITLES, StudyTables, collect, collect_sensitivity, refuse_unguided
+from normal_guidance.study.study_tables import (
+    SHOWN_METRICS,
+    TITLES,
+    StudyTables,
+    collect,
+    collect_sensitivity,
+    refuse_unguided,
+)
 from normal_guidance.sweep.config import Config, grid, sensitivity_grid
 
 
@@ -157,8 +164,6 @@ def collect_initialisations(folder: Path, dataset: str, metric: Metric) -> list[
     return [row for row in ordered if row.origin == "chosen" or row.scores != ours.get(row.method)]
 
 
-SHOWN: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
-
 INNER = (2.5, 50.0, 97.5)  # percentiles of the means that the table shows
 
 CAPTION = (
@@ -186,10 +191,8 @@ class InitialisationTable:
             cells = [method_title(row.method), f"{ORIGINS[row.origin]} ({', '.join(map(str, row.scores))})"]
             cells += [digits(float(value)) for value in (row.first, means.min(), means.max())]
             cells += [f"{middle} [{low}, {high}]", digits(row.chosen)]
-            cells += (
-                [NOTHING, NOTHING] if theirs is None else [digits(theirs), f"{float((means <= theirs).mean()):.0%}"]
-            )
-            rows.append(cells)
+            below = NOTHING if theirs is None else f"{float((means <= theirs).mean()):.0%}"
+            rows.append([*cells, digits(theirs), below])
         return Grid(f"{TITLES[self.metric]}, {count} initialisations", CAPTION, header, rows)
 
 
@@ -204,7 +207,7 @@ def published_mean(metric: Metric, method: str, dataset: str, seeds: Sequence[in
 
 def initialisation_tables(folder: Path, dataset: str) -> list[InitialisationTable]:
     """The tables of all complete runs; an error where there are none."""
-    rows = {metric: tuple(collect_initialisations(folder, dataset, metric)) for metric in SHOWN}
+    rows = {metric: tuple(collect_initialisations(folder, dataset, metric)) for metric in SHOWN_METRICS}
     if not any(rows.values()):
         raise UserError(f"{folder / INITIALISATIONS} has no complete run; train them with --initialisations")
     return [InitialisationTable(metric, dataset, of_metric) for metric, of_metric in rows.items() if of_metric]

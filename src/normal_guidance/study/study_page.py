@@ -39,7 +39,8 @@ from normal_guidance.show.text_tables import Grid
 from normal_guidance.statistics.differences import Claim, Difference, claims, differences
 from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.skill import position_density
-from normal_guidance.statistics.split_results import METRICS, Metric
+from normal_guidance.statistics.split_results import METRICS
+from normal_guidance.study import figures
 from normal_guidance.study.experiment import (
     SENSITIVITY,
     Study,
@@ -50,25 +51,10 @@ from normal_guidance.study.experiment import (
     read_study_predictions,
     wanted_of,
 )
-from normal_guidance.study.figures.attention import (
-    PANELS,
-    AttendedScan,
-    draw_attention,
-    draw_density,
-    draw_divergences,
-    draw_heads,
-    random_scans,
-)
-from normal_guidance.study.figures.comparisons import (
-    MethodValues,
-    SettingValues,
-    draw_differences,
-    draw_methods,
-    draw_sensitivity,
-)
-from normal_guidance.study.figures.training import draw_grid, draw_learning_curves
+from normal_guidance.study.figures.attention import PANELS, random_scans
 from normal_guidance.study.study_tables import (
     METHOD,
+    SHOWN_METRICS,
     TITLES,
     Differences,
     Measures,
@@ -82,9 +68,6 @@ from normal_guidance.sweep.run import HISTORY_TABLE, NOT_OURS, Data, read_histor
 COUNT = 5  # pictures per scan, evenly spread along it
 SIDE = 128  # approximate side of a picture in pixels
 COLLAPSED = 1e-6  # attention up to this counts as 0
-
-SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
-"""Metrics that get figures and sentences; the tables have all four."""
 
 
 def thumbnails(manifest: Manifest, scans: Data, scan: str) -> list[tuple[int, np.ndarray]]:
@@ -209,11 +192,10 @@ def _notes_on_data(study: Study, results: StudyTables, predictions: Sequence[Stu
 def _compare(
     predictions: Sequence[StudyPredictions], compared: Sequence[str], dataset: StudyData
 ) -> tuple[list[Difference], list[str]]:
-    everyone = {method for split in predictions for method in split.predictions}
     notes = [
         f"{method_title(method, dataset.name)} is not complete on every split and is left out of the comparisons."
         for method in (*COMPARED, CEILING)
-        if method in everyone and method not in compared
+        if method not in compared and any(method in split.predictions for split in predictions)
     ]
     left_out = sum(split.left_out for split in predictions)
     if left_out:
@@ -322,7 +304,8 @@ def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
     parts, name = experiment.parts, experiment.study.dataset.name
     yield from (grid.html() for grid in description_tables(name, parts))
     if parts["train"].blocks is not None:
-        path = draw_density({_literal(f"{name}, training scans"): parts["train"].density}, folder / "density.png")
+        title = _literal(f"{name}, training scans")
+        path = figures.draw_density({title: parts["train"].density}, folder / "density.png")
         yield html.figure(
             path, "Where the positive slices lie in a scan. Dotted: the density if all positions were equally likely."
         )
@@ -335,10 +318,13 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
         return
     for metric in SHOWN_METRICS:
         cells = [(row, row.cells[METRICS.index(metric)]) for row in table.rows]
-        rows = [MethodValues(row.method, cell.values, cell.published, row.title) for row, cell in cells if cell.values]
-        drawable = [row for row in rows if all(value == value for value in row.values)]
+        drawable = [
+            figures.MethodValues(row.method, cell.values, cell.published, row.title)
+            for row, cell in cells
+            if cell.values and all(value == value for value in cell.values)
+        ]
         if drawable:
-            path = draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
+            path = figures.draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
             yield html.figure(path, f"{TITLES[metric]} of every method.")
     measured = [] if experiment.measures is None else experiment.measures.grids()
     yield from (grid.html() for grid in (*table.grids(), *measured))
@@ -353,7 +339,7 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield html.paragraph(METHOD, note=True)
     for metric in SHOWN_METRICS:
         if rows := tested.forest(metric):
-            path = draw_differences(rows, folder / f"differences_{metric}.png", metric=TITLES[metric])
+            path = figures.draw_differences(rows, folder / f"differences_{metric}.png", metric=TITLES[metric])
             yield html.figure(path, f"Differences in {TITLES[metric]} with 95 % confidence intervals.")
     for grid in tested.grids():
         yield html.details(grid.title, Grid("", "", grid.header, grid.rows).html())
@@ -374,34 +360,34 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
     if not methods or not positive:
         return
     chosen = random_scans(positive, seed=first.seed)
-    rows = {number: slice(sum(lengths[:number]), sum(lengths[: number + 1])) for number in chosen}
+    attention = {method: first.predictions[method].attention.split(lengths) for method in methods}
     scans = [
-        AttendedScan(
+        figures.AttendedScan(
             title=_literal(first.scans.scan_ids[number]),
-            attention={method: first.predictions[method].attention[rows[number]] for method in methods},
+            attention={method: of_scans[number] for method, of_scans in attention.items()},
             slice_labels=labels[number],
             thumbnails=None if manifest is None else thumbnails(manifest, first.scans, first.scans.scan_ids[number]),
         )
         for number in chosen
     ]
-    path = draw_attention(scans, folder / "attention.png")
+    path = figures.draw_attention(scans, folder / "attention.png")
     yield html.figure(path, f"Attention on {len(scans)} random positive test scans of seed {first.seed}.")
     # One scan: where guidance would push unguided attention, and the attention of every head.
-    number, shown = chosen[0], rows[chosen[0]]
+    number = chosen[0]
     scan = first.scans.scan_ids[number]
     if "abmil" in first.predictions:
-        attention = first.predictions["abmil"].log_attention[0, shown].double().softmax(0)
+        unguided = first.predictions["abmil"].log_attention[0].split(lengths)[number].double().softmax(0)
         # Attention on one slice alone equals its normal reference, so no divergence pushes it.
-        if (attention > COLLAPSED).sum() > 2:
-            path = draw_divergences(attention, folder / "divergences.png", slice_labels=labels[number])
+        if (unguided > COLLAPSED).sum() > 2:
+            path = figures.draw_divergences(unguided, folder / "divergences.png", slice_labels=labels[number])
             yield html.figure(path, f"Where each divergence would push ABMIL's attention on scan {scan}.")
     heads = {
-        method_title(method): first.predictions[method].log_attention[:, shown].softmax(-1)
+        method_title(method): first.predictions[method].log_attention.split(lengths, dim=1)[number].softmax(-1)
         for method in ("transmil", "mhng")
         if method in first.predictions
     }
     if heads:
-        path = draw_heads(heads, folder / "heads.png", slice_labels=labels[number])
+        path = figures.draw_heads(heads, folder / "heads.png", slice_labels=labels[number])
         yield html.figure(path, f"References and attention of every head on scan {scan}.")
 
 
@@ -415,12 +401,12 @@ def _sensitivity(experiment: Experiment, folder: Path) -> Iterator[str]:
         if results.table is None:
             continue
         settings = [
-            SettingValues(TITLES[cell.metric], *row.setting, cell.values, cell.published)
+            figures.SettingValues(TITLES[cell.metric], *row.setting, cell.values, cell.published)
             for row in results.table.rows
             for cell in row.cells
             if row.setting and cell.metric in SHOWN_METRICS and cell.values
         ]
-        path = draw_sensitivity(settings, folder / f"sensitivity_{method}.png")
+        path = figures.draw_sensitivity(settings, folder / f"sensitivity_{method}.png")
         yield html.figure(path, f"{method_title(method)}: sensitivity to divergence and λ.")
         yield from (grid.html() for grid in results.table.grids())
 
@@ -433,8 +419,8 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
         history = read_history(result.folder / HISTORY_TABLE).to_pandas()
         name = f"{result.method}_{result.seed}"
         title = f"{method_title(result.method)}, seed {result.seed}"
-        curves = draw_learning_curves(history, result.method, folder / f"curves_{name}.png")
-        heat = draw_grid(history, folder / f"grid_{name}.png")
+        curves = figures.draw_learning_curves(history, result.method, folder / f"curves_{name}.png")
+        heat = figures.draw_grid(history, folder / f"grid_{name}.png")
         yield html.details(
             f"{title}: learning curves and grid",
             html.figure(curves, f"{title}: every configuration by epoch.")

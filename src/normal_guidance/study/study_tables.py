@@ -45,6 +45,7 @@ from normal_guidance.show.text_tables import (
 from normal_guidance.statistics.differences import LEVEL, Difference
 from normal_guidance.statistics.localization import Summary
 from normal_guidance.statistics.split_results import METRICS, Metric, Scores
+from normal_guidance.study import references
 from normal_guidance.study.experiment import (
     DATASETS,
     LOG_DENSITY,
@@ -54,13 +55,6 @@ from normal_guidance.study.experiment import (
     reference_scores,
 )
 from normal_guidance.study.figures.comparisons import ForestRow
-from normal_guidance.study.references import (
-    published,
-    published_choice,
-    published_sd_kind,
-    published_seed,
-    published_sensitivity,
-)
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.run import CONFIG
 from normal_guidance.sweep.sweep import group_of
@@ -156,6 +150,10 @@ def over_seeds(values: Sequence[float], kind: SdKind) -> MeanSd:
     return number if len(values) > 1 else replace(number, sd=math.nan)
 
 
+SHOWN_METRICS: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
+"""Metrics that get figures, sentences and tables of initialisations; the tables of a study have all four."""
+
+
 def mean_sd(number: MeanSd | None) -> str:
     """The text that the paper would print, without an sd for one seed, or "-" where there is no number."""
     if number is None or math.isnan(number.mean):
@@ -180,9 +178,12 @@ class PaperTables(Rendered):
     """The four result tables of one dataset, or how one guided method depends on divergence and lambda."""
 
     dataset: str
-    seeds: tuple[int, ...]  # of all rows together
     rows: tuple[TableRow, ...]
     varied: str | None = None  # the method of a sensitivity table
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        return tuple(sorted({seed for row in self.rows for seed in row.seeds}))
 
     def records(self) -> Records:
         """One per metric and row; the best of each metric is marked where settings are compared."""
@@ -201,7 +202,7 @@ class PaperTables(Rendered):
         return [
             {"method": row.method, "seed": seed}
             | asdict(scores)
-            | {f"published_{m}": published_seed(m, row.method, self.dataset, seed) for m in METRICS}
+            | {f"published_{m}": references.published_seed(m, row.method, self.dataset, seed) for m in METRICS}
             for row in self.rows
             for seed, scores in zip(row.seeds, row.scores, strict=True)
             if row.setting is None
@@ -282,9 +283,9 @@ def paper_tables(results: Mapping[str, Mapping[int, Scores]], dataset: str) -> P
     """Make the paper's tables of `results`: method or "ceiling" -> seed -> `Scores`."""
     rows = []
     for method in (name for name in (*COMPARED, CEILING) if name in results):
-        cells = {metric: published(metric, method, dataset) for metric in METRICS}
+        cells = {metric: references.published(metric, method, dataset) for metric in METRICS}
         rows.append(_row(method, method_title(method, dataset), results[method], dataset, cells))
-    return PaperTables(dataset, tuple(sorted({seed for row in rows for seed in row.seeds})), tuple(rows))
+    return PaperTables(dataset, tuple(rows))
 
 
 def sensitivity_table(
@@ -293,10 +294,11 @@ def sensitivity_table(
     """Tabulate the sensitivity of a guided method: (divergence, lambda) -> seed -> `Scores`, the same seeds for all."""
     order, rows = list(DIVERGENCES), []
     for setting in sorted(results, key=lambda setting: (order.index(setting[0]), setting[1])):
-        known = method == "ng"
-        cells = {metric: published_sensitivity(metric, dataset, *setting) if known else None for metric in METRICS}
+        cells: dict[Metric, MeanSd | None] = dict.fromkeys(METRICS)
+        if method == "ng":
+            cells = {metric: references.published_sensitivity(metric, dataset, *setting) for metric in METRICS}
         rows.append(_row(method, str(setting), results[setting], dataset, cells, setting))
-    return PaperTables(dataset, rows[0].seeds, tuple(rows), method)
+    return PaperTables(dataset, tuple(rows), method)
 
 
 def refuse_unguided(method: str) -> None:
@@ -319,7 +321,7 @@ def _row(
     scores = tuple(of_seeds[seed] for seed in seeds)
     for metric, number in printed.items():
         values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
-        cells.append(Comparison(metric, values, published_sd_kind(metric, method, dataset), number))
+        cells.append(Comparison(metric, values, references.published_sd_kind(metric, method, dataset), number))
     return TableRow(method, title, seeds, scores, tuple(cells), setting)
 
 
@@ -400,8 +402,8 @@ def collect(folder: str | Path, dataset: str) -> StudyTables:
     for result in results:
         if result.method not in REFERENCES and (scores := result.scores) is not None:
             by_method[result.method][result.seed] = scores
-    if references := reference_scores(results):
-        by_method[CEILING] = references
+    if ceiling := reference_scores(results):
+        by_method[CEILING] = ceiling
     table = paper_tables(by_method, dataset) if by_method else None
     printed = table is not None and any(cell.published for row in table.rows for cell in row.cells)
     what = "the paper's tables, reproduced" if printed else "the methods beside each other"
@@ -473,7 +475,7 @@ def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[dict[str, 
         for winner in result.run.winners:
             config, about = winner.config, winner.config.spec
             standard = method in EVERY_METHOD and group_of(config) == group_of(Config(method, seed=config.seed))
-            theirs = published_choice(method, dataset, seed) if standard else None
+            theirs = references.published_choice(method, dataset, seed) if standard else None
             yield {
                 "method": method,
                 "seed": seed,
@@ -502,7 +504,7 @@ def _notes(results: Sequence[StudyResult], table: PaperTables | None, dataset: s
     if gaussian:
         texts = []
         for metric in METRICS[:2]:
-            kind = published_sd_kind(metric, "centered_gaussian", dataset)
+            kind = references.published_sd_kind(metric, "centered_gaussian", dataset)
             number = over_seeds([getattr(scores, metric) for scores in gaussian], kind)
             texts.append(f"{TITLES[metric]} {mean_sd(number)} ({kind} sd)")
         yield (

@@ -59,6 +59,8 @@ _guidance_field, _training_field = (partial(_field, panel=panel) for panel in ("
 class Config:
     """One configuration: a point of a grid, `lr` and `l1`, with its training protocol; `paper_config` has the paper's.
 
+    `divergence`, `renormalize`, `modes`, `negatives` and `least_width` are those of `NormalGuidance`.
+
     Args:
         method: a name in `EVERY_METHOD`; regularized methods add their term.  Or `SLICE_REFERENCE`, the
             supervised reference, the only one trained and selected on slice labels: see `on_slices`.
@@ -66,7 +68,6 @@ class Config:
         l1: alpha, the strength of L1 on all trainable parameters except those of `Method.unpenalized`.
         guidance_weight: lambda, the weight of guidance or of another regularizer; not comparable across divergences,
             regularizers or scan lengths.
-        divergence, renormalize, modes, negatives, least_width: see `NormalGuidance`.
         warmup: epochs in which lambda rises from 0 to its value in equal steps; 0: lambda is constant.
         momentum: of SGD, or beta_1 of AdamW.
         clip_norm: the greatest norm of a step's gradient, L1 included; longer ones are scaled down to it.
@@ -157,13 +158,24 @@ class Config:
     )
 
     def __post_init__(self) -> None:
-        from normal_guidance.core.arrays import checked_whole
+        from normal_guidance.core.arrays import checked_whole, is_whole
         from normal_guidance.core.guidance import NormalGuidance
-        from normal_guidance.core.methods import EVERY_METHOD, NAMED, near_miss
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss
 
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
-        self._check_reference()
+        # Two fields together ask for slice labels, so that one typing error cannot.
+        width, is_reference = self.receptive_field, self.method == SLICE_REFERENCE
+        if is_reference and not (is_whole(width) and width >= 1):
+            raise UserError(
+                f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
+                "blocks, a whole number of at least 1"
+            )
+        if not is_reference and width is not None:
+            raise UserError(
+                f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
+                f"{SLICE_REFERENCE!r}"
+            )
         if not self.on_slices and (self.method not in EVERY_METHOD or not EVERY_METHOD[self.method].scores_scans):
             trainable = ", ".join(name for name, method in NAMED.items() if method.scores_scans)
             raise UserError(
@@ -179,23 +191,6 @@ class Config:
             raise UserError("momentum is 1.0; of adamw it is beta_1, which must be below 1")
         if self.patience is not None:
             object.__setattr__(self, "patience", checked_whole("patience", self.patience))
-
-    def _check_reference(self) -> None:
-        """Check that two fields together ask for slice labels, so that one typing error cannot."""
-        from normal_guidance.core.arrays import is_whole
-        from normal_guidance.core.methods import SLICE_REFERENCE
-
-        width, is_reference = self.receptive_field, self.method == SLICE_REFERENCE
-        if is_reference and not (is_whole(width) and width >= 1):
-            raise UserError(
-                f"receptive_field is {width}; give {SLICE_REFERENCE} the mean length of the training scans' positive "
-                "blocks, a whole number of at least 1"
-            )
-        if not is_reference and width is not None:
-            raise UserError(
-                f"receptive_field is {width}, but method {self.method!r} has none; leave it out, or train "
-                f"{SLICE_REFERENCE!r}"
-            )
 
     @property
     def on_slices(self) -> bool:
@@ -347,9 +342,7 @@ def paper_config(method: str, **fields: Any) -> Config:
 
 def fitting_batch(scans: int) -> int:
     """Return the batch size for so many training scans: 64, or fewer where an epoch would have less than four steps."""
-    size = 64
-    while size > 8 and 4 * size > scans:
-        size //= 2
+    size = next((size for size in (64, 32, 16) if 4 * size <= scans), 8)
     return max(1, min(size, scans))
 
 

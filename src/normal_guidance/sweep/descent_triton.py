@@ -7,6 +7,7 @@ order.  The second takes the step.  With torch's own operations the same step ma
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from typing import no_type_check
 
 import torch
@@ -40,12 +41,10 @@ def descend(
     optimizer: OptimizerName = "sgd",
     weight_decay: float = 0.0,
 ) -> Float[Tensor, "configs"]:
-    """`stacked_model.descend` in two passes."""
+    """`stack.descend` in two passes."""
     configs = len(lr)
     sizes = [theta[0].numel() for theta in parameters.values()]
-    starts = [0]
-    for size in sizes:
-        starts.append(starts[-1] + triton.cdiv(size, BLOCK))
+    starts = [0, *accumulate(triton.cdiv(size, BLOCK) for size in sizes)]
     parts = torch.empty(configs, starts[-1], 2, dtype=torch.float32, device=lr.device)
     scale, penalty = torch.empty_like(lr), torch.empty_like(lr)
     full = [gradient.contiguous() for gradient in gradients]

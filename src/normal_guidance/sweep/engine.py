@@ -177,12 +177,11 @@ class PackedEngine(Engine):
 
     @torch.no_grad()
     def evaluate(self) -> tuple[Float64[Tensor, "configs"], Float64[Tensor, "configs"]]:
-        every = torch.arange(len(self.val.lengths))
         logits = [
             self.stack.logits(self.weights, rows, layout)
             for _, rows, layout in self._read(self.val, in_batches(self.val.lengths, EVALUATION_BATCH))
         ]
-        labels = self.val_targets.of(every).to(self.device)
+        labels = self.val_targets.of(torch.arange(len(self.val.lengths))).to(self.device)
         return self.auroc(torch.cat(logits, 1), labels), cross_entropy(torch.cat(logits, 1), labels)
 
     def _read(self, scans: ScanSet, batches: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor, Layout]]:

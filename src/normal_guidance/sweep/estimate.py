@@ -8,11 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from normal_guidance.base.system import is_out_of_memory, peak_bytes
-from normal_guidance.core.bags import ScanSet
+from normal_guidance.core.bags import Bags
 from normal_guidance.sweep.batches import pool_scans
 from normal_guidance.sweep.config import Config, Execution, check_together
 from normal_guidance.sweep.engine import RESIDENT_SHARE, Engine, SlottedEngine, matrix_precision, row_dtype, synchronize
@@ -23,6 +21,7 @@ from normal_guidance.sweep.execution import (
     fitting_chunk,
     release_memory,
 )
+from normal_guidance.sweep.run import Data
 from normal_guidance.sweep.sweep import HISTORY, check_scans
 
 BATCHES = 4  # batches that are trained for the measurement, and evaluated; one, where a batch takes longer than `SLOW`
@@ -51,24 +50,16 @@ class SweepEstimate:
     total_s: float  # estimated seconds for all
 
 
-class _Sample:
-    """So many scans at random, or all, under new numbers."""
-
-    def __init__(self, scans: ScanSet, count: int) -> None:
-        order = torch.randperm(len(scans.lengths), generator=torch.Generator().manual_seed(0))
-        self.scans, self.chosen = scans, (chosen := order[:count].sort().values)
-        self.lengths, self.labels = scans.lengths[chosen], scans.labels[chosen]
-        self.width, self.dtype = scans.width, scans.dtype
-        every: Tensor | None = getattr(scans, "slice_labels", None)
-        parts = None if every is None else every.split(scans.lengths.tolist())
-        self.slice_labels = None if parts is None else torch.cat([parts[number] for number in chosen.tolist()])
-
-    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
-        return self.scans.rows(self.chosen[scans])
+def _sample(scans: Data, count: int) -> Data:
+    """So many scans at random, or all."""
+    chosen = torch.randperm(len(scans), generator=torch.Generator().manual_seed(0))[:count].sort().values
+    if isinstance(scans, Bags):
+        return scans[chosen]
+    return scans.select(torch.zeros(len(scans), dtype=torch.bool).index_fill(0, chosen, True))
 
 
 def estimate_sweep(
-    configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution | None = None
+    configs: Sequence[Config], train: Data, val: Data, execution: Execution | None = None
 ) -> SweepEstimate:
     """Estimate what `sweep` would take with the same arguments, by training a few batches, always the same ones."""
     check_together(configs)
@@ -126,12 +117,10 @@ class SweepTrial:
     parameters: int  # of one configuration
 
 
-def _try(configs: Sequence[Config], train: ScanSet, val: ScanSet, execution: Execution, batches: int) -> SweepTrial:
+def _try(configs: Sequence[Config], train: Data, val: Data, execution: Execution, batches: int) -> SweepTrial:
     """Train and evaluate so many batches, twice if they are fast: the first time also prepares what is needed."""
     config, begin = configs[0], time.monotonic()
-    some_train: ScanSet
-    some_val: ScanSet
-    some_train, some_val = (_Sample(scans, batches * config.batch_size) for scans in (train, val))
+    some_train, some_val = (_sample(scans, batches * config.batch_size) for scans in (train, val))
     left = 0.0  # what pooling the other scans would take
     if config.spec.pool is not None:
         few = len(some_train.lengths) + len(some_val.lengths)

@@ -72,8 +72,8 @@ def prediction_table(
         "logit": logit.numpy(),
         "probability": (logit.sigmoid() if probability is None else probability.float()).numpy(),
         "slices": lengths.numpy(),
-        "attention": _lists(prediction.attention.float(), lengths),
-        "log_attention": _lists_per_head(prediction.log_attention.float(), lengths),
+        "attention": [scan.numpy() for scan in prediction.attention.float().split(lengths.tolist())],
+        "log_attention": [list(scan.numpy()) for scan in prediction.log_attention.float().split(lengths.tolist(), 1)],
     }
     return pa.table(columns, schema=PREDICTIONS)
 
@@ -121,24 +121,7 @@ def _check_lists(path: Path, table: pa.Table) -> None:
     if "log_attention" in table.column_names:
         heads = table["log_attention"].combine_chunks()
         each = pc.list_value_length(heads.flatten()).to_numpy()
-        wanted = np.repeat(slices.to_numpy(), heads.value_lengths().to_numpy())
-        of_scan = np.repeat(np.arange(len(heads)), heads.value_lengths().to_numpy())
-        wrong = np.isin(np.arange(len(heads)), of_scan[each != wanted]) | (heads.value_lengths().to_numpy() < 1)
+        of_scan = pc.list_parent_indices(heads).to_numpy()
+        faulty = of_scan[each != slices.to_numpy()[of_scan]]
+        wrong = np.isin(np.arange(len(heads)), faulty) | (heads.value_lengths().to_numpy() < 1)
         refuse_rows(path, table, pa.array(wrong), "has not as many numbers of log_attention as slices", AGAIN)
-
-
-def _lists(values: Tensor, lengths: Int[Tensor, "lists"]) -> pa.ListArray:
-    """One list after the other, made without a Python object for each number."""
-    return pa.ListArray.from_arrays(_offsets(lengths), pa.array(values.numpy()))
-
-
-def _lists_per_head(values: Tensor, lengths: Int[Tensor, "scans"]) -> pa.ListArray:
-    """For each scan a list of heads, each a list of its slices."""
-    heads = values.shape[0]
-    scan_by_scan = torch.cat([part.flatten() for part in values.split(lengths.tolist(), dim=1)])
-    inner = _lists(scan_by_scan, lengths.repeat_interleave(heads))
-    return pa.ListArray.from_arrays(_offsets(torch.full_like(lengths, heads)), inner)
-
-
-def _offsets(lengths: Int[Tensor, "lists"]) -> pa.Array:
-    return pa.array(np.concatenate([[0], lengths.cumsum(0).numpy()]), type=pa.int32())

@@ -199,8 +199,6 @@ class RunFile:
 
 @dataclass(frozen=True, kw_only=True)
 class WinnerFile(SelectedEpoch):
-    """What best.json holds."""
-
     config: Config
     features: Width
 
@@ -346,7 +344,6 @@ def group_names(configs: Sequence[Config]) -> dict[tuple[object, ...], str]:
 
 
 def winners_by_name(result: Sweep) -> dict[str, Winner]:
-    """The winners by the names of their groups."""
     names = group_names(result.configs)
     return {names[group_of(winner.config)]: winner for winner in result.winners}
 

@@ -14,7 +14,7 @@ from types import MappingProxyType
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import functional_call, stack_module_state, vmap
 
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import DivergenceName
@@ -112,11 +112,8 @@ class Stack:
         assert isinstance(classifier, nn.Linear)
         of_seed = {config.seed: config for config in self.configs}
         models = {seed: initial_model(config, classifier.in_features) for seed, config in of_seed.items()}
-        weights = {seed: dict(model.named_parameters()) for seed, model in models.items()}
-        return {
-            name: torch.stack([weights[config.seed][name].detach() for config in self.configs]).to(self.lr)
-            for name in next(iter(weights.values()))
-        }
+        stacked, _ = stack_module_state([models[config.seed] for config in self.configs])
+        return {name: theta.detach().to(self.lr) for name, theta in stacked.items()}
 
     def logits(
         self, parameters: Parameters, features: Tensor, layout: Layout

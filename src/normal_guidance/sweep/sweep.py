@@ -246,27 +246,24 @@ def collect(engine: Engine, selection: Selection, history: Tensor, generator: Te
 @torch.no_grad()
 def restore(engine: Engine, selection: Selection, history: Tensor, saved: Mapping[str, Tensor]) -> None:
     """The inverse of `collect`, except for the generator, which the caller restores."""
-    try:
-        for name, tensor in _live(engine, selection, history).items():
-            tensor.copy_(_like(saved, name, tensor))
-    except ContentError as error:
-        raise _unusable(error) from error
+    for name, tensor in _live(engine, selection, history).items():
+        tensor.copy_(_like(saved, name, tensor))
     engine.refresh()
 
 
 def _like(saved: Mapping[str, Tensor], name: str, form: Tensor) -> Tensor:
     """The saved tensor of this name, which must have the same `form`: copying would else repeat or convert it."""
     if name not in saved:
-        raise ContentError(f"it does not hold {name!r}")
+        raise _unusable(f"it does not hold {name!r}")
     if (saved[name].shape, saved[name].dtype) != (form.shape, form.dtype):
-        raise ContentError(
+        raise _unusable(
             f"{name} is {tuple(saved[name].shape)} of {saved[name].dtype}, not {tuple(form.shape)} of {form.dtype}"
         )
     return saved[name]
 
 
-def _unusable(error: ContentError) -> UserError:
-    return UserError(f"the run's state.safetensors is damaged, or an older version wrote it: {error}; {AFRESH}")
+def _unusable(reason: object) -> UserError:
+    return UserError(f"the run's state.safetensors is damaged, or an older version wrote it: {reason}; {AFRESH}")
 
 
 def _named(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -358,9 +355,9 @@ class StateFile:
             raise UserError(f"{self.path} belongs to another run; copy it again, or {AFRESH}")
         try:
             kept = read_as(SavedState, about)
-            self.last = _restored(fresh, tensors, kept)
         except ContentError as error:
             raise _unusable(error) from error
+        self.last = _restored(fresh, tensors, kept)
         self.resumed = kept.resumed + 1
         now = [environment for environment in self.environments if environment not in kept.environments]
         self.environments = [*kept.environments, *now]
@@ -373,9 +370,9 @@ def _restored(fresh: SweepState, tensors: Mapping[str, Tensor], kept: SavedState
     trained = [number for chunk in kept.pending for number in chunk.members]
     for number in (*trained, *(winner.number for winner in kept.winners)):
         if number >= len(fresh.configs):
-            raise ContentError(f"configuration {number} is unknown; there are {len(fresh.configs)}")
+            raise _unusable(f"configuration {number} is unknown; there are {len(fresh.configs)}")
     if len(set(trained)) < len(trained):
-        raise ContentError("a configuration is in two chunks")
+        raise _unusable("a configuration is in two chunks")
     return replace(
         fresh,
         pending=tuple(replace(chunk, training=_part(tensors, f"chunk{i}.")) for i, chunk in enumerate(kept.pending)),

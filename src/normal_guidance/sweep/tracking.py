@@ -14,6 +14,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,10 +71,7 @@ def check_tracker(to: str) -> None:
     """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
     choose_one_of("--track", to, TRACKERS)
     try:
-        if to == "tensorboard":
-            import tensorboard.summary.writer.event_file_writer  # noqa: F401
-        else:
-            import mlflow.tracking  # noqa: F401
+        import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else "mlflow.tracking")
     except ImportError as error:
         raise UserError(
             f"--track {to} needs the package {error.name}; install it: {install_command('track')}"

@@ -339,44 +339,35 @@ def test_results_that_say_something_else_have_other_uids(scans, first, strip, tm
     assert len({*uids_of(first), *uids_of(other)}) == 12
 
 
-def series_of(row: ScanRow, root: Path, strip: Path, out: Path, **changes) -> tuple[list[int], list[str]]:
-    """The numbers and the descriptions of the results' series."""
+def series_of(row: ScanRow, root: Path, strip: Path, out: Path, **changes) -> dict[int, str]:
+    """The descriptions of the results' series by their numbers."""
     read = read_all(write(row, root, strip, out, **changes)).values()
-    return [int(written.SeriesNumber) for written in read], [written.SeriesDescription for written in read]
+    return {int(written.SeriesNumber): written.SeriesDescription for written in read}
 
 
-def test_two_reconstructions_of_a_study_are_told_apart(copied, strip, tmp_path):
-    numbers, titles = [], []
-    for number, description in ((2, "HEAD 5.0 H30s"), (3, "HEAD 1.0 H60s")):
-        uid = f"1.2.{number}"
+@pytest.mark.parametrize("pair", [(2, 3), (None, None), (-7, -7), (2**31 - 1, 2**31 - 1), (100_000, 100_000)])
+def test_two_reconstructions_of_a_study_are_told_apart(copied, strip, tmp_path, pair):
+    """Source numbers that leave no room are replaced by a hash of the series; every number fits an IS."""
+    titles = {}
+    for number, uid, description in zip(pair, ("1.2.3", "1.2.4"), ("HEAD 5.0 H30s", "HEAD 1.0 H60s"), strict=True):
         change_all(*copied, SeriesNumber=number, SeriesDescription=description, SeriesInstanceUID=uid)
-        more_numbers, more_titles = series_of(*copied, strip, tmp_path / str(number))
-        numbers, titles = [*numbers, *more_numbers], [*titles, *more_titles]
-    assert numbers[:3] == [29801, 29802, 29803]
-    kinds = ("key slices", "report", "picture")
-    assert titles[:3] == [f"AI {kind}, research only, of 2 HEAD 5.0 H30s" for kind in kinds]
-    assert len(set(numbers)) == len(set(titles)) == 6
+        titles |= series_of(*copied, strip, tmp_path / uid)
+    assert len(titles) == len(set(titles.values())) == 6
+    assert all(0 < number < 2**31 for number in titles)
+    if pair == (2, 3):
+        kinds = enumerate(("key slices", "report", "picture"), start=29801)
+        expected = {number: f"AI {kind}, research only, of 2 HEAD 5.0 H30s" for number, kind in kinds}
+        assert expected.items() < titles.items()
 
 
 def test_long_names_leave_the_finding_the_warning_and_the_source_readable(copied, strip, tmp_path):
     change_all(*copied, SeriesNumber=99999, SeriesDescription="Kopf nativ, Weichteilfenster, Ärzte" + " lang" * 5)
-    _, titles = series_of(*copied, strip, tmp_path / "out", finding=Finding("a" * 32), problems=ODD)
+    titles = list(series_of(*copied, strip, tmp_path / "out", finding=Finding("a" * 32), problems=ODD).values())
     assert titles[0] == f"{'a' * 15}, CAUTION: AI key slices, research only, of 99999"
     assert titles[1].startswith(f"{'a' * 19}, CAUTION: AI report")
-    _, plain = series_of(*copied, strip, tmp_path / "short", finding=Finding("any"))
+    plain = list(series_of(*copied, strip, tmp_path / "short", finding=Finding("any")).values())
     assert plain[0] == "any: AI key slices, research only, of 99999 Kopf nativ, Weichtei"
     assert all(len(title) <= 64 for title in (*titles, *plain))
-
-
-@pytest.mark.parametrize("number", [None, -7, 2**31 - 1, 100_000])
-def test_source_numbers_that_leave_no_room_are_replaced(copied, strip, tmp_path, number):
-    """By a hash of the series: results of two such series differ, and every number fits an IS."""
-    numbers = []
-    for series in ("1.2.3", "1.2.4"):
-        change_all(*copied, SeriesNumber=number, SeriesInstanceUID=series)
-        numbers += series_of(*copied, strip, tmp_path / series)[0]
-    assert len(set(numbers)) == 6
-    assert all(0 < replaced < 2**31 for replaced in numbers)
 
 
 @pytest.mark.slow

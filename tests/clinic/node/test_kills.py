@@ -110,17 +110,3 @@ def test_sigterm_ends_a_node_in_the_middle_of_an_association_and_the_state_is_ke
         assert third.wait(HANGS) == 0
     assert len(got) == RESULTS
     assert "Traceback" not in node.log.read_text()
-
-
-@pytest.mark.slow
-def test_a_second_node_on_the_same_folder_ends_with_one_line(trained, tmp_path):
-    node = Program(tmp_path, trained.bundle, 1)
-    first = node.start()
-    other = Program(tmp_path, trained.bundle, 1)
-    second = start_program(other.words)
-    said, _ = second.communicate(timeout=HANGS)
-    first.kill()
-    first.wait()
-    assert second.returncode == 2
-    assert "is being written by process" in said
-    assert "Traceback" not in said

@@ -32,7 +32,7 @@ from pydicom.uid import (
 )
 
 from normal_guidance.base.errors import UnreadableError, UserError
-from normal_guidance.scans.index import dicom_files, pixels
+from normal_guidance.scans.index import dicom_slices, pixels
 from normal_guidance.scans.index.dicom_slices import Header, exclusion, read_header
 from normal_guidance.scans.index.pixels import parse_codestream, read_pixels
 from normal_guidance.scans.index.problems import KINDS
@@ -108,13 +108,13 @@ def test_a_plain_file_is_read_without_pydicom_and_as_by_it(monkeypatch):
 
     content = saved(image(values(12, True), bits=12, RescaleSlope="2", PatientName="A^B"))
     with monkeypatch.context() as patch:
-        patch.setattr(dicom_files, "dcmread", fail)
-        plain = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
-    monkeypatch.setattr(dicom_files, "_read_plain", lambda content, tags: None)
-    slow = dicom_files.read_elements(content, pixels._TAGS, pixels=True)
+        patch.setattr(dicom_slices, "dcmread", fail)
+        plain = dicom_slices.read_elements(content, pixels._TAGS, pixels=True)
+    monkeypatch.setattr(dicom_slices, "_read_plain", lambda content, tags: None)
+    slow = dicom_slices.read_elements(content, pixels._TAGS, pixels=True)
     assert plain.syntax == slow.syntax == ExplicitVRLittleEndian
     for tag in pixels._TAGS:
-        assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow.dataset, tag)
+        assert dicom_slices.raw(plain.dataset, tag) == dicom_slices.raw(slow.dataset, tag)
 
 
 def _end_of_meta(content: bytes) -> int:
@@ -136,7 +136,7 @@ ODD = {
 def test_pydicom_reads_files_that_are_not_plain(odd):
     stored = values(16, True) // 4
     content = ODD[odd](saved(image(stored, RescaleSlope="2", RescaleIntercept="-1024")))
-    assert dicom_files._read_plain(content, frozenset(pixels._TAGS)) is None
+    assert dicom_slices._read_plain(content, frozenset(pixels._TAGS)) is None
     hu, notes = read_pixels(content, "x.dcm")
     assert np.array_equal(hu[0], stored * 2 - 1024)
     assert notes == []
@@ -147,12 +147,12 @@ def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
     content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
     for share, value in changes:
         content[128 + int(share * (len(content) - 129))] = value
-    plain = dicom_files._read_plain(bytes(content), frozenset(pixels._TAGS))
+    plain = dicom_slices._read_plain(bytes(content), frozenset(pixels._TAGS))
     if plain is not None:
-        with dicom_files.refusing():  # it warns of much
+        with dicom_slices.refusing():  # it warns of much
             slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
         for tag in pixels._TAGS:
-            assert dicom_files.raw(plain.dataset, tag) == dicom_files.raw(slow, tag)
+            assert dicom_slices.raw(plain.dataset, tag) == dicom_slices.raw(slow, tag)
 
 
 def test_only_the_chosen_decoders_are_used(monkeypatch):
@@ -188,7 +188,7 @@ def test_unknown_transfer_syntaxes_and_missing_packages_are_named(monkeypatch):
         read_pixels(saved(image(values(16, True), syntax=JPEG2000Lossless)), "x.dcm")
     monkeypatch.setitem(sys.modules, "pydicom", None)
     with pytest.raises(UserError, match=r"pydicom; pip install 'normal-guidance\[dicom\]'"):
-        runpy.run_path(dicom_files.__file__)
+        runpy.run_path(dicom_slices.__file__)
 
 
 def item(**tags: object) -> Dataset:

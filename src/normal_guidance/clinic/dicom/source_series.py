@@ -22,7 +22,7 @@ from pydicom.valuerep import validate_value
 from normal_guidance import __version__
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index.containers import locate
-from normal_guidance.scans.index.dicom_files import Dataset, integer, read_elements, refusing, text
+from normal_guidance.scans.index.dicom_slices import Dataset, integer, read_elements, refusing, text
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem, Report
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import make_folder, write_atomically
-from normal_guidance.scans.index.dicom_files import read_elements, text
+from normal_guidance.scans.index.dicom_slices import read_elements, text
 
 TEXTS = {
     "modality": 0x00080060,

@@ -26,7 +26,7 @@ from normal_guidance.base.system import importing
 from normal_guidance.clinic.node.incoming import Incoming, NotTakenError, Received, read_received
 from normal_guidance.clinic.node.partners import Audit, Callers, plain_address
 from normal_guidance.clinic.node.series_queue import ABORTED, OPEN, RELEASED, QueuedSeries, SeriesQueue, Stored
-from normal_guidance.scans.index.dicom_files import EXPLICIT, IMPLICIT
+from normal_guidance.scans.index.dicom_slices import EXPLICIT, IMPLICIT
 from normal_guidance.scans.index.pixels import GDCM, OPENJPEG, PYDICOM
 
 with importing("node", "the node needs pynetdicom"):

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError, choose_one_of, reading, reason
 from normal_guidance.base.system import importing, install_command
+from normal_guidance.base.tensor_files import raw_bytes
 from normal_guidance.scans.features.weights import (
     KNOWN_WEIGHTS,
     fetch_weights,
@@ -113,8 +114,10 @@ def load_encoder(
             loaded = _load_huggingface(name, channels, offline)
     module, size, unit_range, print_of = loaded
     module = module.eval().requires_grad_(False).to(device)
-    if precision == "bf16":
-        _round_weights(module)
+    if precision == "bf16":  # rounds at once what autocast would round for every batch
+        for part in module.modules():
+            if isinstance(part, nn.Linear | nn.Conv2d):
+                part.to(torch.bfloat16)
     probe = torch.zeros(1, channels, size, size, device=device)
     with torch.inference_mode(), _arithmetic(device, precision):
         width = module(probe).shape[1]
@@ -127,7 +130,7 @@ def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[
     digest = hashlib.sha256(json.dumps(head, sort_keys=True, default=str).encode())
     for name, tensor in sorted(tensors, key=lambda item: item[0]):
         digest.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        digest.update(raw_bytes(tensor))
     return digest.hexdigest()
 
 
@@ -141,13 +144,6 @@ def _check_device(device: str, precision: str) -> None:
         raise UserError(f"precision {precision} is for CUDA, and the device is {device}; use float32")
     if kind == "cuda" and not torch.cuda.is_available():
         raise UserError(f"device {device} is not available on this machine or in this torch; use cpu")
-
-
-def _round_weights(module: nn.Module) -> None:
-    """Rounds to bf16 at once what autocast would round for every batch."""
-    for part in module.modules():
-        if isinstance(part, nn.Linear | nn.Conv2d):
-            part.to(torch.bfloat16)
 
 
 @contextmanager
@@ -167,8 +163,6 @@ def _arithmetic(device: str, precision: Precision) -> Iterator[None]:
         torch.set_float32_matmul_precision(before[0])
         torch.backends.cudnn.allow_tf32, torch.backends.cudnn.deterministic = before[1:]
 
-
-EPS = 1e-6  # epsilon of torchvision's LayerNorms; Hugging Face's default is 1e-12
 
 HEADS = 12  # attention heads of ViT-B
 
@@ -202,7 +196,7 @@ def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
         num_attention_heads=heads,
         intermediate_size=len(weights[f"{_LAYER.format(0)}mlp.0.bias"]),
         hidden_act="gelu",  # the exact one
-        layer_norm_eps=EPS,
+        layer_norm_eps=1e-6,  # torchvision's; Hugging Face's default is 1e-12
         image_size=image_size(weights),
         patch_size=patch,
         num_channels=channels,

@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -60,17 +60,11 @@ from normal_guidance.scans.features.encoding_machine import (
     Load,
     Machine,
     Setup,
+    in_units,
     start_workers,
 )
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics, combine_statistics, describe_inputs
-from normal_guidance.scans.features.store import (
-    AGAIN,
-    LACKING,
-    FeatureStore,
-    dtype_name,
-    open_store,
-    write_store,
-)
+from normal_guidance.scans.features.store import AGAIN, LACKING, FeatureStore, dtype_name, open_store, write_store
 from normal_guidance.scans.features.windows import Decoding, Reader
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
@@ -103,13 +97,14 @@ class EncodingPlan:
     watch: Callable[[EncodingProgress], object]
 
     @cached_property
-    def units(self) -> list[range]:
+    def units(self) -> list[list[int]]:
         """The scans' numbers in each unit."""
-        return plan_units(self.manifest.lengths, self.options.unit)
+        lengths = self.manifest.lengths.tolist()
+        return list(in_units(range(len(lengths)), lengths.__getitem__, self.options.unit))
 
     def rows(self, unit: int) -> list[ScanRow]:
         numbers = self.units[unit]
-        return list(Manifest(self.manifest.table.slice(numbers.start, len(numbers)), self.manifest.about))
+        return list(Manifest(self.manifest.table.slice(numbers[0], len(numbers)), self.manifest.about))
 
     @property
     def recipe(self) -> str:
@@ -120,17 +115,6 @@ class EncodingPlan:
 
 def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
-
-
-def plan_units(lengths: Sequence[int] | np.ndarray, at_least: int) -> list[range]:
-    """Packs consecutive scans into units of at least `at_least` slices; the last one may have fewer."""
-    units, start, slices = [], 0, 0
-    for number, length in enumerate(lengths):
-        slices += int(length)
-        if slices >= at_least or number == len(lengths) - 1:
-            units.append(range(start, number + 1))
-            start, slices = number + 1, 0
-    return units
 
 
 DEFAULTS = EncodingOptions()
@@ -592,7 +576,7 @@ def estimate_encoding(
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
         if fitted.statistics is None:
-            measured, rate = _measure(machine, inputs, _first(rows, 4 * options.batch_size))
+            measured, rate = _measure(machine, inputs, next(in_units(rows, len, 4 * options.batch_size)))
             inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
             lengths = zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True)
             to_normalise = sum(length for scan, length in lengths if (parts or {}).get(scan) == "train") / rate
@@ -604,12 +588,12 @@ def estimate_encoding(
             "or give the folder where they lie now (--root FOLDER)"
         )
     slices = int(manifest.lengths.sum())
-    units = (int(manifest.lengths[unit.start : unit.stop].sum()) for unit in plan_units(manifest.lengths, options.unit))
+    units = in_units(manifest.lengths.tolist(), int, options.unit)
     first_batch += starting
     return EncodingEstimate(
         scans=len(manifest),
         slices=slices,
-        batches=sum(math.ceil(size / options.batch_size) for size in units),
+        batches=sum(math.ceil(sum(unit) / options.batch_size) for unit in units),
         batch_size=options.batch_size,
         device=options.device,
         device_bytes=peak_bytes(options.device),
@@ -629,18 +613,7 @@ def estimate_encoding(
 def _draw(manifest: Manifest, slices: int) -> list[ScanRow]:
     """Scans of at least so many slices in all, from anywhere in the manifest."""
     order = np.random.default_rng(0).permutation(len(manifest))
-    return _first((manifest[int(number)] for number in order), slices)
-
-
-def _first(rows: Iterable[ScanRow], slices: int) -> list[ScanRow]:
-    """The first scans that have at least so many slices in all, or all."""
-    chosen, total = [], 0
-    for row in rows:
-        chosen.append(row)
-        total += len(row)
-        if total >= slices:
-            break
-    return chosen
+    return next(in_units((manifest[int(number)] for number in order), len, slices))
 
 
 def _measure(machine: Machine, inputs: Inputs, rows: list[ScanRow]) -> tuple[Statistics, float]:
@@ -658,7 +631,7 @@ def _try(
     machine: Machine, inputs: Inputs, rows: list[ScanRow], batch_size: int
 ) -> tuple[int, int, dict[str, str], float, float]:
     """Encodes scans until the speed is known: scans, slices, why scans failed, s to the first batch, slices per s."""
-    units = [[rows[number] for number in unit] for unit in plan_units([len(row) for row in rows], batch_size)]
+    units = list(in_units(rows, len, batch_size))
     begin, scans, slices = time.monotonic(), 0, 0
     failed: dict[str, str] = {}
     marks: list[tuple[float, int]] = []

@@ -86,6 +86,20 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
+def in_units(items: Iterable[Item], slices_of: Callable[[Item], int], at_least: int) -> Iterator[list[Item]]:
+    """Packs consecutive items into units of at least so many slices; the last one may have fewer."""
+    unit: list[Item] = []
+    slices = 0
+    for item in items:
+        unit.append(item)
+        slices += slices_of(item)
+        if slices >= at_least:
+            yield unit
+            unit, slices = [], 0
+    if unit:
+        yield unit
+
+
 def in_threads(function: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """The function's result for each item, in their order; `threads` of them are made at a time."""
     begun: deque[Future[Result]] = deque()
@@ -335,7 +349,7 @@ class Cluster:
 
     def measure(self, inputs: Inputs, scans: Iterable[ScanRow]) -> Iterator[dict[str, Statistics | None]]:
         """Mean and sd of scans, some at a time; None for those that cannot be read."""
-        return self._run(_measure, inputs, enumerate(_in_units(scans)))
+        return self._run(_measure, inputs, enumerate(in_units(scans, len, UNIT)))
 
     def encode(
         self, inputs: Inputs, units: Units, report_slices: Callable[[int], object] = lambda slices: None
@@ -367,17 +381,6 @@ def _needs(setup: Setup) -> Mapping[str, float]:
     if torch.device(setup.options.device).type == "cuda":
         return {"GPU": 1.0, "CPU": float(max(1, setup.workers))}
     return {"CPU": float(setup.options.threads or 1)}
-
-
-def _in_units(scans: Iterable[ScanRow]) -> Iterator[list[ScanRow]]:
-    rows: list[ScanRow] = []
-    for row in scans:
-        rows.append(row)
-        if sum(map(len, rows)) >= UNIT:
-            yield rows
-            rows = []
-    if rows:
-        yield rows
 
 
 _MACHINES: dict[str, Machine] = {}  # by job, the encoder and workers of this process; at most one entry

@@ -212,18 +212,16 @@ def _nested(column: pa.Array) -> Any:
     """A column of lists: one array if all lists have the same length, else a list with an array for each row."""
     if column.null_count:
         return [None if row is None else np.array(row) for row in column.to_pylist()]
-    lengths = pc.list_value_length(column).to_numpy()
-    values = column.flatten()
-    if not _is_list(values.type) and len(set(lengths.tolist())) == 1:
-        return values.to_numpy(zero_copy_only=False).reshape(len(column), -1)
+    if not _is_list(column.type.value_type) and len(pc.list_value_length(column).unique()) == 1:
+        return _array(column)
     return [_array(row.values) for row in column]
 
 
 def _array(values: pa.Array) -> np.ndarray:
-    """The values of one row: an array of one or, for a list of lists, of two dimensions."""
+    """The values as an array of one or, for lists, of two dimensions."""
     if not _is_list(values.type):
         return values.to_numpy(zero_copy_only=False)
-    lengths = set(pc.list_value_length(values).to_pylist())
+    lengths = pc.list_value_length(values).unique().to_pylist()
     if len(lengths) > 1:
         raise ValueError(f"slices of one scan have {min(lengths)} to {max(lengths)} features")
     return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), -1)

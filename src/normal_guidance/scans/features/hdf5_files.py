@@ -8,6 +8,7 @@ other than `FILTERS`, which may be programs, and sizes that the stored bytes do 
 
 from __future__ import annotations
 
+import io
 import math
 import os
 from collections.abc import Iterator, Mapping
@@ -229,12 +230,10 @@ def _read(dataset: Any, rows: tuple[int, ...]) -> np.ndarray:
     texts = values.reshape(-1).tolist() if isinstance(values, np.ndarray) else [values]
     if not all(isinstance(text, str | bytes) for text in texts):
         raise UnreadableError("unreadable", f"{dataset.name} holds neither numbers nor text; write one of them")
-    array = np.empty(len(texts), object)
-    array[:] = texts
-    return array.reshape(np.shape(values))
+    return np.array(texts, object).reshape(np.shape(values))
 
 
-class SafeDisk:
+class SafeDisk(io.RawIOBase):
     """An open file for HDF5 that never fails: HDF5 crashes the process if it cannot write while it closes a file."""
 
     # From the first error on, writes go to memory, where HDF5 finds them again; `check` raises the error.  The caller
@@ -281,18 +280,11 @@ class SafeDisk:
         self.position += len(wanted)
         return len(wanted)
 
-    def read(self, size: int) -> bytes:
-        content = bytearray(size)
-        self.readinto(content)
-        return bytes(content)
-
-    def truncate(self, size: int) -> int:
+    def truncate(self, size: int | None = None) -> int:
+        size = self.position if size is None else size
         try:
             if self.error is None:
                 os.ftruncate(self.descriptor, size)
         except OSError as error:
             self.error = error
         return size
-
-    def flush(self) -> None:
-        """Nothing is buffered here; `write_atomically` syncs the file."""

@@ -22,7 +22,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple, get_type_hints
 
 import numpy as np
 import pandas as pd
@@ -44,7 +44,7 @@ from normal_guidance.base.files import (
 )
 from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
-from normal_guidance.base.tensor_files import DTYPE_NAMES
+from normal_guidance.base.tensor_files import DTYPE_NAMES, raw_bytes
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store_place import ABOUT, check_store
@@ -76,34 +76,23 @@ LACKING = "lacking"
 
 AGAIN = "copy the store again, or write it again"  # the advice for files that are damaged or do not fit together
 
-INDEX = pa.schema(
-    {
-        "scan_id": pa.string(),
-        "patient_id": pa.string(),
-        "label": pa.int8(),
-        "shard": pa.int32(),
-        "first_row": pa.int64(),
-        "slices": pa.int32(),
-        "slice_labels": pa.list_(pa.int8()),
-        "part": pa.string(),
-        "sha256": pa.string(),
-    }
-)
-"""Columns of index.parquet; `slice_labels` and `part` may be null."""
-
 
 class IndexRow(NamedTuple):
-    """One scan in the index, with the columns of `INDEX`."""
+    """One scan in index.parquet, with the types of its columns."""
 
-    scan_id: str
-    patient_id: str
-    label: int
-    shard: int
-    first_row: int
-    slices: int
-    slice_labels: Int8[np.ndarray, "slices"] | None
-    part: str | None
-    sha256: str
+    scan_id: Annotated[str, pa.string()]
+    patient_id: Annotated[str, pa.string()]
+    label: Annotated[int, pa.int8()]
+    shard: Annotated[int, pa.int32()]
+    first_row: Annotated[int, pa.int64()]
+    slices: Annotated[int, pa.int32()]
+    slice_labels: Annotated[Int8[np.ndarray, "slices"] | None, pa.list_(pa.int8())]
+    part: Annotated[str | None, pa.string()]
+    sha256: Annotated[str, pa.string()]
+
+
+_TYPES = get_type_hints(IndexRow, include_extras=True)
+INDEX = pa.schema([(name, kind.__metadata__[0]) for name, kind in _TYPES.items()])
 
 
 def fingerprint_rows(rows: Iterable[IndexRow], features: int, dtype: torch.dtype) -> str:
@@ -144,15 +133,7 @@ def _read_index(folder: Path, findings: Sequence[Finding]) -> pd.DataFrame:
     path, further = folder / "index.parquet", columns_of(findings)
     nullable = ("slice_labels", "part", *further, *further.values())
     table = read_columns(path, with_findings(INDEX, findings), AGAIN, nullable)
-    _check_columns(path, table)
-    check_labels(path, table, findings, table["slices"], 0, AGAIN)
-    scans: pd.DataFrame = table.to_pandas()
-    # A null in a column of strings would become NaN in pandas 3.
-    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
-
-
-def _check_columns(path: Path, table: pa.Table) -> None:
-    """Refuses values that no store has, before files are looked for by them."""
+    # Values that no store has are refused before files are looked for by them.
     refuse = partial(refuse_rows, path, table, again=AGAIN)
     if not table.num_rows:
         raise UserError(f"{path} is damaged: it lists no scan; {AGAIN}")
@@ -161,6 +142,10 @@ def _check_columns(path: Path, table: pa.Table) -> None:
         refuse(pc.or_(pc.less(values, least), pc.greater(values, most)), f"has an impossible {name}")
     known = pc.is_in(table["part"], pa.array(PARTS))
     refuse(pc.and_(pc.is_valid(table["part"]), pc.invert(known)), "has an unknown part")
+    check_labels(path, table, findings, table["slices"], 0, AGAIN)
+    scans: pd.DataFrame = table.to_pandas()
+    # A null in a column of strings would become NaN in pandas 3.
+    return scans.assign(part=pd.Series(table["part"].to_pylist(), dtype=object))
 
 
 def index_rows(scans: pd.DataFrame) -> list[IndexRow]:
@@ -203,11 +188,6 @@ def _shard_file(path: Path, features: int, dtype: torch.dtype, recipe: str) -> I
         file.seek(0)
         file.write(length.to_bytes(8, "little") + text.ljust(length))
         sync(file)
-
-
-def raw_bytes(features: Float[Tensor, "slices features"]) -> memoryview:
-    """The bytes of contiguous features, not copied; NumPy has no bfloat16, so they are bytes."""
-    return features.view(torch.uint8).flatten().numpy().data
 
 
 def map_shards(folder: Path, scans: pd.DataFrame, file: StoreFile) -> tuple[Tensor, ...]:

@@ -93,8 +93,7 @@ def _entries(root: Path, real_root: Path, folder: str, report: Report) -> Iterat
         if name != name.encode(errors="replace").decode():
             report(Problem("", ascii(name), "unreadable", "the name is not UTF-8", LEFT))
         elif link and not _is_below(Path(entry.path), real_root):
-            detail = f"a link to {os.readlink(entry.path)}{LEADS_OUT}"
-            report(Problem("", name, "unsafe_path", detail, LEFT))
+            report(Problem("", name, "unsafe_path", f"a link to {os.readlink(entry.path)}{LEADS_OUT}", LEFT))
         elif link and not os.path.exists(entry.path):
             report(Problem("", name, "unreadable", "a link that leads nowhere", LEFT))
         elif entry.is_dir(follow_symlinks=False):

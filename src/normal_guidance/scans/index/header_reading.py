@@ -56,8 +56,7 @@ def read_all(root: Path, wanted: Iterable[HeaderRequest], workers: int = 0) -> I
                 file = files.popleft()
                 if isinstance(result, Failure):  # `read_one` returns all other refusals
                     assert result.death is not None, result
-                    detail = f"the process that read it {_brief(result.death)}"
-                    yield Refusal(file, "unreadable", detail)
+                    yield Refusal(file, "unreadable", f"the process that read it {_brief(result.death)}")
                 else:
                     yield result
         except StartError as error:

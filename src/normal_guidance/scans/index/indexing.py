@@ -21,16 +21,16 @@ import torch
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of, shorten
 from normal_guidance.base.files import folder_atomically, refuse_what_is_there, write_json
+from normal_guidance.core.arrays import place_in_bag
 from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.blocks import PERCENTILES, BlockStatistics, block_statistics
+from normal_guidance.scans.index.challenges import ATTRIBUTION, AbdomenScans, ChestScans, HeadScans, open_prostatex
 from normal_guidance.scans.index.containers import CT, Mask, Refusal, is_nifti
 from normal_guidance.scans.index.dicom_slices import Header
 from normal_guidance.scans.index.geometry import order_slices
 from normal_guidance.scans.index.header_reading import HeaderRequest, HeaderResult, read_all
 from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import Problem, Report, summarize, write_problems
-from normal_guidance.scans.index.prostatex import ATTRIBUTION, open_prostatex
-from normal_guidance.scans.index.rsna import AbdomenScans, ChestScans, HeadScans
 from normal_guidance.scans.index.source import Candidate, FileGroup, FolderScans, ScanSource, SourceOptions
 
 
@@ -372,9 +372,8 @@ def _describe(
 
 def positive_density(labels: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """Density of the relative position j / S of the positive slices, j from 1, in `BINS` bins between 0 and 1."""
-    ends = np.repeat(lengths.cumsum(), lengths)
     sizes = np.repeat(lengths, lengths)
-    slice_number = np.arange(1, len(labels) + 1) - (ends - sizes)
+    slice_number = place_in_bag(torch.from_numpy(lengths)).numpy() + 1
     relative = slice_number[labels == 1] / sizes[labels == 1]
     # A slice at the border of two bins belongs to the lower one: j / S lies in (0, 1].
     bins = np.clip(np.ceil(relative * BINS - 1e-9).astype(int) - 1, 0, BINS - 1)

@@ -158,10 +158,12 @@ def slice_labels_in(row: Mapping[str, str], count: int, suffix: str = "") -> np.
         return parse_ranges(ranges, count)
     if not text:
         return None
-    labels = parse_labels(text)
-    if len(labels) != count:
-        raise ValueError(f"{len(labels)} slice labels for {count} slices")
-    return labels
+    words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
+    if wrong := [word for word in words if word.lower() not in BINARY]:
+        raise ValueError(f"slice label {shorten(wrong[0])!r} is neither 0 nor 1")
+    if len(words) != count:
+        raise ValueError(f"{len(words)} slice labels for {count} slices")
+    return np.array([BINARY[word.lower()] for word in words], np.int8)
 
 
 def _text(value: Any) -> str:
@@ -172,14 +174,6 @@ def _text(value: Any) -> str:
     if isinstance(value, bool) or (isinstance(value, float) and value.is_integer()):
         return str(int(value))  # a column of integers with gaps is stored as floats
     return str(value).strip()
-
-
-def parse_labels(text: str) -> np.ndarray:
-    """The slice labels in a cell of the table."""
-    words = re.split(r"[\s,;]+", text.strip().strip("[]()").strip())
-    if wrong := [word for word in words if word.lower() not in BINARY]:
-        raise ValueError(f"slice label {shorten(wrong[0])!r} is neither 0 nor 1")
-    return np.array([BINARY[word.lower()] for word in words], np.int8)
 
 
 def parse_ranges(text: str, count: int) -> np.ndarray:

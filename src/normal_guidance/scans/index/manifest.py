@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -235,22 +235,24 @@ BATCH = 1024  # scans per piece of the table
 DatasetLabel = int | list[str] | None
 
 
-class ManifestExtra(NamedTuple):
-    """Fields of `ScanRow` that are kept in the column `extra`."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ManifestExtra:
+    """Fields of `ScanRow` that are kept in the column `extra`, for new scans only; None for scans of a dataset."""
 
-    study_uid: str | None = None
-    series_uid: str | None = None
+    study_uid: str | None = None  # StudyInstanceUID
+    series_uid: str | None = None  # SeriesInstanceUID; empty in NIfTI
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
-    body_part: str | None = None
-    burned_in: bool | None = None
+    """InstanceNumber of every slice, None for a slice without one."""
+    body_part: str | None = None  # BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it
+    burned_in: bool | None = None  # whether a header says that the pixels name the patient (BurnedInAnnotation)
 
 
-IN_EXTRA = ManifestExtra._fields
+IN_EXTRA = tuple(extra.name for extra in fields(ManifestExtra))
 
 
 @dataclass(frozen=True, eq=False)
-class ScanRow:
+class ScanRow(ManifestExtra):
     """One scan, its slices in order."""
 
     scan_id: str
@@ -273,14 +275,6 @@ class ScanRow:
     """Direction cosines of a row and of a column, as in ImageOrientationPatient."""
     modality: str = "CT"
     transfer_syntax: str = ""  # UID; several UIDs are joined by commas
-    study_uid: str | None = None
-    """StudyInstanceUID; this and the next five are kept for new scans only, and None for scans of a dataset."""
-    series_uid: str | None = None  # SeriesInstanceUID; empty in NIfTI
-    series_description: str | None = None
-    instance_numbers: tuple[int | None, ...] | None = None
-    """InstanceNumber of every slice, None for a slice without one."""
-    body_part: str | None = None  # BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it
-    burned_in: bool | None = None  # whether a header says that the pixels name the patient (BurnedInAnnotation)
     dataset_labels: Mapping[str, DatasetLabel] = field(default_factory=dict)
     """Other labels that the dataset's tables give the scan, by the names of their sources."""
     further: Mapping[str, Labels] = field(default_factory=dict)
@@ -398,7 +392,7 @@ def _decode_extra(text: str | None, scan_id: str) -> dict[str, Any]:
         values = read_as(dict, parse_json(text or "{}"))
         known = read_as(ManifestExtra, values, exact=False)
         others = {name: value for name, value in values.items() if name not in IN_EXTRA}
-        return {**known._asdict(), "dataset_labels": read_as(dict[str, DatasetLabel], others)}
+        return {**vars(known), "dataset_labels": read_as(dict[str, DatasetLabel], others)}
     except ValueError as error:
         raise UserError(f"scan {shorten(scan_id)!r}: extra is {text!r:.60} ({error}); {AGAIN}") from error
 

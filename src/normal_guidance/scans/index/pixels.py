@@ -17,7 +17,7 @@ from jaxtyping import Float32, Int16, Integer
 
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.base.system import importing
-from normal_guidance.scans.index.dicom_files import (
+from normal_guidance.scans.index.dicom_slices import (
     BIG_ENDIAN,
     NATIVE,
     PIXELS,

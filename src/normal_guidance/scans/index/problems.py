@@ -115,7 +115,6 @@ def summarize(problems: Iterable[Problem]) -> dict[str, int]:
 
 # Names of scans, in letters of any script, that are fit for folders, links and tables on every system.
 
-
 MOST_LETTERS, MOST_BYTES = 100, 150
 """Longest name of a scan, in letters and in bytes: disks allow 255 bytes, and drafts and records add 54."""
 
@@ -205,8 +204,10 @@ def cautions(problems: Iterable[Problem]) -> tuple[Caution, ...]:
     for problem in every:
         if problem.kind in HARMLESS:
             continue
-        if flag_of(problem) != FORCED:
-            counts[flag_of(problem), problem.kind, problem.action] += 1
+        lost = LEFT_OUT if problem.action.startswith("left out") else DOUBTFUL
+        flag = FLAG_OF_KIND.get(problem.kind, lost)
+        if flag != FORCED:
+            counts[flag, problem.kind, problem.action] += 1
             continue
         detail = problem.detail
         for file in files:
@@ -216,9 +217,3 @@ def cautions(problems: Iterable[Problem]) -> tuple[Caution, ...]:
         parts = [*([f"{count} times"] if count > 1 else []), *([action] if action != "kept" else [])]
         stated[Caution(flag, KINDS[kind].rstrip(".") + (f": {', '.join(parts)}." if parts else "."))] = None
     return tuple(sorted(stated, key=lambda caution: FLAGS.index(caution.flag)))
-
-
-def flag_of(problem: Problem) -> str:
-    """The flag of a problem that is not harmless."""
-    lost = LEFT_OUT if problem.action.startswith("left out") else DOUBTFUL
-    return FLAG_OF_KIND.get(problem.kind, lost)

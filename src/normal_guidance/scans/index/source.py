@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, islice
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
@@ -131,13 +132,10 @@ def missing(scan_id: str, file: str, detail: str) -> Problem:
 
 def report_some(problems: Iterable[Problem], report: Report) -> None:
     """Reports problems of one kind: the first `LISTED` one by one, the others as a number."""
-    more, last = 0, None
-    for number, problem in enumerate(problems):
-        if number < LISTED:
-            report(problem)
-        else:
-            more, last = more + 1, problem
-    if last is not None:
+    rest = iter(problems)
+    for problem in islice(rest, LISTED):
+        report(problem)
+    for more, last in deque(enumerate(rest, start=1), maxlen=1):
         detail = f"{more} more of these; the first {LISTED} are listed"
         report(Problem("", "", last.kind, detail, last.action))
 
@@ -150,16 +148,8 @@ def list_below(root: Path, folder: str, report: Report) -> Iterator[str]:
 
 def series_folders(files: Iterable[str]) -> Iterator[tuple[PurePosixPath, list[str]]]:
     """Groups sorted files by their folder; an archive counts as a folder."""
-    folder, members = PurePosixPath("."), list[str]()
-    for file in files:
-        parent = PurePosixPath(file.replace(".zip!", "/")).parent
-        if members and parent != folder:
-            yield folder, members
-            members = []
-        folder = parent
-        members.append(file)
-    if members:
-        yield folder, members
+    for folder, members in groupby(files, lambda file: PurePosixPath(file.replace(".zip!", "/")).parent):
+        yield folder, list(members)
 
 
 def largest_series(scan_id: str, headers: Sequence[Header], report: Report) -> Sequence[Header]:
@@ -189,11 +179,6 @@ def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
     elif not patient:
         report(Problem(scan_id, "", "no_patient", "PatientID is missing or empty", alone))
     return patient
-
-
-def slices_of_masks(masks: Sequence[Mask], ordered: Ordered) -> np.ndarray:
-    """Labels a slice positive if it is by one of the masks; raises a ValueError if one of them does not fit."""
-    return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
 
 
 def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
@@ -336,7 +321,7 @@ class FolderScans(ScanSource):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; give one of them")
         if row.get("mask"):
-            return slices_of_masks(masks, ordered) if masks else None
+            return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0) if masks else None
         if not given and label == 0 and not row.keys().isdisjoint(SLICES):
             return np.zeros(len(ordered.slices), np.int8)
         return slice_labels_in(row, len(ordered.slices))

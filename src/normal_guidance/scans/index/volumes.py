@@ -18,8 +18,7 @@ from jaxtyping import Float32, Int16
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.base.system import importing
 from normal_guidance.scans.index.containers import locate
-from normal_guidance.scans.index.dicom_files import refusing
-from normal_guidance.scans.index.dicom_slices import Header
+from normal_guidance.scans.index.dicom_slices import Header, refusing
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.pixels import read_pixels
 from normal_guidance.scans.index.problems import Problem
@@ -128,25 +127,22 @@ def _image(content: bytes | Path) -> Iterator[Any]:
         start = stream.read(4)
         stream.seek(0)
         image = (nibabel.Nifti2Image if start in _NIFTI_2 else nibabel.Nifti1Image).from_stream(stream)
-        _check(image, available)
+        shape, dtype = image.shape, image.get_data_dtype()
+        if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1 or max(shape) > LARGEST:
+            shown = " x ".join(map(str, shape))
+            raise UnreadableError("unreadable", f"the shape is {shown}; a volume has 3 dimensions of 1 to {LARGEST}")
+        if dtype.kind not in "iuf":
+            raise UnreadableError("unreadable", f"voxels are {dtype}, not single numbers")
+        needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize
+        if needed > available:
+            detail = f"{needed:,} bytes of header and voxels cannot be in a file of this size"
+            raise UnreadableError("unreadable", detail)
+        if int(image.header["qform_code"]) <= 0 and int(image.header["sform_code"]) <= 0:
+            detail = "neither qform nor sform says how the volume lies in the patient; write one of them"
+            raise UnreadableError("unreadable", detail)
+        if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
+            raise UnreadableError("unreadable", "the affine does not map voxels to space")
         yield image
-
-
-def _check(image: Any, available: int) -> None:
-    shape, dtype = image.shape, image.get_data_dtype()
-    if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1 or max(shape) > LARGEST:
-        shown = " x ".join(map(str, shape))
-        raise UnreadableError("unreadable", f"the shape is {shown}; a volume has 3 dimensions of 1 to {LARGEST}")
-    if dtype.kind not in "iuf":
-        raise UnreadableError("unreadable", f"voxels are {dtype}, not single numbers")
-    needed = int(image.dataobj.offset) + math.prod(shape) * dtype.itemsize
-    if needed > available:
-        raise UnreadableError("unreadable", f"{needed:,} bytes of header and voxels cannot be in a file of this size")
-    if int(image.header["qform_code"]) <= 0 and int(image.header["sform_code"]) <= 0:
-        detail = "neither qform nor sform says how the volume lies in the patient; write one of them"
-        raise UnreadableError("unreadable", detail)
-    if not np.isfinite(image.affine).all() or abs(np.linalg.det(image.affine[:3, :3])) < 1e-9:
-        raise UnreadableError("unreadable", "the affine does not map voxels to space")
 
 
 def _turn(image: Any) -> np.ndarray:

@@ -7,22 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from normal_guidance.scans.phantom.drawing import (
-    FAT,
-    MUSCLE,
-    A,
-    B,
-    Canvas,
-    Cover,
-    Field,
-    bump,
-    draw_body,
-    draw_ribs,
-    draw_spine,
-    draw_table,
-    minus,
-    ramp,
-)
+from normal_guidance.scans.phantom.drawing import Canvas, Cover, Field, bump, minus, ramp
 
 CSF, GREY, WHITE, BONE, DIPLOE, HEAD_FAT, HEAD_MUSCLE = 7.0, 37.0, 29.0, 1250.0, 650.0, -90.0, 50.0
 """HU."""
@@ -63,10 +48,9 @@ class Head:
         skull = self.skull(z)
         low = 1 - ramp(z, 0.12, 0.37)
         end = ramp(z, 0.06, 0.12)
-        inner = self.thickness
-        a = (skull.a - inner) * (1 - 0.2 * low) * end
-        b = (skull.b - inner) * (1 - 0.5 * low) * end
-        return Outline(0.0, 0.47 * (skull.b - inner) * low, max(a, 0.0), max(b, 0.0))
+        a = (skull.a - self.thickness) * (1 - 0.2 * low) * end
+        b = (skull.b - self.thickness) * (1 - 0.5 * low) * end
+        return Outline(0.0, 0.47 * (skull.b - self.thickness) * low, max(a, 0.0), max(b, 0.0))
 
     def draw(self, canvas: Canvas, z: float) -> None:
         self._neck_and_face(canvas, z)
@@ -178,11 +162,10 @@ class Head:
 
     def _skull_base(self, canvas: Canvas, z: float) -> None:
         petrous, cells = bump(z, 0.13, 0.27), self.cells.at(z)
+        mastoid = 200.0 + 900.0 * cells
         for side in (-1, 1):
             canvas.ellipse(side * 38.0, 10.0, 27.0 * petrous, 8.5 * petrous, 1000.0, side * -0.55)
-            mastoid = canvas.cover(side * 54.0, 22.0, 13.0 * petrous, 15.0 * petrous)
-            if mastoid is not None:
-                canvas.fill(mastoid, 200.0 + 900.0 * cells[mastoid.box])
+            canvas.fill(canvas.cover(side * 54.0, 22.0, 13.0 * petrous, 15.0 * petrous), mastoid)
             orbit = bump(z, 0.2, 0.36)
             canvas.ellipse(side * 31.0, -62.0, 20.0 * orbit + 2, 27.0 * orbit + 2, BONE * min(orbit, 0.7), side * 0.25)
             canvas.ellipse(side * 31.0, -63.0, 19.0 * orbit, 26.0 * orbit, HEAD_FAT, side * 0.25)
@@ -194,9 +177,8 @@ class Head:
         sphenoid = bump(z, 0.12, 0.3)
         canvas.ellipse(0.0, -18.0, 18.0 * sphenoid, 13.0 * sphenoid, 700.0)
         canvas.ellipse(0.0, -24.0, 12.0 * sphenoid, 8.0 * sphenoid, -950.0)
-        nose = canvas.cover(0.0, -60.0, 9.0 * bump(z, -0.1, 0.32), 27.0 * bump(z, -0.1, 0.32))
-        if nose is not None:
-            canvas.fill(nose, -450.0 + 600.0 * cells[nose.box])
+        nose = bump(z, -0.1, 0.32)
+        canvas.fill(canvas.cover(0.0, -60.0, 9.0 * nose, 27.0 * nose), -450.0 + 600.0 * cells)
         frontal = bump(z, 0.31, 0.42)
         canvas.ellipse(0.0, -80.0, 15.0 * frontal, 6.0 * frontal, 800.0)
         canvas.ellipse(0.0, -80.0, 13.0 * frontal, 4.0 * frontal, -980.0)
@@ -210,12 +192,65 @@ class Head:
             canvas.ellipse(side * 36.0, -46.0, 4.0 * jaw, 24.0 * jaw, 1100.0, side * -0.35)
 
 
+# The common parts of chest and abdomen: skin and fat, muscle, spine, ribs, and the patient's table.
+
+
+FAT, MUSCLE, CORTEX, MARROW = -100.0, 55.0, 650.0, 230.0
+"""HU."""
+
+A, B = 168.0, 112.0
+"""Half-axes of the body's outline in mm."""
+
+
+def draw_body(canvas: Canvas, fat: float, *, scale: float = 1.0) -> None:
+    """Skin, `fat` mm of fat, and muscle, which fills the body until organs are drawn."""
+    a, b = A * scale, B * scale
+    canvas.ellipse(0.0, 0.0, a, b, 20.0)
+    canvas.ellipse(0.0, 0.0, a - 2, b - 2, FAT)
+    canvas.ellipse(0.0, 1.0, a - fat, b - 0.8 * fat, MUSCLE)
+
+
+def draw_table(canvas: Canvas) -> None:
+    """A thin shell behind the patient, at the same place in all slices."""
+    canvas.ellipse(0.0, -250.0, 390.0, 388.0, -450.0)
+    canvas.ellipse(0.0, -250.0, 387.0, 385.0, -1000.0)
+
+
+def draw_spine(canvas: Canvas, z: float, y: float, vertebrae: float) -> None:
+    """Body, canal, arch and processes of a vertebra; `vertebrae` of them over the length of the scan."""
+    phase = (z * vertebrae) % 1.0
+    disc = phase < 0.22
+    canvas.ellipse(0.0, y, 21.0, 16.5, 110.0 if disc else CORTEX)
+    canvas.ellipse(0.0, y, 19.0, 14.5, 95.0 if disc else MARROW)
+    if not disc:
+        canvas.ellipse(0.0, y + 21, 15.0, 12.0, CORTEX)
+    canvas.ellipse(0.0, y + 20, 10.0, 8.5, 30.0)
+    process = 1 - abs(2 * phase - 1)
+    canvas.ellipse(0.0, y + 34, 3.5, 5 + 7 * process, 480.0)
+    for side in (-1, 1):
+        canvas.ellipse(side * 24.0, y + 24, 4 + 12 * process, 4.0, 480.0, side * 0.35)
+        canvas.ellipse(side * 25.0, y + 34, 17.0, 10.0, MUSCLE, side * 0.2)  # muscles beside the spine
+
+
+def draw_ribs(canvas: Canvas, z: float, a: float, b: float, *, number: int, ribs: float) -> None:
+    """Ribs, which run down from the back to the front, so that a slice cuts each of them at another place."""
+    shift = (z * ribs) % 1.0
+    for side in (-1, 1):
+        for rib in range(number):
+            turn = (rib + shift) / number  # 0 at the spine, 1 at the breast bone
+            angle = math.pi / 2 - side * (0.3 + 2.35 * turn)
+            x, y = a * math.cos(angle), b * math.sin(angle)
+            along = math.atan2(b * math.cos(angle), -a * math.sin(angle))
+            length = 13.0 if turn < 0.85 else 8.0
+            canvas.ellipse(x, y, length, 4.2, 520.0, along)
+            canvas.ellipse(x, y, length - 2, 2.2, 200.0, along)
+
+
 HILUM = 0.54  # height at which the pulmonary arteries enter the lungs, as a share of the scan
 CENTRAL = 0.03  # heights above and below the hilum at which clots are central
 LUNGS = (0.07, 0.945)  # heights between which there is lung
 LUNG = -840.0  # HU
 ARTERIES = 4  # arteries of one lung that run down, and as many that run up
-SMALL_VESSELS = 18  # small vessels of one lung
 
 
 class Chest:
@@ -236,7 +271,7 @@ class Chest:
         angles = random.uniform(-0.35, 0.35, (2, ARTERIES)) + np.linspace(-1.1, 1.1, ARTERIES)
         self._angles = angles.tolist()
         self._reach = random.uniform(0.55, 0.9, (2, ARTERIES)).tolist()
-        self._small = random.uniform(0.0, 1.0, (2, SMALL_VESSELS, 5)).tolist()
+        self._small = random.uniform(0.0, 1.0, (2, 18, 5)).tolist()  # 18 small vessels of each lung
 
     def lung(self, z: float, side: int) -> Outline:
         """Ellipse of the left (1) or right (-1) lung."""
@@ -262,12 +297,11 @@ class Chest:
         draw_table(canvas)
         shoulders = ramp(z, 0.84, 0.98)
         draw_body(canvas, self.fat, scale=0.97 + 0.05 * shoulders)
+        tissue = LUNG + 35 * self.texture.at(z) + 40 * self.coarse.at(z)
         for side in (-1, 1):
             x, y, a, b = self.lung(z, side)
             canvas.ellipse(x, y, a + 1.5, b + 1.5, -60.0)
-            lung = canvas.cover(x, y, a, b)
-            if lung is not None:
-                canvas.fill(lung, LUNG + 35 * self.texture.at(z)[lung.box] + 40 * self.coarse.at(z)[lung.box])
+            canvas.fill(canvas.cover(x, y, a, b), tissue)
         self._abdomen(canvas, z)
         self._mediastinum(canvas, z)
         self._vessels(canvas, z)
@@ -358,9 +392,6 @@ class Chest:
         return canvas.cover(-12.0, -6.0, 28.0 * main, 6.0 * main, -0.2)
 
 
-LOOPS = 26  # loops of small bowel
-
-
 class Abdomen:
     """One patient's abdomen with contrast medium in the portal venous phase.
 
@@ -376,7 +407,7 @@ class Abdomen:
         self.kidney_hu = float(random.uniform(150.0, 210.0))
         self.texture = Field(random, size=size, cells=38, levels=30)
         self.coarse = Field(random, size=size, cells=12, levels=12)
-        self._loops = random.uniform(0.0, 1.0, (LOOPS, 7)).tolist()
+        self._loops = random.uniform(0.0, 1.0, (26, 7)).tolist()  # of small bowel
         self._oral = float(random.uniform(0.0, 1.0))  # how much of the bowel holds contrast medium
         self._bladder = float(random.uniform(0.6, 1.2))
 
@@ -401,9 +432,7 @@ class Abdomen:
         self._pelvis(canvas, z)
 
     def _walls(self, canvas: Canvas, z: float) -> None:
-        cavity = canvas.cover(*self.cavity(z))
-        if cavity is not None:
-            canvas.fill(cavity, FAT + 12 + 14 * self.texture.at(z)[cavity.box])
+        canvas.fill(canvas.cover(*self.cavity(z)), FAT + 12 + 14 * self.texture.at(z))
         canvas.ellipse(0.0, 62.0, 92.0, 26.0, FAT + 5)
         psoas = bump(z, 0.06, 0.62)
         for side in (-1, 1):
@@ -424,7 +453,7 @@ class Abdomen:
         self._colon(canvas, z)
 
     def _colon(self, canvas: Canvas, z: float) -> None:
-        faeces = self.texture.at(z)
+        faeces = np.where(self.texture.at(z) > 0.1, -820.0, 20.0)
         _, y, a, b = self.cavity(z)
         for side, top in ((-1, 0.55), (1, 0.62)):
             here = bump(z, 0.12, top)
@@ -437,9 +466,7 @@ class Abdomen:
 
     def _gut(self, canvas: Canvas, x: float, y: float, radius: float, faeces: np.ndarray) -> None:
         canvas.ellipse(x, y, radius, radius * 0.9, 70.0)
-        inside = canvas.cover(x, y, radius - 3, radius * 0.9 - 3)
-        if inside is not None:
-            canvas.fill(inside, np.where(faeces[inside.box] > 0.1, -820.0, 20.0))
+        canvas.fill(canvas.cover(x, y, radius - 3, radius * 0.9 - 3), faeces)
 
     def _vessels(self, canvas: Canvas, z: float) -> None:
         split = 1 - ramp(z, 0.2, 0.34)
@@ -485,9 +512,7 @@ class Abdomen:
         lungs = ramp(z, 0.78, 0.98)  # their bases, around the domes of liver and spleen
         for side in (-1, 1):
             canvas.ellipse(side * 70.0, 34.0 - 30 * lungs, 70.0 * lungs, 76.0 * lungs, -830.0)
-        liver = self.liver(canvas, z)
-        if liver is not None:
-            canvas.fill(liver, self.liver_hu + 5 * self.coarse.at(z)[liver.box])
+        canvas.fill(self.liver(canvas, z), self.liver_hu + 5 * self.coarse.at(z))
         veins = bump(z, 0.60, 0.88)
         for x, y, angle in ((-70.0, -20.0, 0.7), (-52.0, 4.0, -0.4), (-92.0, 8.0, 0.2)):
             canvas.ellipse(x, y, 22.0 * veins, 4.0 * veins, self.liver_hu + 32, angle + 3 * z, soft=2.0)

@@ -7,76 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import UUID
 
 import numpy as np
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.phantom.anatomy import CENTRAL, HILUM, Abdomen, Chest, Head
-from normal_guidance.scans.phantom.drawing import Canvas, Pose
-from normal_guidance.scans.phantom.lesions import (
-    LESIONS,
-    LOOK_ALIKE_KINDS,
-    LOOK_ALIKES,
-    Shape,
-    draw_shape,
-    paint_injuries,
-)
-from normal_guidance.scans.phantom.plan import ANATOMIES, LesionBlock, ScanPlan
-
-LOWEST, HIGHEST = -1000, 2047
-"""Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
-
-BODIES: Mapping[str, type[Head | Chest | Abdomen]] = {"head": Head, "chest": Chest, "abdomen": Abdomen}
-"""The drawings of the body parts of `ANATOMIES`."""
-
-
-def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
-    """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up; labels change only the lesions."""
-    body: Any = BODIES[plan.anatomy](plan.patient_stream("body"), size)
-    random = plan.patient_stream("distortion")
-    patient_size, scan_pose = plan.patient_stream("size"), plan.stream("pose")
-    width, depth = (float(value) for value in patient_size.normal(1.0, 0.04, 2).clip(0.9, 1.07))
-    spread = 8.0 if plan.anatomy == "head" else 4.0  # mm
-    angle = float(np.clip(scan_pose.normal(0.0, 0.06), -0.15, 0.15))
-    pose = Pose(angle, float(scan_pose.normal(0.0, spread)), float(scan_pose.normal(0.0, spread)), width, depth)
-    canvas = Canvas(size, body.WIDTH, pose, random, distortion=body.DISTORTION)
-    scan, noise = plan.stream("scan"), plan.stream("noise")
-    shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
-    tear = draw_shape(plan.patient_stream("tear"))
-    kinds = LOOK_ALIKE_KINDS[plan.anatomy]
-    painted = [(kinds[block.kind], block, shape, 1.0) for block, shape in draw_look_alikes(plan)]
-    for i, block in enumerate(plan.blocks):
-        painted.append((LESIONS[block.kind], block, draw_shape(plan.stream(f"lesion {i}")), contrast))
-    volume = np.empty((plan.slices, size, size), np.int16)
-    for number in range(plan.slices):
-        z = (number + 0.5) / plan.slices + shift
-        canvas.start(z)
-        body.draw(canvas, z)
-        if plan.injuries:
-            paint_injuries(body, canvas, z, plan.injuries, tear)
-        for painter, block, shape, strength in painted:
-            if block.start <= number < block.stop:
-                place = (2 * number + 1 - block.start - block.stop) / (block.stop - block.start)
-                painter(body, canvas, z, place, shape, strength)
-        # Noise of standard deviation 1, correlated between neighbours as after a reconstruction kernel.
-        white = noise.standard_normal((size + 2, size + 2), np.float32)
-        rows = white[:-2] + 2 * white[1:-1] + white[2:]
-        canvas.image += level * ((rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / np.float32(6))
-        volume[number] = np.rint(canvas.image).clip(LOWEST, HIGHEST)
-    return volume
-
-
-def draw_look_alikes(plan: ScanPlan) -> list[tuple[LesionBlock, Shape]]:
-    """Draws what looks like a lesion in this scan and is not one, whatever the scan's label."""
-    random, drawn = plan.stream("look-alikes"), []
-    first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
-    for _ in range(int(random.poisson(LOOK_ALIKES))):
-        kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
-        start = int(random.integers(first, last))
-        length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
-        drawn.append((LesionBlock(start, min(start + length, last), kind), draw_shape(random)))
-    return drawn
-
+from normal_guidance.scans.phantom.anatomy import CENTRAL, HILUM
+from normal_guidance.scans.phantom.plan import ANATOMIES, ScanPlan
+from normal_guidance.scans.phantom.rendering import BODIES
 
 AXIAL = (1.0, 0.0, 0.0, 0.0, 1.0, 0.0)
 """ImageOrientationPatient of an axial slice: rows to the left, columns to the back."""
@@ -170,10 +108,7 @@ class Draft:
 
 def uid_of(random: np.random.Generator) -> str:
     """A UID derived from a random UUID (version 4), by DICOM PS3.5 B.2."""
-    number = int.from_bytes(random.bytes(16), "big")
-    number = number & ~(0xF << 76) | 4 << 76  # version
-    number = number & ~(0x3 << 62) | 2 << 62  # variant
-    return f"2.25.{number}"
+    return f"2.25.{UUID(bytes=random.bytes(16), version=4).int}"
 
 
 def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str) -> Draft:
@@ -208,10 +143,7 @@ def make_draft(plan: ScanPlan, volume: np.ndarray, scan_id: str, patient_id: str
 
 def checksum(images: list[Image]) -> str:
     """sha256 of the slices' HU in their true order, as little-endian 16-bit numbers."""
-    digest = hashlib.sha256()
-    for image in images:
-        digest.update(image.hu.astype("<i2").tobytes())
-    return digest.hexdigest()
+    return hashlib.sha256(np.stack([image.hu for image in images]).astype("<i2").tobytes()).hexdigest()
 
 
 # Oddities of real datasets, each switched on by name; no scan has two, so that each can be studied alone.
@@ -360,25 +292,21 @@ ODDITIES: Mapping[str, Oddity] = {
     "indeterminate": Oddity(("rsna-pe",), _named("called indeterminate")),
     "incomplete_organ": Oddity(("rsna-at",), _incomplete_organ),
 }
-"""Oddities by name."""
 
 NEEDS_ROW = ("double_rows", "rows_without_image")
 """Oddities of a scan's rows in a label table: in rsna-at only positive scans have any."""
-
-
-def check_oddities(names: Sequence[str], layout: str) -> None:
-    for name in names:
-        if name not in ODDITIES:
-            known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)
-            raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
-        if layout not in ODDITIES[name].layouts:
-            raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
 
 
 def assign_oddities(
     names: Sequence[str], labels: Sequence[int], random: np.random.Generator, layout: str
 ) -> dict[int, str]:
     """The oddity of every scan that has one, by the scan's number."""
+    for name in names:
+        if name not in ODDITIES:
+            known = ", ".join(key for key, oddity in ODDITIES.items() if layout in oddity.layouts)
+            raise UserError(f"oddity {name!r} is unknown; choose from {known}, or all")
+        if layout not in ODDITIES[name].layouts:
+            raise UserError(f"oddity {name!r} does not exist in {layout}, only in {', '.join(ODDITIES[name].layouts)}")
     each, free = max(1, round(SHARE * len(labels))), random.permutation(len(labels)).tolist()
     if len(names) * each > len(labels):
         raise UserError(f"{len(names)} oddities change {each} scans each, but there are {len(labels)}; make more scans")

@@ -20,17 +20,9 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.base.system import importing
-from normal_guidance.scans.phantom.drafts import (
-    ODDITIES,
-    Draft,
-    Image,
-    assign_oddities,
-    check_oddities,
-    checksum,
-    make_draft,
-    render,
-)
+from normal_guidance.scans.phantom.drafts import ODDITIES, Draft, Image, assign_oddities, checksum, make_draft
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
+from normal_guidance.scans.phantom.rendering import render
 
 with importing("dicom", "phantoms are written with pydicom"):
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -191,27 +183,24 @@ def _multi_frame(draft: Draft) -> Dataset:
     dataset.InstanceNumber = 1
     dataset.ImageType = ["DERIVED", "PRIMARY", "AXIAL", "NONE"]
     dataset.ManufacturerModelName, dataset.DeviceSerialNumber, dataset.SoftwareVersions = MAKER, "0", "0"
-    dataset.PixelPresentation, dataset.VolumetricProperties = "MONOCHROME", "VOLUME"
-    dataset.VolumeBasedCalculationTechnique, dataset.LossyImageCompression = "NONE", "00"
+    frame = {"PixelPresentation": "MONOCHROME", "VolumetricProperties": "VOLUME"}
+    frame["VolumeBasedCalculationTechnique"] = "NONE"
+    for name, value in frame.items():
+        setattr(dataset, name, value)
+    dataset.LossyImageCompression = "00"
     dataset.PresentationLUTShape = "IDENTITY"
     dataset.AcquisitionContextSequence = DicomSequence()
     dataset.NumberOfFrames = len(draft.images)
     dataset.DimensionOrganizationSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"))]
     pointers = {"DimensionIndexPointer": 0x00200032, "FunctionalGroupPointer": 0x00209113}
     dataset.DimensionIndexSequence = [_item(DimensionOrganizationUID=draft.new_uid("dimension"), **pointers)]
-    frame_type = _item(
-        FrameType=list(dataset.ImageType),
-        PixelPresentation="MONOCHROME",
-        VolumetricProperties="VOLUME",
-        VolumeBasedCalculationTechnique="NONE",
-    )
     spacing, thickness = _number(draft.pixel_spacing), _number(draft.slice_spacing)
     rescale = _item(RescaleIntercept=str(draft.encoding.intercept), RescaleSlope="1", RescaleType="HU")
     shared = _item(
         PixelMeasuresSequence=[_item(PixelSpacing=[spacing] * 2, SliceThickness=thickness)],
         PlaneOrientationSequence=[_item(ImageOrientationPatient=[_number(v) for v in first.orientation or ()])],
         PixelValueTransformationSequence=[rescale],
-        CTImageFrameTypeSequence=[frame_type],
+        CTImageFrameTypeSequence=[_item(FrameType=list(dataset.ImageType), **frame)],
         UnassignedSharedConvertedAttributesSequence=[_item(KVP="120")],
     )
     dataset.SharedFunctionalGroupsSequence = [shared]
@@ -426,7 +415,6 @@ LAYOUTS: Mapping[str, FolderLayout] = {
         tables=_folder_tables,
     ),
 }
-"""Layouts by name."""
 
 
 TRUTH = "phantom.json"  # the file with the truth about the dataset; code that reads the scans must not need it
@@ -463,7 +451,6 @@ def write_phantom(
     if not 0 <= contrast <= 5:
         raise UserError(f"contrast is {contrast}; give a factor from 0 (invisible) to 5")
     choose_one_of("compression", compression, (*COMPRESSIONS, MIXED))
-    check_oddities(oddities, layout)
     part = chosen.anatomy or anatomy or "head"
     numbers = {"scans": scans, "seed": seed, "size": size, "contrast": contrast, "positive": positive, "slices": slices}
     about = {

@@ -78,7 +78,6 @@ ANATOMIES = {
         scans_per_patient=(0.5, 0.5),
     ),
 }
-"""Body parts by name."""
 
 ORGANS = {"liver": 0.1, "spleen": 0.1, "kidney": 0.06}
 """Share of abdomen patients whose solid organ is injured, whatever the label of their scans."""

@@ -6,7 +6,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -138,9 +138,6 @@ class Estimate:
     def __str__(self) -> str:
         return f"{digits(self.value)} {interval(self.low, self.high)}"
 
-    def as_json(self) -> dict[str, float]:
-        return asdict(self)
-
     @property
     def known(self) -> bool:
         return all(map(math.isfinite, (self.value, self.low, self.high)))
@@ -235,8 +232,7 @@ Score = Literal["auroc", "logit"]
 Orders = Mapping[str, Sequence[Int64[Tensor, "slices"]]]
 """Name -> one or several orders: the slices' numbers, scan after scan, the first to remove first."""
 
-CONTROLS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}
-"""Orders that attention must beat."""
+CONTROLS = {"random": "as many random slices", "moved": "the same attention moved along the scan"}  # what to beat
 
 
 def make_orders(
@@ -318,19 +314,14 @@ def draw_curves(
     scale = float(whole.logit.std()) or 1.0
     counts = [count_slices(whole, lengths, share, by, orders["attended"][0]) for share in SHARES]
     kinds: tuple[Kind, ...] = ("deletion", "insertion")
-    keys = [
-        (kind, name, repeat, number)
-        for kind in kinds
-        for name, several in orders.items()
-        for repeat in range(len(several))
-        for number in range(len(SHARES))
-    ]
+    repeats = [(name, repeat, order) for name, several in orders.items() for repeat, order in enumerate(several)]
+    steps = list(product(kinds, repeats, enumerate(counts)))
     logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": whole.logit / scale} for kind in kinds}
-    for done, (kind, name, repeat, number) in enumerate(keys, start=1):
-        shown = _slices_to_show(orders[name][repeat], lengths, counts[number], kind)
+    for done, (kind, (name, repeat, order), (number, count)) in enumerate(steps, start=1):
+        shown = _slices_to_show(order, lengths, count, kind)
         logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, shown).logit / scale
         if watch is not None:
-            watch(done / len(keys))
+            watch(done / len(steps))
 
     def averaged(numbers: Mapping[str, Varied]) -> dict[str, list[Varied]]:
         return {
@@ -397,12 +388,12 @@ class TrustResult:
             "title": self.title,
             "verdict": self.verdict,
             "measured": self.measured,
-            **self.number.as_json(),
+            **asdict(self.number),
             "reference": 0.0,
             "reference_words": self.control,
             "meaning": self.meaning,
             "action": self.action,
-            "more": {name: n.as_json() if isinstance(n, Estimate) else n for name, n in self.more.items()},
+            "more": {name: asdict(n) if isinstance(n, Estimate) else n for name, n in self.more.items()},
         }
 
 
@@ -481,13 +472,11 @@ WORDS: dict[tuple[str, Verdict], tuple[str, str]] = {
 """The meaning of each test's verdict, and what to do."""
 
 
-def decide(number: Estimate, *, trace: float = TRACE) -> Verdict:
-    """Whether a number is above 0 and more than a trace, by its whole interval."""
-    if not number.known:
-        return UNDECIDED
-    if number.high < trace:
+def decide(number: Estimate, *, fails_below: float = TRACE, passes_above: float = 0.0) -> Verdict:
+    """The verdict by the whole interval of a number, by default whether it is above 0 and more than a trace."""
+    if number.high < fails_below:  # of NaN, nothing is true
         return FAILS
-    return PASSES if number.low > 0 else UNDECIDED
+    return PASSES if number.low > passes_above else UNDECIDED
 
 
 # Test 1: slices in another order.  Attention that comes from the image goes with the slices.
@@ -539,12 +528,7 @@ def judge_shuffling(
             note = " The model ignores the order of slices."
         elif lost.low > 0:
             note = f" The order of slices counts: without it, {digits(lost.value)} of scan AUROC is lost."
-    verdict = UNDECIDED
-    if difference.known:
-        if difference.high < 0 or stays.low > MOSTLY:
-            verdict = FAILS
-        elif difference.low > 0:
-            verdict = PASSES
+    verdict = FAILS if difference.known and stays.low > MOSTLY else decide(difference, fails_below=0.0)
     control, (meaning, action) = "attention that has nothing to do with the scan", WORDS["shuffle", verdict]
     return TrustResult("shuffle", verdict, difference, control, more, f"{meaning}{note}", action)
 
@@ -552,12 +536,10 @@ def judge_shuffling(
 # Test 2: untrained weights.  Attention that is as good with these does not come from training.
 # Reference: Adebayo et al., "Sanity Checks for Saliency Maps", 2018.
 
-
 UNTRAINED = 19  # untrained models: a further one has a higher scan AUROC than all of them with a probability of 5 %
 COMPARED = 3  # untrained models whose attention is compared: each costs as much as a curve
 
-LEARNT = 0.05
-"""Scan AUROC: a model whose whole interval lies below the best untrained model plus this has learnt nothing."""
+LEARNT = 0.05  # scan AUROC: where the whole interval lies below the best untrained model plus this, nothing was learnt
 
 Untrained = Callable[[int], Model]  # makes the same model with untrained weights, from a seed
 
@@ -609,7 +591,7 @@ def judge_randomizing(
     }
     # Attention that is equal everywhere has no correlation.
     ranking = FAILS if alike.low > MOSTLY else PASSES if alike.high < MOSTLY else UNDECIDED
-    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": ranking if alike.known else UNDECIDED}
+    reasons: dict[str, Verdict] = {"it ranks slices as untrained models do": ranking}
     gap = NO_ESTIMATE
     if curves is not None:
         gap = bootstrap.estimate(worth(curves, "untrained"))
@@ -639,7 +621,6 @@ def judge_randomizing(
 
 
 # Tests 3 and 4, from the curves: whether attended slices matter, and whether attention points away from evidence.
-
 
 AWAY = 0.05  # localization AUROC this far below .5 points away; in thousands of scans, less would be significant, too
 
@@ -698,7 +679,7 @@ def judge_alarm(
         located = bootstrap.estimate(bootstrap.mean(per_scan))
         if located.known:
             more["localization AUROC"] = located
-            labels = FAILS if located.high < 0.5 - AWAY else PASSES if located.low > 0.5 else UNDECIDED
+            labels = decide(located, fails_below=0.5 - AWAY, passes_above=0.5)
             agree = "slice labels confirm it" if labels == verdict else "slice labels do not confirm it"
             if verdict == UNDECIDED and labels != UNDECIDED:
                 verdict, agree = labels, "by slice labels alone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Trust:
             "scans": self.scans,
             "positive": self.positive,
             "by": self.by,
-            "scan_auroc": None if whole is None else whole.as_json(),
+            "scan_auroc": None if whole is None else asdict(whole),
             "notes": list(self.notes),
             "findings": [finding.as_json() for finding in self.findings],
             "curves": curves,
@@ -212,21 +212,17 @@ def _of_bundle(folder: Path, store: str | Path | None, split: str | Path | None,
     return bundle.model, bundle.features, opened.part(part), untrained, note
 
 
-HEADER = ("Test", "Verdict", "Number [95 %]", "Chance", "Control")
-
-CAPTION = (
-    "{scans} scans, {positive} of them positive; scan AUROC {auroc}. A test passes or fails by its whole interval "
-    "(bootstrap over patients); otherwise it cannot be told. Verdicts do not use slice labels, unless the alarm says "
-    "so."
-)
-
-
 def verdict_table(trust: Trust) -> Grid:
     """Make a table with one row per test."""
     auroc = "unknown" if trust.scan_auroc is None else str(trust.scan_auroc)
-    caption = CAPTION.format(scans=trust.scans, positive=trust.positive, auroc=auroc)
+    caption = (
+        f"{trust.scans} scans, {trust.positive} of them positive; scan AUROC {auroc}. A test passes or fails by its "
+        "whole interval (bootstrap over patients); otherwise it cannot be told. Verdicts do not use slice labels, "
+        "unless the alarm says so."
+    )
+    header = ["Test", "Verdict", "Number [95 %]", "Chance", "Control"]
     rows = [[test.title, test.verdict, str(test.number), digits(0.0), test.control] for test in trust.findings]
-    return Grid("Can this attention be trusted?", " ".join([caption, *trust.notes]), HEADER, rows)
+    return Grid("Can this attention be trusted?", " ".join([caption, *trust.notes]), header, rows)
 
 
 def trust_page(trust: Trust, *, picture: str | None = None) -> str:

@@ -1,7 +1,8 @@
-"""Three challenges as Kaggle distributes them: head (2019), chest (2020) and abdomen (2023) CT of the RSNA."""
+"""Public challenges: head (2019), chest (2020) and abdomen (2023) CT of the RSNA, as Kaggle has them; PROSTATEx."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
@@ -12,12 +13,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.index.containers import Mask
+from normal_guidance.scans.index.containers import Mask, is_nifti
+from normal_guidance.scans.index.labels import BINARY
 from normal_guidance.scans.index.manifest import DatasetLabel, Finding, Labels
 from normal_guidance.scans.index.problems import Problem, Report
 from normal_guidance.scans.index.source import (
     Candidate,
     FileGroup,
+    FolderScans,
     ScanSource,
     SourceOptions,
     bad_row,
@@ -29,6 +32,7 @@ from normal_guidance.scans.index.source import (
     read_texts,
     report_some,
     series_folders,
+    slices_of_mask,
 )
 
 if TYPE_CHECKING:
@@ -66,10 +70,16 @@ class ChallengeScans(ScanSource):
             yield FileGroup(name, files)
 
     def label_files(
-        self, scan_id: str, headers: Sequence[Header], find: Callable[[Header], int | None]
+        self, scan_id: str, headers: Sequence[Header], label_of: Callable[[str], int | None]
     ) -> tuple[list[Header], dict[str, int]]:
-        """The slices that have a label, and these labels by file; the other slices are reported."""
-        labels = {header.file: find(header) for header in headers}
+        """The slices with a label by SOPInstanceUID or else the file's name, and the labels by file; reports others."""
+        labels: dict[str, int | None] = {}
+        for header in headers:
+            by_file, label = label_of(stem(header.file)), label_of(header.sop_uid)
+            labels[header.file] = by_file if label is None else label
+            if label is not None and by_file not in (None, label):
+                detail = f"SOPInstanceUID has label {label}, the file's name another"
+                self.report(Problem(scan_id, header.file, "label_mismatch", detail, "label of its SOPInstanceUID"))
         known = {file: label for file, label in labels.items() if label is not None}
         if not known:
             detail = f"none of its {len(labels)} files has a label"
@@ -79,16 +89,6 @@ class ChallengeScans(ScanSource):
                 if label is None:
                     self.report(Problem(scan_id, file, "image_without_label", "no row of the label table", "left out"))
         return [header for header in headers if header.file in known], known
-
-    def label_by_name(self, scan_id: str, header: Header, label_of: Callable[[str], int | None]) -> int | None:
-        """The label by SOPInstanceUID or, where that has none, by the file's name."""
-        by_file, label = label_of(stem(header.file)), label_of(header.sop_uid)
-        if label is None:
-            return by_file
-        if by_file not in (None, label):
-            detail = f"SOPInstanceUID has label {label}, the file's name another"
-            self.report(Problem(scan_id, header.file, "label_mismatch", detail, "label of its SOPInstanceUID"))
-        return label
 
     def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
         """Labels of ordered slices from labels by file; a scan is positive if one of its slices is."""
@@ -158,9 +158,7 @@ class HeadScans(ChallengeScans):
             self.report(Problem("", header.file, "no_series", "SeriesInstanceUID is missing or empty", "left out"))
         for scan_id in sorted(series):
             members = series.pop(scan_id)
-            kept, known = self.label_files(
-                scan_id, members, lambda header: self.label_by_name(header.series_uid, header, self._any)
-            )
+            kept, known = self.label_files(scan_id, members, self._any)
             patient = patient_of(scan_id, members, self.report) or scan_id
             if kept:
                 bits = [self._bits(header) for header in kept]
@@ -273,7 +271,7 @@ class ChestScans(ChallengeScans):
         for sop in labels.keys() - files - {header.sop_uid for header in headers}:
             self.report(missing(scan_id, f"{self.folder}/{group.name}/{sop}.dcm", "no such file"))
         series = largest_series(scan_id, headers, self.report)
-        kept, known = self.label_files(scan_id, series, lambda header: self.label_by_name(scan_id, header, labels.get))
+        kept, known = self.label_files(scan_id, series, labels.get)
         if kept:
             yield Candidate(scan_id, patient or scan_id, kept, known, self._exam(group.name, scan_id, known))
 
@@ -359,11 +357,14 @@ class AbdomenScans(ChallengeScans):
         scan_id, patient = self.scan_of(group, ""), group.name.partition("/")[0]
         rows = self.rows.get(group.name, {})
         series = largest_series(scan_id, headers, self.report)
-        numbers = {header.file: _instance(header) for header in series}
+        numbers: dict[str, int | None] = {}
+        for header in series:  # a slice without a number in its file's name has the one of its header
+            number = _number(stem(header.file))
+            numbers[header.file] = header.instance_number if number is None else number
         there = {stem(file) for file in group.files} | {str(number) for number in numbers.values()}
-        for number in rows:
-            if str(number) not in there:
-                self.report(missing(scan_id, f"{self.folder}/{group.name}/{number}.dcm", "no such file"))
+        for listed in rows:
+            if str(listed) not in there:
+                self.report(missing(scan_id, f"{self.folder}/{group.name}/{listed}.dcm", "no such file"))
         if group.name not in self.incomplete:
             detail = f"the series has no row in {META}"
             self.report(Problem(scan_id, "", "image_without_label", detail, f"labelled by {IMAGES} alone"))
@@ -406,12 +407,6 @@ class AbdomenScans(ChallengeScans):
         patients = sorted(self.without_scan - {name.partition("/")[0] for name in self.unseen})
         detail = f"no such folder; in {PATIENTS}"
         report_some((missing("", f"{self.folder}/{patient}", detail) for patient in patients), self.report)
-
-
-def _instance(header: Header) -> int | None:
-    """A slice's number in the table: its file's name or, where that is not a number, its InstanceNumber."""
-    number = _number(stem(header.file))
-    return header.instance_number if number is None else number
 
 
 def _number(word: str) -> int | None:
@@ -461,3 +456,143 @@ def _read_patients(path: Path, report: Report) -> dict[str, dict[str, int]]:
             patients[patient] = injured
     report_some(bad, report)
     return patients
+
+
+# PROSTATEx: ADC maps of the prostate (MR) with masks of the lesions, one scan per patient.
+#
+#     PROSTATEx_Classes.csv                       ID (ProstateX-0000_Finding1), Clinically Significant (True, False)
+#     Images/ADC/ProstateX-0001_ep2d_diff_tra_8.nii.gz
+#     Masks/ADC/ProstateX-0005-Finding1-ep2d_diff_tra_DYNDIST_MIX_ADC_ROI.nii.gz     one mask per finding
+#
+# A scan is positive if one of its findings is clinically significant; its positive slices are those in which a mask of
+# such a finding has a voxel, unknown without such a mask.  A scan without a row in the table counts as negative.
+
+LESIONS = "Files/lesions"  # the folder of the clone that holds the table, the images and the masks
+
+TABLE, ADC_MAPS, MASKS = "PROSTATEx_Classes.csv", "Images/ADC", "Masks/ADC"
+DERIVED = "labels.csv"
+ID, SIGNIFICANT = "ID", "Clinically Significant"
+MODALITY = "MR"
+
+ATTRIBUTION = (
+    'Masks: Cuocolo et al., "PROSTATEx masks" (github.com/rcuocolo/PROSTATEx_masks, CC BY 4.0).',
+    "Images: SPIE-AAPM-NCI PROSTATEx challenge (The Cancer Imaging Archive). Cite both.",
+)
+"""What a page with results on these scans says."""
+
+
+def open_prostatex(root: Path, options: SourceOptions, report: Report) -> ScanSource:
+    """Opens the clone, its folder Files/lesions, or a folder with labels.csv."""
+    if not root.is_dir():
+        raise UserError(f"{root} is not a folder; give the clone of github.com/rcuocolo/PROSTATEx_masks")
+    if (root / DERIVED).is_file() and not (root / TABLE).is_file():
+        return FolderScans(root, SourceOptions(table=root / DERIVED), report, MODALITY)
+    return ProstateScans(root / LESIONS if (root / LESIONS).is_dir() else root, report)
+
+
+class ProstateScans(ScanSource):
+    """The ADC maps and masks as the public repository holds them."""
+
+    def __init__(self, base: Path, report: Report) -> None:
+        for name in (TABLE, ADC_MAPS, MASKS):
+            if not (base / name).exists():
+                clone = f"the clone of github.com/rcuocolo/PROSTATEx_masks, which has {LESIONS}/{name}"
+                raise UserError(f"{base / name} is not there; give {clone}")
+        self.root, self.report = base.resolve(), report
+        self.significant = _read_classes(base / TABLE, report)
+        self.images = self._find_images()
+        self.masks = self._find_masks()
+        self.expected_groups = len(self.images)
+
+    def _volumes(self, folder: str) -> list[str]:
+        return sorted(file for file in list_below(self.root, folder, self.report) if is_nifti(file))
+
+    def _find_images(self) -> dict[str, str]:
+        """The image of each patient; of several, the one whose name sorts first."""
+        images: dict[str, str] = {}
+        for file in self._volumes(ADC_MAPS):
+            named = re.match(r"(ProstateX-\d+)_", PurePosixPath(file).name)
+            if named is None:
+                detail = "the name does not begin with a patient, as ProstateX-0001_ does"
+                self.report(Problem("", file, "image_without_label", detail, "left out"))
+            elif named[1] in images:
+                detail = f"a second image of the patient, beside {images[named[1]]}"
+                self.report(Problem(named[1], file, "double_scan", detail, "the first one counts"))
+            else:
+                images[named[1]] = file
+        return images
+
+    def _find_masks(self) -> dict[str, list[str]]:
+        """The masks of each patient's significant findings; those that the table does not list are reported."""
+        masks: dict[str, list[str]] = defaultdict(list)
+        for file in self._volumes(MASKS):
+            named = re.match(r"(ProstateX-\d+)[-_](Finding\d+)[-_]", PurePosixPath(file).name)
+            patient, finding = named.groups() if named else ("", "")
+            if finding not in self.significant.get(patient, {}):
+                detail = f"{TABLE} has no row {patient}_{finding}" if named else "the name has no patient and finding"
+                self.report(Problem(patient, file, "image_without_label", detail, "mask ignored"))
+            elif self.significant[patient][finding]:
+                masks[patient].append(file)
+        return masks
+
+    def groups(self) -> Iterator[FileGroup]:
+        for patient, file in self.images.items():
+            yield FileGroup(patient, [file], self.masks.get(patient, ()), MODALITY)
+
+    def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
+        if headers:
+            yield Candidate(group.name, group.name, headers)
+
+    def join(self, candidate: Candidate, ordered: Ordered, masks: Sequence[Mask]) -> Labels:
+        patient = candidate.scan_id
+        known = self.significant.get(patient)
+        if known is None:
+            detail = f"no row of {TABLE}"
+            self.report(Problem(patient, "", "image_without_label", detail, "no finding: counts as negative"))
+        if not any((known or {}).values()):
+            return Labels(0, np.zeros(len(ordered.slices), np.int8))
+        wanted = self.masks.get(patient, [])
+        names = [PurePosixPath(file).name for file in wanted]
+        for finding, significant in self.significant[patient].items():
+            if significant and not any(re.match(rf"{patient}[-_]{finding}[-_]", name) for name in names):
+                action = "its slices count as negative" if names else "positive without slice labels"
+                detail = f"{finding} is clinically significant and has no mask in {MASKS}"
+                self.report(Problem(patient, "", "label_mismatch", detail, action))
+        if not wanted:
+            return Labels(1, None)
+        try:
+            if len(masks) < len(wanted):
+                raise ValueError(f"{len(wanted) - len(masks)} of {len(wanted)} masks cannot be read")
+            slices = np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
+            if not slices.any():
+                raise ValueError(f"mask {wanted[0]} has no voxel")
+        except ValueError as error:
+            self.report(Problem(patient, "", "label_mismatch", str(error), "positive without slice labels"))
+            return Labels(1, None)
+        return Labels(1, slices)
+
+    def finish(self) -> None:
+        for patient in sorted(self.significant.keys() - self.images.keys()):
+            findings = ", ".join(self.significant[patient])
+            self.report(missing(patient, "", f"no image in {ADC_MAPS}; the table has {findings}"))
+
+
+def _read_classes(path: Path, report: Report) -> dict[str, dict[str, bool]]:
+    """Whether each finding of each patient is clinically significant."""
+    texts = read_texts(path, (ID, SIGNIFICANT), report)
+    classes: dict[str, dict[str, bool]] = {}
+    for name, word in zip(texts[ID].to_pylist(), texts[SIGNIFICANT].to_pylist(), strict=True):
+        named = re.fullmatch(r"(ProstateX-\d+)[-_](Finding\d+)", name)
+        if named is None or word.lower() not in BINARY:
+            report(bad_row(path, f"{ID} is {name!r}, {SIGNIFICANT} is {word!r}"))
+            continue
+        (patient, finding), value = named.groups(), bool(BINARY[word.lower()])
+        known = classes.setdefault(patient, {})
+        if finding in known:
+            same = known[finding] == value
+            kind, action = ("double_label", "counted once") if same else ("conflicting_label", "counts as True")
+            report(Problem(patient, path.name, kind, f"{finding} is {known[finding]} and {value}", action))
+        known[finding] = value or known.get(finding, False)
+    if not classes:
+        raise UserError(f"{path} has no usable row; it needs {ID} (ProstateX-0000_Finding1) and {SIGNIFICANT}")
+    return classes

@@ -1,4 +1,4 @@
-"""Lesions, which decide a scan's label, and look-alikes, which do not.
+"""Draws a scan, with lesions, which decide its label, and look-alikes, which do not.
 
 A lesion moves the pixels under it towards its own HU by the share `contrast`: 0 leaves the slice unchanged.  It is
 drawn in every slice of its block and in no other.  Look-alikes and injuries of solid organs have their own random
@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from normal_guidance.scans.phantom.anatomy import ARTERIES, CENTRAL, HILUM, Abdomen, Chest, Head
-from normal_guidance.scans.phantom.drawing import Canvas, Cover, bump, minus, times
+from normal_guidance.scans.phantom.drawing import Canvas, Cover, Pose, bump, minus, times
+from normal_guidance.scans.phantom.plan import ANATOMIES, LesionBlock, ScanPlan
 
 BLOOD, CLOT, LEAK, FLUID = 68.0, 45.0, 240.0, 30.0
 """HU of a fresh bleed, of a clot in a vessel, of leaking contrast medium, of fluid in fat."""
-
-LOOK_ALIKES = 2.0  # mean number of look-alikes in a scan
 
 
 Shape = tuple[float, ...]  # the shape of a lesion or look-alike in all of its slices: six random numbers from 0 to 1
@@ -92,21 +92,18 @@ def _subarachnoid(body: Head, canvas: Canvas, z: float, u: float, shape: Shape, 
         stain(canvas, times(sector, place), BLOOD, contrast)
 
 
-def _embolus(side: int) -> Painter:
-    def paint(body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
-        first, second, size, off, turn, _ = shape
-        hosts = {int(ARTERIES * first), int(ARTERIES * second)}
-        for number in hosts:
-            x, y, radius = body.artery(z, side, number)
-            clot = radius * (0.55 + 0.3 * size) * (0.6 + 0.4 * _swell(u))
-            away = (radius - clot) * off
-            cover = canvas.cover(x + away * math.cos(6.28 * turn), y + away * math.sin(6.28 * turn), clot, 0.85 * clot)
-            stain(canvas, cover, CLOT, contrast)
-        if abs(z - HILUM) < CENTRAL:
-            reach = canvas.cover(side * 26.0, -6.0, 22.0 * _swell(u), 16.0)
-            stain(canvas, times(body.central(canvas, z, side), reach), CLOT, contrast)
-
-    return paint
+def _embolus(side: int, body: Chest, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
+    first, second, size, off, turn, _ = shape
+    hosts = {int(ARTERIES * first), int(ARTERIES * second)}
+    for number in hosts:
+        x, y, radius = body.artery(z, side, number)
+        clot = radius * (0.55 + 0.3 * size) * (0.6 + 0.4 * _swell(u))
+        away = (radius - clot) * off
+        cover = canvas.cover(x + away * math.cos(6.28 * turn), y + away * math.sin(6.28 * turn), clot, 0.85 * clot)
+        stain(canvas, cover, CLOT, contrast)
+    if abs(z - HILUM) < CENTRAL:
+        reach = canvas.cover(side * 26.0, -6.0, 22.0 * _swell(u), 16.0)
+        stain(canvas, times(body.central(canvas, z, side), reach), CLOT, contrast)
 
 
 def _in_cavity(body: Abdomen, z: float, u: float, shape: Shape) -> tuple[float, float]:
@@ -146,12 +143,11 @@ LESIONS: Mapping[str, Painter] = {
     "epidural": _epidural,
     "intraventricular": _intraventricular,
     "subarachnoid": _subarachnoid,
-    "left": _embolus(1),
-    "right": _embolus(-1),
+    "left": partial(_embolus, 1),
+    "right": partial(_embolus, -1),
     "Active_Extravasation": _extravasation,
     "Bowel": _bowel,
 }
-"""The painter of each kind of lesion."""
 
 
 def _calcification(body: Head | Abdomen, canvas: Canvas, z: float, u: float, shape: Shape, contrast: float) -> None:
@@ -227,7 +223,6 @@ LOOK_ALIKE_KINDS: Mapping[str, Mapping[str, Painter]] = {
     "chest": {"node": _node, "mixing": _mixing, "streak": _streak, "plug": _plug},
     "abdomen": {"calcification": _calcification, "oral contrast": _oral_contrast, "streak": _streak},
 }
-"""The painters of each body part's look-alikes."""
 
 
 def paint_injuries(body: Abdomen, canvas: Canvas, z: float, injuries: Mapping[str, str], shape: Shape) -> None:
@@ -245,3 +240,57 @@ def paint_injuries(body: Abdomen, canvas: Canvas, z: float, injuries: Mapping[st
         else:
             tear = canvas.cover(-88.0, 2.0, 34.0 * deep * bump(z, 0.62, 0.84), 7.0, angle, soft=3.0)
             stain(canvas, times(body.liver(canvas, z), tear), FLUID + 10, 0.8)
+
+
+LOWEST, HIGHEST = -1000, 2047
+"""Range of HU, which every encoding of the writer can hold; values beyond are clipped."""
+
+BODIES: Mapping[str, type[Head | Chest | Abdomen]] = {"head": Head, "chest": Chest, "abdomen": Abdomen}
+
+
+def render(plan: ScanPlan, size: int, *, contrast: float = 1.0) -> np.ndarray:
+    """Draws a scan: int16 HU of (slices, rows, columns), from the lower end up; labels change only the lesions."""
+    body: Any = BODIES[plan.anatomy](plan.patient_stream("body"), size)
+    random = plan.patient_stream("distortion")
+    patient_size, scan_pose = plan.patient_stream("size"), plan.stream("pose")
+    width, depth = (float(value) for value in patient_size.normal(1.0, 0.04, 2).clip(0.9, 1.07))
+    spread = 8.0 if plan.anatomy == "head" else 4.0  # mm
+    angle = float(np.clip(scan_pose.normal(0.0, 0.06), -0.15, 0.15))
+    pose = Pose(angle, float(scan_pose.normal(0.0, spread)), float(scan_pose.normal(0.0, spread)), width, depth)
+    canvas = Canvas(size, body.WIDTH, pose, random, distortion=body.DISTORTION)
+    scan, noise = plan.stream("scan"), plan.stream("noise")
+    shift, level = float(scan.uniform(-0.01, 0.01)), float(scan.uniform(*body.NOISE))
+    tear = draw_shape(plan.patient_stream("tear"))
+    kinds = LOOK_ALIKE_KINDS[plan.anatomy]
+    painted = [(kinds[block.kind], block, shape, 1.0) for block, shape in draw_look_alikes(plan)]
+    for i, block in enumerate(plan.blocks):
+        painted.append((LESIONS[block.kind], block, draw_shape(plan.stream(f"lesion {i}")), contrast))
+    volume = np.empty((plan.slices, size, size), np.int16)
+    for number in range(plan.slices):
+        z = (number + 0.5) / plan.slices + shift
+        canvas.start(z)
+        body.draw(canvas, z)
+        if plan.injuries:
+            paint_injuries(body, canvas, z, plan.injuries, tear)
+        for painter, block, shape, strength in painted:
+            if block.start <= number < block.stop:
+                place = (2 * number + 1 - block.start - block.stop) / (block.stop - block.start)
+                painter(body, canvas, z, place, shape, strength)
+        # Noise of standard deviation 1, correlated between neighbours as after a reconstruction kernel.
+        white = noise.standard_normal((size + 2, size + 2), np.float32)
+        rows = white[:-2] + 2 * white[1:-1] + white[2:]
+        canvas.image += level * ((rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / np.float32(6))
+        volume[number] = np.rint(canvas.image).clip(LOWEST, HIGHEST)
+    return volume
+
+
+def draw_look_alikes(plan: ScanPlan) -> list[tuple[LesionBlock, Shape]]:
+    """Draws what looks like a lesion in this scan and is not one, whatever the scan's label."""
+    random, drawn = plan.stream("look-alikes"), []
+    first, last = (round(edge * plan.slices) for edge in ANATOMIES[plan.anatomy].organ)
+    for _ in range(int(random.poisson(2.0))):  # the mean number of a scan
+        kind = str(random.choice(list(LOOK_ALIKE_KINDS[plan.anatomy])))
+        start = int(random.integers(first, last))
+        length = 1 + int(random.integers(0, max(2, plan.slices // 7)))
+        drawn.append((LesionBlock(start, min(start + length, last), kind), draw_shape(random)))
+    return drawn
