@@ -59,10 +59,9 @@ def methods(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table("name", "method", "regularizer", "scan score", "parameters")
-    for name, method in EVERY_METHOD.items():
-        if name in NAMED:
-            scored = "yes" if method.scores_scans else "no"
-            table.add_row(name, method.title, method.regularizer or "", scored, f"{sizes[method.model]:,}")
+    for name, method in NAMED.items():
+        scored = "yes" if method.scores_scans else "no"
+        table.add_row(name, method.title, method.regularizer or "", scored, f"{sizes[method.model]:,}")
     console = Console()
     console.print(table)
     console.print("nguide fit needs no choice of method. The heads that the paper lacks are for research:")
