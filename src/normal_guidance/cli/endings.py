@@ -314,7 +314,19 @@ def run(command: Callable[[], object]) -> NoReturn:
         code = _code_of(command)
     except KeyboardInterrupt as error:  # before or after the command
         code = _end(error)
-    _leave(code)
+    _signals.ended.set()
+    if _signals.repeater is not None:
+        _signals.repeater.join()  # a signal that it sends later would kill the process
+    for name in BY_SIGNAL:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is _on_signal:
+            signal.signal(number, signal.SIG_DFL)
+    if code == INTERRUPTED.code and _signals.last == "SIGINT":
+        # A shell ends its loop only if the command is killed by the signal.  Python does that for this error, after
+        # its own cleaning.
+        sys.excepthook = lambda kind, error, trace: None
+        raise KeyboardInterrupt
+    sys.exit(code)
 
 
 def _code_of(command: Callable[[], object]) -> int:
@@ -367,19 +379,3 @@ def _give_up_output() -> None:
     except (OSError, ValueError):
         with suppress(OSError, ValueError):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _leave(code: int) -> NoReturn:
-    _signals.ended.set()
-    if _signals.repeater is not None:
-        _signals.repeater.join()  # a signal that it sends later would kill the process
-    for name in BY_SIGNAL:
-        number = getattr(signal, name, None)
-        if number is not None and signal.getsignal(number) is _on_signal:
-            signal.signal(number, signal.SIG_DFL)
-    if code == INTERRUPTED.code and _signals.last == "SIGINT":
-        # A shell ends its loop only if the command is killed by the signal.  Python does that for this error, after
-        # its own cleaning.
-        sys.excepthook = lambda kind, error, trace: None
-        raise KeyboardInterrupt
-    sys.exit(code)

@@ -17,6 +17,7 @@ from normal_guidance.cli.options import (
     DryRun,
     Track,
     TrainingOptions,
+    choose_execution,
     methods_option,
     named_methods,
     parse_list,
@@ -58,10 +59,9 @@ def methods(as_json: AsJson = False) -> None:
     from rich.table import Table
 
     table = Table("name", "method", "regularizer", "scan score", "parameters")
-    for name, method in EVERY_METHOD.items():
-        if name in NAMED:
-            scored = "yes" if method.scores_scans else "no"
-            table.add_row(name, method.title, method.regularizer or "", scored, f"{sizes[method.model]:,}")
+    for name, method in NAMED.items():
+        scored = "yes" if method.scores_scans else "no"
+        table.add_row(name, method.title, method.regularizer or "", scored, f"{sizes[method.model]:,}")
     console = Console()
     console.print(table)
     console.print("nguide fit needs no choice of method. The heads that the paper lacks are for research:")
@@ -105,7 +105,6 @@ def trust(
     from rich.table import Table
 
     from normal_guidance.base.files import make_folder, write_atomically, write_json
-    from normal_guidance.cli.options import choose_execution
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
     from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table

@@ -279,11 +279,8 @@ def _moved_to_front(padded: Padded, mask: Mask, features: Features | None) -> tu
     order = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     if features is not None:
         features = features.gather(1, order[:, :, None].expand_as(features))
-    return (
-        padded.gather(-1, order[:, None].expand_as(padded)),
-        Layout.padded_unchecked(mask.sum(1), mask.shape[1]),
-        features,
-    )
+    layout = Layout.padded_unchecked(mask.sum(1), mask.shape[1])
+    return padded.gather(-1, order[:, None].expand_as(padded)), layout, features
 
 
 def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str) -> Layout:

@@ -206,12 +206,9 @@ class Layout:
     def windows(self, halo: int) -> tuple[Int[Tensor, "window blocks"], Int[Tensor, "rows"]]:
         """Rows that blocks read, to be smoothed by a banded matrix of this halo, and the order of the results."""
         device, block = self.lengths.device, SMOOTHING_BLOCK
-        if self.sizes is None:
-            counts = torch.full_like(self.lengths, -(-self.longest // block))
-            blocks = self.bags * -(-self.longest // block)
-        else:
-            counts = (self.lengths + block - 1) // block
-            blocks = sum(-(-size // block) for size in self.sizes)
+        rows_of_bag = torch.full_like(self.lengths, self.longest) if self.sizes is None else self.lengths
+        counts = (rows_of_bag + block - 1) // block
+        blocks = sum(-(-size // block) for size in self.sizes or [self.longest] * self.bags)
         first = counts.cumsum(0) - counts
         bag = bag_of_rows(counts, blocks)
         number = torch.arange(blocks, device=device) - first[bag]
