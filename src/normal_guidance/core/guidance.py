@@ -32,7 +32,6 @@ from normal_guidance.core.attention_term import (
     BagLabels,
     Given,
     Lengths,
-    Padded,
     Values,
     as_padded,
     check_values,
@@ -43,7 +42,7 @@ from normal_guidance.core.attention_term import (
     log_probability,
     refuse_arrays,
 )
-from normal_guidance.core.bells import Positions, fold_positions, log_mixture, log_normal
+from normal_guidance.core.bells import Padded, Positions, fold_positions, log_mixture, log_normal
 from normal_guidance.core.layout import Layout
 
 DivergenceName = Literal["forward_kl", "reverse_kl", "squared_error"]

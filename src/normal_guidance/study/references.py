@@ -136,7 +136,7 @@ class PublishedChoice(NamedTuple):
 def published(metric: Metric, method: str, dataset: str) -> MeanSd | None:
     """Mean and sd over the three partitions as printed, or None where the paper has no such number."""
     cell = _printed("tables", metric, method, dataset)
-    return cell and MeanSd(*cell, published_sd_kind(metric, method, dataset))
+    return cell and MeanSd(cell[0], cell[1], published_sd_kind(metric, method, dataset))
 
 
 def published_sd_kind(metric: Metric, method: str, dataset: str) -> SdKind:
@@ -163,7 +163,7 @@ def published_sensitivity(metric: Metric, dataset: str, divergence: str, weight:
     """ABMIL + Normal Guidance under another divergence or lambda (`weight`), or None where it is not printed."""
     # The paper varies one of them at a time, from forward KL with lambda 1, and prints lambda for localization only.
     cell = _printed("sensitivity", metric, "ng", dataset, divergence, f"{weight:g}")
-    return cell and MeanSd(*cell, published_sd_kind(metric, "ng", dataset))
+    return cell and MeanSd(cell[0], cell[1], published_sd_kind(metric, "ng", dataset))
 
 
 @cache

@@ -7,7 +7,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
+from normal_guidance.core.attention_term import AttentionTerm, Given, Regularizer
+from normal_guidance.core.bells import Padded
 from normal_guidance.core.layout import Layout, as_rows, take_rows
 
 CLUSTERS = 8  # clusters of a bag, as in the paper; a bag with fewer slices has one for each

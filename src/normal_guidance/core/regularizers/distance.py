@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
-from normal_guidance.core.bells import is_long, window_sums
+from normal_guidance.core.attention_term import AttentionTerm, Given, Regularizer
+from normal_guidance.core.bells import Padded, is_long, window_sums
 from normal_guidance.core.layout import Layout
 
 REACHES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from jaxtyping import Float
 from torch import Tensor
 
-from normal_guidance.core.attention_term import AttentionTerm, Given, Padded, Regularizer
+from normal_guidance.core.attention_term import AttentionTerm, Given, Regularizer
+from normal_guidance.core.bells import Padded
 from normal_guidance.core.layout import Layout
 
 

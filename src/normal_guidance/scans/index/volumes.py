@@ -126,7 +126,7 @@ def _image(content: bytes | Path) -> Iterator[Any]:
         stream: Any = gzip.GzipFile(fileobj=file) if zipped else file
         start = stream.read(4)
         stream.seek(0)
-        image = (nibabel.Nifti2Image if start in _NIFTI_2 else nibabel.Nifti1Image).from_stream(stream)
+        image: Any = (nibabel.Nifti2Image if start in _NIFTI_2 else nibabel.Nifti1Image).from_stream(stream)
         shape, dtype = image.shape, image.get_data_dtype()
         if len(shape) < 3 or any(size != 1 for size in shape[3:]) or min(shape) < 1 or max(shape) > LARGEST:
             shown = " x ".join(map(str, shape))
