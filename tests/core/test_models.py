@@ -185,7 +185,8 @@ def loss_of(model: nn.Module, method: str, term: AttentionTerm | None) -> Callab
 
     def loss(parameters: dict[str, Tensor], features: Tensor, layout: Layout) -> Tensor:
         prediction = functional_call(model, parameters, (features, layout))
-        value = EVERY_METHOD[method].loss(prediction, torch.tensor([0, 1, 1, 0]), None)
+        labels = torch.tensor([0, 1, 1, 0], device=features.device)
+        value = EVERY_METHOD[method].loss(prediction, labels, None)
         if term is not None:
             value = value + term(prediction.log_attention, lengths=layout, from_logits=True, features=features)
         return value

@@ -109,7 +109,7 @@ class Sm(nn.Module):
         kernel = self.kernel()
         if isinstance(layout, SlottedLayout):
             return ragged_smooth(rows, kernel, layout.starts, layout.lengths, layout.longest)
-        if torch.compiler.is_exporting():  # one scan without blocks, whose number would be fixed in the graph
+        if layout.bags == 1 and torch.compiler.is_exporting():  # without blocks: the graph would fix their number
             positions = torch.arange(-self.steps, layout.longest + self.steps, device=rows.device)
             mirrored = take_rows(rows, mirror(positions, layout.lengths)).T[:, None]
             return F.conv1d(mirrored, kernel.to(rows.dtype)[None, None]).squeeze(1).T
