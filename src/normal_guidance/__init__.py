@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from normal_guidance.base.system import lazy_names, missing_extras
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
     from normal_guidance.base.errors import UserError

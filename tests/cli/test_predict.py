@@ -18,7 +18,7 @@ import pytest
 from pydicom import dcmread
 
 from normal_guidance.base import files
-from normal_guidance.base.files import read_json
+from normal_guidance.base.files import FORMAT, read_json
 from normal_guidance.clinic import load_bundle, write_predictions
 from normal_guidance.clinic.predict.job import COMMAND
 from normal_guidance.clinic.predict.predicting import predict
@@ -183,6 +183,7 @@ def test_json_is_one_object_a_scan(trained, scans, tmp_path):
     refused, good = map(json.loads, result.stdout.splitlines())
     assert (refused["scan_id"], refused["state"]) == ("mr", "refused")
     assert (good["state"], good["interval"]["share"], len(good["key_slices"])) == ("predicted", 0.9, 2)
+    assert good["format"] == FORMAT, "which a program may ask for, as in the file"
     file = read_json(tmp_path / "out" / "good" / "prediction.json")
     assert file.items() <= good.items()
 

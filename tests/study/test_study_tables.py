@@ -255,6 +255,11 @@ def test_a_seed_without_a_number_leaves_the_method_without_one():
     assert data["tables"][2]["ours_sd"] is None
 
 
+def test_a_number_of_some_seeds_alone_is_refused():
+    with pytest.raises(UserError, match="max has scan_auroc for 1 of 2 seeds; complete its runs"):
+        paper_tables({"max": {1: GUIDED[1001], 2: scores(0.6, 0.4, None, 0.7)}}, "head-ct")
+
+
 @pytest.mark.parametrize("table", [TABLES, sensitivity_table(SENSITIVITY, "head-ct")])
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch, table):
     paths = table.write(tmp_path / "deep", "results.v1")

@@ -243,13 +243,13 @@ HEAD = "format"  # the first member of a JSON object of ours, which holds that v
 LAST_TO_READ = "0.2"  # the newest normal-guidance that reads an older format
 
 
-def check_format(path: Path, version: object) -> None:
-    """Refuses a file of another version, and names the software that reads it."""
+def check_format(path: Path, version: object, again: str = "make it again") -> None:
+    """Refuses a file of another version, and names the software that reads it; `again` is what else to do."""
     if version == FORMAT:
         return
     if type(version) is not int:
         raise ContentError(f"its format {shorten(repr(version))} is not a whole number")
-    action = f"open it with normal-guidance {LAST_TO_READ}, or make it again" if version < FORMAT else "update it"
+    action = f"open it with normal-guidance {LAST_TO_READ}, or {again}" if version < FORMAT else "update it"
     raise UserError(f"{path} has format {version}, but this normal-guidance reads format {FORMAT}; {action}")
 
 
@@ -281,7 +281,7 @@ def read_json(path: Path, again: str = AGAIN) -> dict[str, Any]:
         content = parse_json(read_sealed(path, again))
         if not isinstance(content, dict):
             raise ContentError("it is not a JSON object")
-        check_format(path, content.pop(HEAD, FORMAT))
+        check_format(path, content.pop(HEAD, FORMAT))  # absent where somebody wrote the file by hand
     content.pop(SEAL, None)
     return content
 

@@ -22,6 +22,7 @@ import math
 import mmap
 import os
 import pickle
+import queue
 import select
 import signal
 import socket
@@ -32,7 +33,6 @@ import time
 import zipfile
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
@@ -149,19 +149,36 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 
 def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None, None]:
     """The same items, which a thread makes up to `depth` ahead; its error is raised here."""
-    iterator, end = iter(items), object()
+    made: queue.Queue[tuple[bool, Any]] = queue.Queue(depth)
+    stopping = threading.Event()
 
-    def make() -> Any:
-        return next(iterator, end)
+    def put(good: bool, item: Any) -> None:
+        while not stopping.is_set():
+            with suppress(queue.Full):
+                made.put((good, item), timeout=POLL_SECONDS)
+                return
 
-    thread = ThreadPoolExecutor(1)
-    ahead = deque(thread.submit(make) for _ in range(depth + 1))
+    def make() -> None:
+        try:
+            for item in items:
+                put(True, item)
+                if stopping.is_set():
+                    return
+            put(False, None)
+        except BaseException as error:
+            put(False, error)
+
+    # A daemon: a program that ends with an error or Ctrl-C does not wait until what was begun is made.
+    thread = threading.Thread(target=make, daemon=True)
+    thread.start()
     try:
-        while (item := ahead.popleft().result()) is not end:
-            ahead.append(thread.submit(make))
-            yield item
+        while (result := made.get())[0]:
+            yield result[1]
     finally:
-        thread.shutdown(cancel_futures=True)
+        stopping.set()
+        thread.join()
+    if result[1] is not None:
+        raise result[1]
 
 
 class StartError(UserError):

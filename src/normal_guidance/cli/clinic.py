@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from normal_guidance.clinic.predict.dicomweb import DicomWeb
     from normal_guidance.clinic.results.result_folder import Written
     from normal_guidance.fit.bundle import Bundle
+    from normal_guidance.scans.features.encoders import Encoder
     from normal_guidance.scans.index.problems import Problem
 
 
@@ -118,8 +119,7 @@ def predict(
         others = found.problems.get("", ())
         loaded = None
         if found.rows:
-            device, precision = execution.device, choose_precision("auto", execution.device)
-            loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=offline)
+            loaded = _load_encoder(bundle, encoder, weights, execution.device, offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
     def show(outcome: Written) -> None:
@@ -151,6 +151,11 @@ def predict(
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
     if not is_all(lines):
         raise typer.Exit(endings.NOT_ALL.code)
+
+
+def _load_encoder(bundle: Bundle, encoder: str | None, weights: Path | None, device: str, offline: bool) -> Encoder:
+    precision = choose_precision("auto", device)
+    return bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=offline)
 
 
 def _fetched(scans: Sequence[str], out: Path, bundle: Bundle) -> list[Path]:
@@ -337,9 +342,7 @@ def node(
     )
     status_host, status_port = parse_place(status)
     bundle = load_bundle(model)
-    execution = choose_execution(device, "auto")
-    device, precision = execution.device, choose_precision("auto", execution.device)
-    loaded = bundle.load_encoder(encoder, weights=weights, device=device, precision=precision, offline=True)
+    loaded = _load_encoder(bundle, encoder, weights, choose_execution(device, "auto").device, offline=True)
     options = PredictOptions(workers=(os.cpu_count() or 1) if workers is None else workers)
     with (
         run_node(chosen, Predictor(bundle, loaded, options)) as (running, number),

@@ -269,9 +269,9 @@ def require_export() -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporters' notes about torchvision, opsets and files of their own."""
+    """Without notes of the exporters; meanwhile no logger writes less than errors."""
     before = logging.root.manager.disable
-    logging.disable(logging.WARNING)
+    logging.disable(max(before, logging.WARNING))
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

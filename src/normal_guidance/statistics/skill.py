@@ -165,7 +165,6 @@ class _Interval:
     unlabelled: int
     all_negative: int
     all_positive: int
-    level: float = LEVEL
 
 
 @dataclass(frozen=True, kw_only=True)

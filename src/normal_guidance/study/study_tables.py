@@ -313,6 +313,10 @@ def _row(
     scores = tuple(of_seeds[seed] for seed in seeds)
     for metric, number in printed.items():
         values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
+        if values and len(values) < len(seeds):
+            raise UserError(
+                f"{method} has {metric} for {len(values)} of {len(seeds)} seeds; complete its runs, or leave seeds out"
+            )
         cells.append(Comparison(metric, values, references.published_sd_kind(metric, method, dataset), number))
     return TableRow(method, title, seeds, scores, tuple(cells), setting)
 

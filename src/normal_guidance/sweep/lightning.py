@@ -126,7 +126,7 @@ class GuidanceCallback(Callback):
                 f"{type(pl_module).__name__} optimizes by hand, so it returns no loss to add guidance to; call the "
                 "guidance in training_step: loss = loss + guidance(attention, mask)"
             )
-        self.on_fit_end(trainer, pl_module)
+        self._end()
         named = dict(pl_module.named_modules())
         if self.module not in named or not self.module:
             raise UserError(
@@ -144,13 +144,18 @@ class GuidanceCallback(Callback):
         self._terms.clear()
         self._unguided = ""
 
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException | None = None) -> None:
-        """Leave the module as it was, after an exception, too."""
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Leave the module as it was."""
+        self._end()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Leave the module as it was."""
+        self._end()
+
+    def _end(self) -> None:
         while self._undo:
             self._undo.pop()()
         self._terms.clear()
-
-    on_exception = on_fit_end
 
     def _watch(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
         if not torch.is_grad_enabled():

@@ -1,12 +1,14 @@
 """Rules, addresses, and the audit log: the small parts, alone."""
 
 import json
+import sqlite3
 
 import pytest
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.node.incoming import parse_rule, why_ignored
 from normal_guidance.clinic.node.partners import Audit, Callers, parse_peer
+from normal_guidance.clinic.node.series_queue import Limits, SeriesQueue
 
 HEAD = {"modality": "CT", "body": "Head", "description": "5mm AXIAL brain", "thickness": "5.000000", "files": "30"}
 
@@ -84,3 +86,13 @@ def test_the_audit_log_is_rotated_and_the_oldest_is_dropped(tmp_path):
     numbers = [line["number"] for line in lines]
     assert numbers == list(range(numbers[0], 40))
     assert all(set(line) == {"time", "event", "number"} for line in lines)
+
+
+def test_an_older_queue_is_not_thrown_away(tmp_path):
+    database = sqlite3.connect(tmp_path / "queue.db")
+    database.execute("PRAGMA user_version=1")
+    database.close()
+    with pytest.raises(
+        UserError, match=r"normal-guidance 0\.2, or name another folder once that has sent what waits in it"
+    ):
+        SeriesQueue(tmp_path / "queue.db", Limits())

@@ -425,7 +425,10 @@ def test_parts_are_assigned(tmp_path, kind):
         ({"x": "train", "y": "val"}, r"the mapping: scan 'x' is not in the store \(2 such scans\); leave it out"),
         ({"val-0": None}, r"the mapping: scan 'val-0' is in the store, but has no part \(1 such scans\); add it"),
         ({"val-0": "dev"}, "the mapping: scan 'val-0': part 'dev' is unknown; choose one of train, val, test"),
-        ({"val-0": "train"}, "patient 'val-patient-0' is in part 'train' and in part 'val'; a patient has one part"),
+        (
+            {"val-0": "train"},
+            "patient 'val-patient-0' is in part 'train' and in part 'val'; put all of a patient into one part",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             store.with_parts({scan: part for scan, part in (split | change).items() if part})

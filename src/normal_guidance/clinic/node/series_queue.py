@@ -128,7 +128,8 @@ class SeriesQueue:
             self._database.execute("PRAGMA journal_mode=WAL")
             self._database.execute("PRAGMA synchronous=FULL")
             version = self._database.execute("PRAGMA user_version").fetchone()[0]
-            check_format(path, version or FORMAT)  # 0: the file is new
+            # 0: the file is new.  An older one may hold series, which must not be lost.
+            check_format(path, version or FORMAT, "name another folder once that has sent what waits in it")
             self._database.executescript(f"{_TABLES} PRAGMA user_version={FORMAT};")
         except sqlite3.DatabaseError as error:
             raise UserError(f"{path} cannot be read ({error}); move its folder away and start again") from error

@@ -67,7 +67,8 @@ class Arrivals:
 
     def quiet(self, series: str) -> float:
         """Seconds since something arrived."""
-        return self._clock() - self._last.get(series, self._begin)
+        last = self._last.get(series, self._begin)  # before the clock, which another thread may meanwhile restart
+        return self._clock() - last
 
 
 class NodeResults:

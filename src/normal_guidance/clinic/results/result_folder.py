@@ -22,6 +22,7 @@ the files of OUT at the end.
 from __future__ import annotations
 
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -33,7 +34,15 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import FULL, UnreadableError, UserError
-from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_atomically, write_json
+from normal_guidance.base.files import (
+    FORMAT,
+    HEAD,
+    folder_atomically,
+    make_folder,
+    read_json,
+    write_atomically,
+    write_json,
+)
 from normal_guidance.base.system import importing
 from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJob
 from normal_guidance.clinic.predict.new_scans import NotPredicted
@@ -416,10 +425,11 @@ def summary_line(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
 
 def summary_json(out: Path, summary: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """What `outcome_json` says of each scan, from results that are complete."""
-    problems = read_problems(out / "problems.csv")
+    problems = defaultdict[str, list[Problem]](list)
+    for problem in read_problems(out / "problems.csv"):
+        problems[problem.scan_id].append(problem)
     for scan_id, lines in groupby(summary["scans"], lambda line: line["scan_id"]):
-        known = [problem for problem in problems if problem.scan_id == scan_id]
-        yield _scan_json(next(lines), out / folder_name(scan_id), known)
+        yield _scan_json(next(lines), out / folder_name(scan_id), problems[scan_id])
 
 
 def outcome_json(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
@@ -431,7 +441,8 @@ def _scan_json(line: Mapping[str, Any], folder: Path | None, problems: Iterable[
     shared = {name: line[name] for name in ("scan_id", "state", "lacks", "reason")}
     if folder is None or line["state"] != STATES[0]:
         return {**shared, "problems": [problem._asdict() for problem in problems]}
-    return {**shared, "folder": str(folder), **read_json(folder / PREDICTION, "delete the folder and predict again")}
+    content = read_json(folder / PREDICTION, "delete the folder and predict again")
+    return {**shared, "folder": str(folder), HEAD: FORMAT, **content}
 
 
 def _prediction_table(predictions: Sequence[ScanPrediction], anonymize: bool) -> pa.Table:

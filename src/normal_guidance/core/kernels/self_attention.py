@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from normal_guidance.core.arrays import PerBag
-from normal_guidance.core.kernels.products import Rows, accumulator, operator
+from normal_guidance.core.kernels.products import accumulator, operator
 
 Places = Int[Tensor, "bags places"]
 Stacked = Float[Tensor, "configs rows features"]
@@ -26,7 +26,12 @@ Padded = Float[Tensor, "configs bags places features"]
 
 
 def attend(
-    qkv: Rows, token: Float[Tensor, "three_features"], first: PerBag, lengths: PerBag, heads: int, longest: int
+    qkv: Float[Tensor, "rows three_features"],
+    token: Float[Tensor, "three_features"],
+    first: PerBag,
+    lengths: PerBag,
+    heads: int,
+    longest: int,
 ) -> Float[Tensor, "rows joined"]:
     r"""$\mathrm{softmax}(q k^\top / \sqrt{d})\, v$ in each bag, class token included; the heads are joined again."""
     # `token`, the class token's queries, keys and values, replaces `qkv` in the first row of every bag; unused rows
@@ -108,7 +113,10 @@ def _scatter(padded: Padded, index: Places, rows: int) -> Stacked:
 
 
 def _padded_heads(
-    qkv: Stacked, token: Float[Tensor, "configs three_features"], index: Places, heads: int
+    qkv: Float[Tensor, "configs rows three_features"],
+    token: Float[Tensor, "configs three_features"],
+    index: Places,
+    heads: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values (configs, bags, heads, places, d), with the token's in place 0."""
     slices = _gather(qkv, index)[:, :, 1:]

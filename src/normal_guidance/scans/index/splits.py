@@ -261,4 +261,6 @@ def refuse_overlap(
     for member, part in zip(ids, parts, strict=True):
         before = part_of.setdefault(member, part)
         if before != part:
-            raise UserError(f"{what} {member!r} is in part {before!r} and in part {part!r}; a {what} has one part")
+            raise UserError(
+                f"{what} {member!r} is in part {before!r} and in part {part!r}; put all of a {what} into one part"
+            )
