@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 import torch
 
-from normal_guidance.base.errors import UserError
 from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import localization
 from normal_guidance.scans.phantom.plan import ANATOMIES, GAP, MIN_SLICES, ScanPlan, plan
@@ -96,18 +95,3 @@ def test_scans_of_one_patient_share_its_injuries():
     injuries = {one.patient: dict(one.injuries) for one in plans}
     assert all(injuries[one.patient] == one.injuries for one in plans)
     assert {grade for found in injuries.values() for grade in found.values()} == {"low", "high"}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"anatomy": "knee"}, "anatomy 'knee' is unknown; choose one of head, chest, abdomen"),
-        ({"scans": 0}, "scans is 0"),
-        ({"seed": -1}, "seed is -1"),
-        ({"positive": 1.5}, "positive is 1.5"),
-        ({"slices": 5}, "slices is 5"),
-    ],
-)
-def test_wrong_options_are_named(options, message):
-    with pytest.raises(UserError, match=message):
-        plan(**{"anatomy": "head", "scans": 3, "seed": 0, **options})
