@@ -94,7 +94,7 @@ def load_by_process(driver: int, device: str = "cpu", precision: str = "float32"
     return load(device, precision, scale=1.0 if os.getpid() == driver else 2.0)
 
 
-def make_vit_weights(width: int = 24, layers: int = 1, hidden: int = 20, seed: int = 0) -> dict[str, torch.Tensor]:
+def make_vit_weights(width: int = 24, layers: int = 2, hidden: int = 20) -> dict[str, torch.Tensor]:
     """A ViT for 12 x 12 images in patches of 4 x 4, with torchvision's names, sizes and order; every number random."""
     vector, of_layers = (width,), {}
     for number in range(layers):
@@ -113,5 +113,5 @@ def make_vit_weights(width: int = 24, layers: int = 1, hidden: int = 20, seed: i
         **of_layers,
         **{"heads.head.weight": (10, width), "heads.head.bias": (10,)},
     }
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     return {name: torch.randn(shape, generator=generator) * 0.4 for name, shape in shapes.items()}

@@ -43,9 +43,6 @@ def triangle_weights(before: int, after: int) -> np.ndarray:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
-# The steps
-
-
 @pytest.mark.parametrize(("side", "size"), [(50, 20), (64, 32), (37, 24), (12, 30)])
 def test_resizing_is_the_triangle_filter(side, size):
     scan = make_scan(rows=side, columns=side)
@@ -103,9 +100,6 @@ def test_a_slice_has_the_same_bits_alone_and_in_any_chunk_and_margins_of_the_sca
     assert (images[0, :, 1:3] == 0).all()
 
 
-# The field
-
-
 @pytest.mark.parametrize(
     ("rows", "columns", "spacing", "field", "down", "across"),
     [
@@ -154,9 +148,6 @@ def test_a_field_needs_the_spacing():
             middle(10, 10, spacing, 70.0)
 
 
-# Statistics
-
-
 def test_statistics_are_means_and_sds_of_channels():
     scan = make_scan(4, 30, 50)
     way = Preprocessing(windows=(*HEAD, None), size=20)
@@ -164,16 +155,12 @@ def test_statistics_are_means_and_sds_of_channels():
     mean, sd = scan_statistics(torch.from_numpy(apply(way, scan)))
     np.testing.assert_allclose(mean, images.mean(axis=(0, 2, 3)), rtol=1e-9)
     np.testing.assert_allclose(sd, np.sqrt(((images - np.reshape(mean, (2, 1, 1))) ** 2).mean(axis=(0, 2, 3))))
-
-
-def test_combined_statistics_are_means_over_scans_not_pixels():
+    # Combined, they are means over scans, not pixels.
     scans = [Statistics((0.0, 1.0), (1.0, 2.0)), Statistics((3.0, 1.0), (2.0, 2.0)), Statistics((6.0, 7.0), (6.0, 5.0))]
     assert combine_statistics(iter(scans)) == Statistics((3.0, 3.0), (3.0, 3.0))
     with pytest.raises(UserError, match="no training scans"):
         combine_statistics([])
 
-
-# Description and fingerprint
 
 WAYS = [
     Preprocessing(),
@@ -193,13 +180,10 @@ WAYS = [
 
 
 def test_a_description_survives_json_and_has_a_fingerprint_of_its_own():
+    """The sha256 of canonical JSON, of whole numbers too; a field is described only where there is one."""
     for way in WAYS:
         assert Preprocessing.from_dict(json.loads(json.dumps(way.to_dict()))) == way
     assert len({way.fingerprint for way in WAYS}) == len(WAYS)
-
-
-def test_the_fingerprint_is_the_sha256_of_canonical_json():
-    """Of whole numbers, too; a field is described only where there is one."""
     for way, text in (
         (
             Preprocessing(windows=((-100, 300),)).to_unit_range(),
@@ -208,7 +192,6 @@ def test_the_fingerprint_is_the_sha256_of_canonical_json():
         (Preprocessing(field=70), '{"field":70.0,"mean":null,"sd":null,"size":224,"version":2,"windows":[null]}'),
     ):
         assert way.fingerprint == hashlib.sha256(text.encode()).hexdigest()
-    assert "field" not in Preprocessing().to_dict()
 
 
 def test_percentiles_scale_each_scan_to_0_to_1():
@@ -223,17 +206,6 @@ def test_percentiles_scale_each_scan_to_0_to_1():
     expected = (np.clip(scan.numpy(), low, high) - low) / (high - low)
     np.testing.assert_allclose(images[:, 0, :, 2:18].numpy(), expected, atol=1e-6)
     assert (images[:, 0, :, :2] == 0).all()
-
-
-def test_percentiles_are_the_whole_scans_where_they_are_given():
-    scan = torch.from_numpy(np.random.default_rng(0).integers(100, 1000, (4, 8, 8)).astype(np.int16))
-    way = Preprocessing(windows=(Percentiles(),), size=8)
-    ranges = [Percentiles().range_of(scan.numpy())]
-    pieces = [way.apply(scan[place : place + 1], ranges=ranges) for place in range(4)]
-    assert torch.equal(torch.cat(pieces), way.apply(scan))
-
-
-# Guards
 
 
 @pytest.mark.parametrize(

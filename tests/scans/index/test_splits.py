@@ -60,13 +60,6 @@ def test_folds_share_no_patient_and_all_have_both_labels(scans: int, folds: int,
         assert abs(np.mean(own) - rate) <= 0.15
 
 
-def test_a_patient_with_most_scans_has_a_fold_of_their_own() -> None:
-    patients, labels = ["X"] * 60 + [f"P{n}" for n in range(40)], [1] * 59 + [0] + [n % 2 for n in range(40)]
-    fold_of = fold_scans(patients, labels, folds=5, seed=0)
-    assert len(set(fold_of[:60])) == 1
-    assert set(fold_of) == set(range(5))
-
-
 @pytest.mark.parametrize(
     ("patients", "labels", "folds"),
     [
@@ -81,9 +74,7 @@ def test_folds_without_both_labels_are_refused(patients: str, labels: list[int],
         fold_scans(list(patients), labels, folds, seed=0)
 
 
-def test_too_few_patients_and_wrong_proportions() -> None:
-    with pytest.raises(UserError, match="1 positive and 2 negative patients"):
-        split_scans(["A", "B", "C"], ["A", "B", "C"], [1, 0, 0], 1001)
+def test_wrong_proportions() -> None:
     for wrong in ((4, 1), (4, 0, 1)):
         with pytest.raises(UserError, match="proportions"):
             split_scans(*ids(60), 1001, wrong)
@@ -106,13 +97,6 @@ def test_the_paper_draws_with_scikit_learn() -> None:
     split = split_scans(patients, patients, labels, 1001)
     assert {patients[n] for n in split.numbers("test")} == set(test)
     assert {patients[n] for n in split.numbers("val")} == set(val)
-
-
-def test_files_come_back(tmp_path: Path) -> None:
-    split = Split(("007", "NA"), ("P1", "P2"), (0, 1), ("train", "test"))
-    write_split(tmp_path / "split.csv", split)
-    read = read_split(tmp_path / "split.csv")
-    assert all(getattr(read, name) == getattr(split, name) for name in ("scan_ids", "patient_ids", "labels", "parts"))
 
 
 HEADER = "scan_id,patient_id,label,part\n"
@@ -172,10 +156,14 @@ def test_an_audit_finds_shared_slices_and_foreign_scans(tmp_path: Path) -> None:
 
 
 def test_a_split_is_bound_to_the_scans_that_it_was_made_from(tmp_path: Path) -> None:
-    manifest, path = manifest_of(tmp_path), tmp_path / "split.csv"
+    manifest, path = manifest_of(tmp_path, patient_id="007"), tmp_path / "split.csv"
     write_split(path, split_of(manifest, THIRDS))
+    assert vars(read_split(path)) == vars(split_of(manifest, THIRDS))
     assert read_parts(path, manifest) == dict(zip(manifest.scan_ids, THIRDS, strict=True))
-    for changed, reason in (({"patient_id": "P77"}, "belongs to another patient"), ({"label": 0}, "has another label")):
+    for changed, reason in (
+        ({"patient_id": "P77"}, "belongs to another patient"),
+        ({"patient_id": "007", "label": 0}, "has another label"),
+    ):
         other = manifest_of(tmp_path, **changed)
         with pytest.raises(UserError, match=rf"split.csv: scan 'S3' {reason} in the manifest than in the split"):
             read_parts(path, other)

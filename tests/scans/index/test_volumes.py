@@ -37,14 +37,6 @@ def put(root: Path, contents: dict[str, bytes]) -> None:
         (root / name).write_bytes(content)
 
 
-def test_files_of_one_slice_come_in_the_rows_order(tmp_path):
-    put(tmp_path, {f"a/{i}.dcm": dicom(HU[i]) for i in range(4)})
-    volume, problems = read_volume(row(("a/3.dcm", "a/0.dcm", "a/2.dcm")), tmp_path)
-    assert volume.dtype == np.int16
-    assert np.array_equal(volume, HU[[3, 0, 2]])
-    assert problems == []
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)])
 def test_one_slice_in_fractions_makes_the_scan_float32(tmp_path, order):
     slopes = ("1", "0.5", "1")
@@ -66,15 +58,6 @@ def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
     volume, _ = read_volume(row(("a.dcm", "b.dcm", "a.dcm", "a.dcm"), (3, 0, 1, 2)), tmp_path)
     assert np.array_equal(volume, HU[[3, 0, 1, 2]])
     assert read == ["a.dcm", "b.dcm"]
-
-
-@pytest.mark.parametrize("name", ["a.nii", "a.nii.gz"])
-def test_nifti(tmp_path, name):
-    """The file is written with DICOM's axes: its array is the transposed volume."""
-    nibabel.save(nibabel.Nifti1Image(HU.transpose(2, 1, 0), np.diag([-1, -1, 2, 1])), tmp_path / name)
-    volume, problems = read_volume(row((name,) * 3, (0, 1, 3), "nifti"), tmp_path)
-    assert np.array_equal(volume, HU[[0, 1, 3]])
-    assert problems == []
 
 
 def test_repairs_are_reported_and_can_be_switched_off(tmp_path):

@@ -148,7 +148,6 @@ def test_hu_come_back_from_every_transfer_syntax(tmp_path, compression, encoding
     for image, dataset in zip(draft.images, write(tmp_path, draft), strict=True):
         assert dataset.file_meta.TransferSyntaxUID == COMPRESSIONS[compression]
         assert np.array_equal(hu_of(dataset), image.hu)
-        assert hu_of(dataset)[0, :4].tolist() == image.hu[0, :4].tolist()
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS, ids=str)

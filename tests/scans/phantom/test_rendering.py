@@ -21,14 +21,6 @@ def volumes() -> dict[str, np.ndarray]:
     return {name: render(plan(name, 1, seed=1, positive=0.0, slices=32)[0], SIZE) for name in ANATOMIES}
 
 
-@pytest.mark.slow(but="head")
-@pytest.mark.parametrize("anatomy", ANATOMIES)
-def test_a_scan_is_drawn_again_exactly(anatomy):
-    one = plan(anatomy, 1, seed=2, positive=1.0, slices=14)[0]
-    assert np.array_equal(render(one, 48), render(one, 48))
-    assert not np.array_equal(render(one, 48), render(replace(one, number=1), 48))
-
-
 @pytest.mark.slow(but=("head-epidural", "chest-left", "abdomen-Bowel"))
 @pytest.mark.parametrize("kind", [(name, kind) for name, one in ANATOMIES.items() for kind in one.kinds], ids="-".join)
 def test_lesions_are_in_all_slices_of_their_block_and_in_no_other(kind):
