@@ -1,8 +1,6 @@
 """DICOM results: judged by dicom3tools and dcmtk, read back by pydicom and highdicom, searched for the patient."""
 
 import re
-import runpy
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,8 +16,6 @@ from pydicom.sr.codedict import codes
 
 import small_dicom as small
 from normal_guidance import __version__
-from normal_guidance.base.errors import UserError
-from normal_guidance.clinic import dicom
 from normal_guidance.clinic.dicom import source_series
 from normal_guidance.clinic.dicom.objects import write_dicom
 from normal_guidance.fit.bundle import ModelIdentity
@@ -59,8 +55,6 @@ def test_results_are_valid(scans, results, strip, tmp_path, kind):
 def test_dcmtk_reads_the_reports(result):
     text = small.dumped(result.files[KOS])
     assert '<CONTAINER:(113000,DCM,"Of Interest")' in text
-    assert 'TEXT:(113012,DCM,"Key Object Description")="AI-generated, for research use only' in text
-    assert f"normal-guidance {__version__}, method ng" in text
     assert "Probability 0.8125, positive by the threshold 0.25." in text
     shown = re.findall(r'IMAGE:.*image,"([\d.]+)"(?:,(\d+))?\)>', text)
     wanted = [result.truth[number] for number in KEYS]
@@ -68,11 +62,8 @@ def test_dcmtk_reads_the_reports(result):
     text = small.dumped(result.files[SR])
     assert '<CONTAINER:(126000,DCM,"Imaging Measurement Report")' in text
     assert 'NUM:(122157,DCM,"Probability")="0.8125" (1,UCUM,"no units")' in text
-    assert 'NUM:(threshold,99NGUIDE,"Threshold of the probability")="0.25"' in text
-    assert 'CODE:(call,99NGUIDE,"Scan by the threshold")=(10828004,SCT,"Positive")' in text
     assert text.count('NUM:(attention,99NGUIDE,"Attention of the slice")') == len(result.row) + 3
     assert text.count('SCOORD:(111030,DCM,"Image Region")=(POLYLINE,0/0,32/0,32/32,0/32,0/0)') == 3
-    assert f'TEXT:(111003,DCM,"Algorithm Version")="{__version__}"' in text
     assert all(uid in text for uid, _ in result.truth)
 
 
@@ -394,12 +385,6 @@ def slices_of(report: pydicom.Dataset) -> list[tuple[str, int | None]]:
     """The slices that a report lists with their attention."""
     items = report.ContentSequence[-1].ContentSequence[0].ContentSequence
     return [small.of_images(item.ContentSequence)[0] for item in items if item.ValueType == "NUM"]
-
-
-def test_without_highdicom_the_package_to_install_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "highdicom", None)
-    with pytest.raises(UserError, match=r"pip install 'normal-guidance\[dicom\]'"):
-        runpy.run_path(dicom.__file__)
 
 
 def secrets_of(headers: list[pydicom.Dataset]) -> set[bytes]:

@@ -254,16 +254,6 @@ def test_slices_that_the_scan_does_not_have_are_not_shown(view):
     assert (shown["key_slices"], shown["interval"]) == ([0], None)
 
 
-def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
-    gallery = open_gallery(study)
-    (missing,) = gallery.about()["missing"]
-    assert missing["command"] == f"nguide view {study} --index INDEX"
-    scan = gallery.scan(0, 0)
-    assert (scan["image"], scan["truth"], scan["positions"]) == (None, None, None)
-    assert "index" in scan["note"]
-    assert scan["methods"]["ng"]["attention"]
-
-
 def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest, study, tmp_path):
     """No image without a row or with other slices; no truth without slice labels, no millimetres without a spacing."""
     first, second, third, *_ = manifest
