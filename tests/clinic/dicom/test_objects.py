@@ -67,15 +67,6 @@ def test_dcmtk_reads_the_reports(result):
     assert all(uid in text for uid, _ in result.truth)
 
 
-def test_key_objects_are_the_key_slices(result):
-    read, header = pydicom.dcmread(result.files[KOS]), result.headers[2]
-    assert small.of_images(read.ContentSequence) == [result.truth[number] for number in KEYS]
-    resolved = KeyObjectSelectionDocument.from_dataset(read).resolve_reference(header.SOPInstanceUID)
-    assert resolved == (header.StudyInstanceUID, header.SeriesInstanceUID, header.SOPInstanceUID)
-    classes = {item.ReferencedSOPSequence[0].ReferencedSOPClassUID for item in read.ContentSequence[-3:]}
-    assert classes == {header.SOPClassUID}
-
-
 def test_the_report_has_every_number_with_its_slice(result):
     truth, attention = result.truth, result.prediction.attention
     document = highdicom.sr.srread(result.files[SR])
@@ -102,7 +93,7 @@ def test_the_report_has_every_number_with_its_slice(result):
     assert [small.references(image.ReferencedSOPSequence)[0][0] for image in images] == uids
 
 
-def test_the_report_shows_each_key_slice_as_a_whole(result):
+def test_key_objects_and_the_report_show_each_key_slice_as_a_whole(result):
     """Its region is the edge of the image, so that viewers open the slice and nothing within it is outlined."""
     row, (keys, *_) = result.row, groups_of(result.files[SR])
     assert [group.tracking_identifier for group in keys] == [
@@ -116,6 +107,12 @@ def test_the_report_shows_each_key_slice_as_a_whole(result):
         (attention,) = group.get_measurements()
         assert attention.value == pytest.approx(result.prediction.attention[number].item(), rel=1e-6)
         assert "outlines nothing within the slice" in texts_of(group[0].ContentSequence, "121106")[0]
+    read, header = pydicom.dcmread(result.files[KOS]), result.headers[2]
+    assert small.of_images(read.ContentSequence) == [result.truth[number] for number in KEYS]
+    resolved = KeyObjectSelectionDocument.from_dataset(read).resolve_reference(header.SOPInstanceUID)
+    assert resolved == (header.StudyInstanceUID, header.SeriesInstanceUID, header.SOPInstanceUID)
+    classes = {item.ReferencedSOPSequence[0].ReferencedSOPClassUID for item in read.ContentSequence[-3:]}
+    assert classes == {header.SOPClassUID}
 
 
 def test_patient_and_study_are_the_sources(result):
@@ -171,7 +168,6 @@ def first(scans, tmp_path_factory) -> dict[str, Path]:
 
 
 def sentences_of(read: dict[str, pydicom.Dataset]) -> tuple[str, str]:
-    """What key objects and picture say in words."""
     (description,) = texts_of(read[KOS].ContentSequence, "113012")
     return description, read[STRIP].ImageComments
 
@@ -331,7 +327,6 @@ def test_results_that_say_something_else_have_other_uids(scans, first, strip, tm
 
 
 def series_of(row: ScanRow, root: Path, strip: Path, out: Path, **changes) -> dict[int, str]:
-    """The descriptions of the results' series by their numbers."""
     read = read_all(write(row, root, strip, out, **changes)).values()
     return {int(written.SeriesNumber): written.SeriesDescription for written in read}
 
@@ -382,7 +377,6 @@ def test_two_thousand_slices(scans, strip, tmp_path):
 
 
 def slices_of(report: pydicom.Dataset) -> list[tuple[str, int | None]]:
-    """The slices that a report lists with their attention."""
     items = report.ContentSequence[-1].ContentSequence[0].ContentSequence
     return [small.of_images(item.ContentSequence)[0] for item in items if item.ValueType == "NUM"]
 

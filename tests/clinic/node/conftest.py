@@ -38,7 +38,6 @@ def state(tmp_path) -> Path:
 
 @pytest.fixture
 def node(bundle, state):
-    """Lends `running_node` for the small model, in the folder `state`."""
     return partial(running_node, state, bundle)
 
 

@@ -28,8 +28,6 @@ STEPS = {
 
 
 class Program:
-    """A node in a process of its own, which may be started again."""
-
     def __init__(self, folder, bundle, archive: int, *more: object) -> None:
         self.port, self.status_port, self.log = free_port(), free_port(), folder / "log"
         self.words = [folder / "state", "--model", bundle, "--port", self.port, "--from", "SENDER@127.0.0.1"]

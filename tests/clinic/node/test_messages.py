@@ -49,7 +49,6 @@ NEGATIVE = replace(content(), findings=(replace(content().findings[0], probabili
 
 
 def segments(message: ResultContent | str) -> dict[str, list[list[str]]]:
-    """The fields of a message, or of that about a result, by the names of their segments."""
     text = message if isinstance(message, str) else make_message(message, "NGUIDE", "RIS")
     parts = defaultdict(list)
     for line in filter(None, text.split("\r")):

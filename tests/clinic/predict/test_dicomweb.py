@@ -19,7 +19,6 @@ def server(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def stored(server, trained, tmp_path_factory):
-    """A study of two series on the server, and its files."""
     files = []
     for number in (1, 2):
         out = tmp_path_factory.mktemp(f"series-{number}")

@@ -32,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 
 def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
-    """By the scan's id."""
     given = PredictOptions(**{"workers": 0, **options})
     outcomes = list(predict(paths, bundle, options=given))
     return {getattr(outcome, "row", outcome).scan_id: outcome for outcome in outcomes}
@@ -40,14 +39,12 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
 
 @pytest.fixture
 def new(copy, tmp_path) -> Path:
-    """A new scan, called `one`."""
     copy("one")
     return tmp_path / "one"
 
 
 @pytest.fixture
 def calibrated(bundle):
-    """The same model, with intervals that promise."""
     return replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
 
 

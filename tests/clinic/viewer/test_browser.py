@@ -91,7 +91,6 @@ def grey(png: bytes) -> np.ndarray:
 
 
 def drawn(page, panel: int = 0) -> tuple[int, int]:
-    """Scan and place on the screen."""
     scan, place, _ = page.locator(".panel").nth(panel).get_attribute("data-drawn").split("/")
     return int(scan), int(place)
 
@@ -104,7 +103,6 @@ def wait_for_place(page, place: int, panel: int = 0) -> None:
 
 
 def press(page, key: str, then: int | str, panel: int = 0, **state) -> None:
-    """Press a key, and wait for the slice or the element that it leads to."""
     page.keyboard.press(key)
     if isinstance(then, str):
         page.wait_for_selector(then, **state)
@@ -142,17 +140,6 @@ def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: f
     return np.clip((volume[place] - low) / (high - low), 0, 1)
 
 
-def test_cine_goes_round_until_the_reader_goes_elsewhere(page, gallery):
-    page.select_option("#speed", "25")
-    page.locator(".stage").first.focus()
-    press(page, "End", len(gallery.row(drawn(page)[0])) - 1)
-    press(page, "Space", 1)  # past the end
-    page.keyboard.press("Home")
-    assert page.locator("#play").get_attribute("aria-pressed") == "false"
-    page.wait_for_timeout(300)
-    assert drawn(page)[1] == 0
-
-
 def test_the_token_is_asked_for_and_leaves_the_address_and_a_new_one_is_taken_in_the_same_tab(open_page, server):
     page = open_page(url=f"{server.base}/")
     page.fill("#token", "not the token")
@@ -168,17 +155,7 @@ def test_the_token_is_asked_for_and_leaves_the_address_and_a_new_one_is_taken_in
     assert server.access.token not in page.url
 
 
-def test_the_slice_is_drawn_as_the_file_has_it(page, gallery, manifest):
-    scan, place = drawn(page)
-    expected = windowed(manifest, gallery, scan, place, 0, 80)
-    seen = screen(page)
-    agreement = correlation(seen, on_screen(expected, seen))
-    assert agreement > 0.95
-    for wrong in (expected[::-1], expected[:, ::-1], expected.T):
-        assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
-
-
-def test_wheel_and_keys_go_through_the_slices(page, gallery):
+def test_wheel_keys_and_cine_go_through_the_slices(page, gallery):
     scan, place = drawn(page)
     last = len(gallery.row(scan)) - 1
     before = screen(page)
@@ -206,6 +183,14 @@ def test_wheel_and_keys_go_through_the_slices(page, gallery):
         assert page.locator(".place b").first.inner_text() == f"Slice {expected + 1}"
     position = gallery.row(scan).positions[max(0, last - 10)]
     assert page.locator(".position").first.inner_text() == f"{position:.1f} mm".replace("-", "−")
+    page.select_option("#speed", "25")
+    page.locator(".stage").first.focus()
+    press(page, "End", last)
+    press(page, "Space", 1)  # past the end
+    page.keyboard.press("Home")  # the reader goes elsewhere, which stops it
+    assert page.locator("#play").get_attribute("aria-pressed") == "false"
+    page.wait_for_timeout(300)
+    assert drawn(page)[1] == 0
 
 
 def test_click_and_drag_on_the_curve_jump(page):
@@ -233,15 +218,18 @@ def test_click_and_drag_on_the_curve_jump(page):
     assert drawn(page)[1] == 0
 
 
-def test_windows_change_the_picture(page, gallery, manifest):
+def test_slices_are_drawn_as_the_files_have_them_in_every_window(page, gallery, manifest):
     pictures = {}
     for window in gallery.about()["windows"]["CT"]:
         page.click(f"#windows button:text-is('{window['title']}')")
         bounds = f"{window['low']:g}:{window['high']:g}"
         page.wait_for_selector(f".panel[data-drawn$='/{bounds}']")
-        pictures[window["name"]] = screen(page)
+        pictures[window["name"]] = seen = screen(page)
         expected = windowed(manifest, gallery, *drawn(page), window["low"], window["high"])
-        assert correlation(pictures[window["name"]], on_screen(expected, pictures[window["name"]])) > 0.9
+        agreement = correlation(seen, on_screen(expected, seen))
+        assert agreement > (0.95 if window["name"] == "brain" else 0.9)
+        for wrong in (expected[::-1], expected[:, ::-1], expected.T) if window["name"] == "brain" else ():
+            assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
     assert changed(pictures["brain"], pictures["lung"])
     press(page, "5", ".panel[data-drawn$='/-1350:150']")
     np.testing.assert_allclose(screen(page), pictures["lung"], atol=1)
@@ -417,15 +405,6 @@ def test_the_list_sorts_filters_and_searches(page, gallery):
     page.wait_for_selector(f".panel[data-drawn^='{following}/']")
 
 
-def test_without_an_index_there_are_curves_and_the_command(open_page, serve, study):
-    page = open_page(serve(open_gallery(study), None))
-    assert f"nguide view {study} --index INDEX" in page.inner_text("#missing")
-    assert page.locator(".chart .attention").count() == 1
-    assert "no slice labels" in page.inner_text(".legend")
-    page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
-
-
 def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, study, manifest, tmp_path):
     root = tmp_path / "scans"
     shutil.copytree(manifest.root, root)
@@ -440,13 +419,20 @@ def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, stud
     assert page.locator(".picture").first.is_visible()
 
 
-def test_names_from_strangers_are_text(open_page, serve, manifest, tmp_path):
+def test_without_an_index_there_are_curves_and_the_command_and_names_from_strangers_are_text(
+    open_page, serve, manifest, tmp_path
+):
     name = "<img src=x onerror=\"document.title='taken'\"><script>1</script>"
     write_predictions(tmp_path, [rows_of(manifest)[0] | {"scan_id": name, "patient_id": name}])
     page = open_page(serve(open_gallery(tmp_path), None))
     assert page.locator("button.scan").get_attribute("title") == name
     assert page.locator("aside img, tbody script").count() == 0
     assert page.title() != "taken"
+    assert f"nguide view {tmp_path} --index INDEX" in page.inner_text("#missing")
+    assert page.locator(".chart .attention").count() == 1
+    assert "no slice labels" in page.inner_text(".legend")
+    page.keyboard.press("End")
+    page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
 
 
 def test_a_server_that_is_gone_is_told(open_page, gallery):
