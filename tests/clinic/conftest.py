@@ -9,8 +9,6 @@ from small_bundle import bundle, copy_series, tiny_encoder, trained  # noqa: F40
 
 @pytest.fixture
 def copy(trained, tmp_path):  # noqa: F811
-    """Copies a phantom's series to a folder below tmp_path."""
-
     def make(name: str, scan: int = 0, **changes) -> list[Path]:
         return copy_series(trained.manifest[scan], trained.manifest.root, tmp_path / name, **changes)
 

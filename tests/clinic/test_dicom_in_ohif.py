@@ -2,14 +2,12 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pydicom
 import pytest
-import torch
 from PIL import Image
 
 from normal_guidance.clinic.dicom.objects import write_dicom
@@ -22,7 +20,8 @@ from normal_guidance.scans.index.manifest import Finding, read_manifest
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.phantom.phantom_files import write_phantom
 from ohif_viewer import serve_viewer
-from orthanc import DICOMWEB, MISSING, ORTHANC, Orthanc, running_orthanc
+from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
+from small_dicom import predicted
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS MISSING: NO BROWSER TEST RUNS")
 
@@ -30,76 +29,50 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.whic
 SCREEN = {"width": 1920, "height": 1080}
 SOFTWARE_GL = ["--no-sandbox", "--use-angle=swiftshader", "--enable-unsafe-swiftshader"]
 
-KEYS = (7, 2, 5)
 FORCED = Problem("A", "", "unsuitable", "slices are 13.8 mm apart", "predicted because of --force")
 
-needs_chromium = pytest.mark.skipif(
-    not CHROMIUM, reason="CHROMIUM IS MISSING: WHAT THE VIEWER OHIF SHOWS IS NOT TESTED; apt install chromium"
-)
 
-
-@pytest.fixture(scope="module")
-def scan(tmp_path_factory) -> ScanPrediction:
+@pytest.fixture
+def scan(tmp_path) -> ScanPrediction:
     """A positive scan whose key slices are 8, 3 and 6, counted from 1; so are its InstanceNumbers."""
-    folder = tmp_path_factory.mktemp("scan")
-    write_phantom("folder", folder / "scans", scans=1, size=128, slices=12, positive=1.0)
-    index("folder", folder / "scans", folder / "index", table=folder / "scans" / "labels.csv")
-    manifest = read_manifest(folder / "index")
-    (row,) = manifest
-    attention = torch.full((12,), 0.02, dtype=torch.float64)
-    for place, number in enumerate(KEYS):
-        attention[number] += 0.5 - 0.2 * place
-    return ScanPrediction(
-        *(row, manifest.root, "ng", 1.3, 0.8125),
-        threshold=0.25,
-        log_attention=(attention / attention.sum()).log()[None],
-        key_slices=KEYS,
-        interval=(4, 8),
-        share=0.5,
+    write_phantom("folder", tmp_path / "scans", scans=1, size=128, slices=12, positive=1.0)
+    index("folder", tmp_path / "scans", tmp_path / "index", table=tmp_path / "scans" / "labels.csv")
+    manifest = read_manifest(tmp_path / "index")
+    return predicted(
+        manifest[0],
+        manifest.root,
         problems=(FORCED,),
         finding=Finding("any", "1386000", "Intracranial hemorrhage"),
         model=ModelIdentity("8d969eef6ecad3c2" * 4, "ng", "0.1.0", "phantoms", 320, "2026-11-18"),
     )
 
 
-@pytest.fixture(scope="module")
-def study(scan, tmp_path_factory) -> Iterator[tuple[Orthanc, str]]:
-    """Orthanc with a study as a hospital has it, the scan and its results for two findings; and the study's UID."""
+@pytest.fixture
+def page(scan, tmp_path):
+    """OHIF's page of a study that Orthanc has, the scan and its results for two findings; its first image is shown."""
     if ORTHANC is None or not DICOMWEB.exists():
         pytest.skip(MISSING)
-    folder = tmp_path_factory.mktemp("study")
-    window = parse_windows("head")[0]
-    strip = draw_strip(scan, window, folder / "strip.png")
-    files = write_dicom(scan, strip, folder / "any")
+    strip = draw_strip(scan, parse_windows("head")[0], tmp_path / "strip.png")
+    files = write_dicom(scan, strip, tmp_path / "any")
     negative = replace(scan, finding=Finding("epidural"), threshold=0.9, interval=(9, 10))
-    files += write_dicom(negative, strip, folder / "epidural", place=1)
-    with running_orthanc(folder / "orthanc") as pacs:
+    files += write_dicom(negative, strip, tmp_path / "epidural", place=1)
+    with running_orthanc(tmp_path / "orthanc") as pacs:
         for file in [*(scan.root / file for file in scan.row.files), *files]:
             assert pacs.store(file)["Status"] == "Success"
-        yield pacs, pydicom.dcmread(files[0]).StudyInstanceUID
+        study = pydicom.dcmread(files[0]).StudyInstanceUID
+        with serve_viewer(pacs.dicomweb) as url, playwright_api.sync_playwright() as playwright:
+            browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SOFTWARE_GL)
+            page = browser.new_page(viewport=SCREEN)
+            page.set_default_timeout(120_000)
+            page.add_init_script("localStorage.setItem('shownTours', JSON.stringify(['basicViewerTour']))")
+            page.goto(f"{url}/viewer?StudyInstanceUIDs={study}")
+            wait_for_page(page)
+            yield page
+            browser.close()
 
 
-@pytest.fixture(scope="module")
-def viewer(study):
-    """A browser, and the address of the study in OHIF."""
-    pacs, uid = study
-    with serve_viewer(pacs.dicomweb) as url, playwright_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=SOFTWARE_GL)
-        yield browser, f"{url}/viewer?StudyInstanceUIDs={uid}"
-        browser.close()
-
-
-@pytest.fixture
-def page(viewer):
-    """OHIF's page of the study, when its first image is shown."""
-    browser, url = viewer
-    page = browser.new_page(viewport=SCREEN)
-    page.set_default_timeout(120_000)
-    page.add_init_script("localStorage.setItem('shownTours', JSON.stringify(['basicViewerTour']))")
-    page.goto(url)
+def wait_for_page(page) -> None:
     page.wait_for_function("document.querySelector('[data-cy=viewport-pane]')?.innerText.includes('(1/12)')")
-    yield page
-    page.close()
 
 
 def wait_for_slice(page, number: int) -> None:
@@ -125,10 +98,11 @@ def wait_for_words(page, words: str) -> None:
 
 
 @pytest.mark.slow
-@needs_chromium
-def test_the_report_opens_the_key_slices_and_tells_the_result(page, scan, tmp_path):
+@pytest.mark.skipif(not CHROMIUM, reason="CHROMIUM IS MISSING: WHAT OHIF SHOWS IS NOT TESTED; apt install chromium")
+def test_reports_open_the_key_slices_and_tell_the_result(page, scan, tmp_path):
     """A report without regions left OHIF's viewport empty; this one leads through the key slices to the result."""
-    open_report(page, "any, CAUTION: AI report, research only, of 2")
+    report = "[data-cy=study-browser-thumbnail-no-image]:has-text('%s, CAUTION: AI report, research only, of 2')"
+    page.locator(report % "any").dblclick()
     page.get_by_text("No", exact=True).click()  # whether to go on with its own measurements
     wait_for_slice(page, 8)
     draw_again(page)
@@ -144,21 +118,13 @@ def test_the_report_opens_the_key_slices_and_tells_the_result(page, scan, tmp_pa
     wait_for_words(page, "CAUTION: Forced: slices are 13.8 mm apart.")
     wait_for_words(page, "Probability: 0.81")
     keep(page, "ohif-scan.png", tmp_path)
-
-
-@pytest.mark.slow
-@needs_chromium
-def test_the_report_of_a_negative_scan_tells_that_it_is(page, tmp_path):
-    """It has no key slices to open, and opens the first slice of the interval."""
-    open_report(page, "epidural, CAUTION: AI report, research only, of 2")
+    page.reload()
+    wait_for_page(page)
+    page.locator(report % "epidural").dblclick()  # negative, so that no key slice is opened
     wait_for_slice(page, 10)
     draw_again(page)
     wait_for_words(page, "NEGATIVE by the threshold")
     keep(page, "ohif-negative.png", tmp_path)
-
-
-def open_report(page, title: str) -> None:
-    page.locator("[data-cy=study-browser-thumbnail-no-image]", has_text=title).dblclick()
 
 
 def keep(page, name: str, folder: Path) -> None:

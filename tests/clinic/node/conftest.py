@@ -11,6 +11,11 @@ from small_bundle import copy_series, make_run, use_tiny
 from small_node import always_positive, quick_loops, running_node, small_archive
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Connections that a node refuses or cuts leave sockets that pynetdicom does not close."""
+    item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+
+
 @pytest.fixture(scope="session")
 def trained(tmp_path_factory):
     made = make_run(tmp_path_factory.mktemp("trained"))
@@ -33,7 +38,6 @@ def state(tmp_path) -> Path:
 
 @pytest.fixture
 def node(bundle, state):
-    """Lends `running_node` for the small model, in the folder `state`."""
     return partial(running_node, state, bundle)
 
 

@@ -10,9 +10,6 @@ from pydicom import dcmread
 from orthanc import free_port
 from small_node import HANGS, RESULTS, associate, read_status, small_archive, start_program, wait_until
 
-# pynetdicom does not close the socket of a connection that was refused.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 QUEUE = "normal_guidance.clinic.node.series_queue:SeriesQueue"
 STEPS = {
     "the fifth file is written": "normal_guidance.clinic.node.incoming:Incoming.write:5:after",
@@ -31,8 +28,6 @@ STEPS = {
 
 
 class Program:
-    """A node in a process of its own, which may be started again."""
-
     def __init__(self, folder, bundle, archive: int, *more: object) -> None:
         self.port, self.status_port, self.log = free_port(), free_port(), folder / "log"
         self.words = [folder / "state", "--model", bundle, "--port", self.port, "--from", "SENDER@127.0.0.1"]

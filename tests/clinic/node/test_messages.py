@@ -1,11 +1,12 @@
 """Scores reach a reading list by HL7 v2 over MLLP and by FHIR, once, whatever the patient is called."""
 
 import json
-import socket
 import threading
+from collections import defaultdict
 from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import BaseRequestHandler, TCPServer
 from typing import Any
 
 import pytest
@@ -44,18 +45,15 @@ def content(**changes) -> ResultContent:
     return ResultContent("0123456789abcdef0123456789abcdef", patient, (finding,), NOTES[1:])
 
 
-def negative() -> ResultContent:
-    positive = content()
-    return replace(positive, findings=(replace(positive.findings[0], probability=0.1, positive=False),))
+NEGATIVE = replace(content(), findings=(replace(content().findings[0], probability=0.1, positive=False),))
 
 
 def segments(message: ResultContent | str) -> dict[str, list[list[str]]]:
-    """The fields of a message, or of that about a result, by the names of their segments."""
     text = message if isinstance(message, str) else make_message(message, "NGUIDE", "RIS")
-    parts: dict[str, list[list[str]]] = {}
+    parts = defaultdict(list)
     for line in filter(None, text.split("\r")):
         fields = line.split("|")
-        parts.setdefault(fields[0], []).append(fields)
+        parts[fields[0]].append(fields)
     return parts
 
 
@@ -74,7 +72,7 @@ def test_a_message_names_patient_order_and_score_and_no_slice_of_a_negative_scan
     assert value_of["sought"][5] == "1386000^Intracranial hemorrhage^SCT"
     assert value_of["key_slices"][5] == "12, 7"
     assert [fields[5] for fields in parts["OBX"] if fields[3].startswith("note")] == list(NOTES)
-    values = segments(negative())["OBX"]
+    values = segments(NEGATIVE)["OBX"]
     assert not any("key_slices" in fields[3] for fields in values)
     assert any(fields[5] == "260385009^Negative^SCT" for fields in values)
 
@@ -89,38 +87,31 @@ def test_names_cannot_change_the_message(name):
 
 
 @contextmanager
+def serving(server: TCPServer):
+    with server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+@contextmanager
 def mllp(*codes: str | bytes):
     """A reading list that answers each message with the next code, or bytes; without one it closes the connection."""
-    got: list[str] = []
-    answers = list(codes)
-    server = socket.create_server(("127.0.0.1", 0))
+    got, answers = [], list(codes)
 
-    def serve() -> None:
-        while True:
-            try:
-                connection, _ = server.accept()
-            except OSError:
-                return
-            with connection:
-                data = b""
-                while answers:
-                    more = connection.recv(65536)
-                    if not more:
-                        break
-                    data += more
-                    if data.endswith(END):
-                        message, data = data.removeprefix(START).removesuffix(END).decode(), b""
-                        got.append(message)
-                        code, control = answers.pop(0), message.split("|")[9]
-                        reply = f"MSH|^~\\&|RIS||NGUIDE||20261118||ACK|1|P|2.5.1\rMSA|{code}|{control}\r"
-                        connection.sendall(code if isinstance(code, bytes) else START + reply.encode() + END)
+    class Handler(BaseRequestHandler):
+        def handle(self) -> None:
+            data = b""
+            while answers and (more := self.request.recv(65536)):
+                data += more
+                if data.endswith(END):
+                    got.append(data.removeprefix(START).removesuffix(END).decode())
+                    data, code = b"", answers.pop(0)
+                    reply = f"MSH|^~\\&|RIS||NGUIDE||20261118||ACK|1|P|2.5.1\rMSA|{code}|{got[-1].split('|')[9]}\r"
+                    self.request.sendall(code if isinstance(code, bytes) else START + reply.encode() + END)
 
-    thread = threading.Thread(target=serve, daemon=True)
-    thread.start()
-    try:
-        yield server.getsockname()[1], got
-    finally:
-        server.close()
+    with serving(TCPServer(("127.0.0.1", 0), Handler)) as port:
+        yield port, got
 
 
 def test_a_node_tells_a_reading_list_until_it_accepts(node, series):
@@ -159,7 +150,7 @@ def test_an_observation_names_patient_study_and_score():
     assert observation["interpretation"][0]["coding"][0]["code"] == "POS"
     assert [part["valueInteger"] for part in observation["component"]] == [12, 7]
     assert [note["text"] for note in observation["note"]] == list(NOTES)
-    observation = observe(negative())
+    observation = observe(NEGATIVE)
     assert observation["interpretation"][0]["coding"][0]["code"] == "NEG"
     assert "component" not in observation
 
@@ -174,26 +165,18 @@ def fhir_server(*statuses: int):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
             requests.append((self.path, dict(self.headers)))
-            if failing:
-                status = failing.pop(0)
-            else:
+            if not failing:
                 observation = Observation.model_validate_json(body)
-                status = 200 if observation.identifier[0].value in kept else 201
                 kept[observation.identifier[0].value] = observation
-            self.send_response(status)
+            self.send_response(failing.pop(0) if failing else 201)
             self.send_header("Content-Length", "0")
             self.end_headers()
 
         def log_message(self, *_) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/fhir", kept, requests
-    finally:
-        server.shutdown()
-        server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
+        yield f"http://127.0.0.1:{port}/fhir", kept, requests
 
 
 def test_a_node_creates_one_observation_however_often_it_must_try(node, series, state, monkeypatch):

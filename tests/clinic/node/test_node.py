@@ -14,9 +14,6 @@ from normal_guidance.clinic.node.incoming import parse_rule
 from normal_guidance.clinic.node.series_queue import Limits
 from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
 
-# pynetdicom does not close the socket of a connection that was refused.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-
 SR, KO, SC = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.88.59", "1.2.840.10008.5.1.4.1.1.7")
 STUDY = "1.2.826.0.1.3680043.9.7.1"
 
@@ -118,33 +115,27 @@ def test_a_full_queue_tells_senders_to_come_back(node, bundle, archive, series, 
         assert list(run.node.incoming.path.iterdir()) == []
 
 
-def test_series_that_no_rule_takes_or_the_model_refuses_are_told(node, series):
-    body, odd, few = series(1, BodyPartExamined="CHEST"), series(2, scan=1), series(3, scan=2, slices=2)
-    for file in (*odd, *few):
+def test_series_that_no_rule_takes_the_model_refuses_or_no_decoder_reads_are_told_and_cost_no_other(
+    node, archive, series
+):
+    head = {"BodyPartExamined": "HEAD"}
+    good, body, few = series(1, **head), series(2, BodyPartExamined="CHEST"), series(3, slices=2, **head)
+    odd, broken = series(4, **head), series(5, **head)
+    for file in (*odd, *broken):
         dataset = dcmread(file)
-        dataset.BodyPartExamined = "HEAD"
         if file in odd:
             del dataset.RescaleSlope, dataset.RescaleIntercept
+        else:
+            dataset.PixelData = dataset.PixelData[: len(dataset.PixelData) // 2]
         dataset.save_as(file)
-    with node(rules=[parse_rule("body=HEAD")]) as run:
-        assert run.take([*body, *odd, *few]) == {"ignored": 1, "refused": 2}
+    with node(rules=[parse_rule("body=HEAD")], to=archive.to) as run:
+        assert run.take([*broken, *body, *odd, *few, *good]) == {"done": 1, "failed": 1, "ignored": 1, "refused": 2}
         reasons = {queued.reason for queued in run.node.queue.in_state("refused", "ignored")}
+        assert run.node.queue.in_state("failed")[0].detail
+        assert run.node.problems() == []
     assert "no rule takes it: body does not fit HEAD" in reasons
     assert any("it has 2 slices" in reason for reason in reasons)
     assert any("not HU" in reason for reason in reasons)
-
-
-def test_a_series_that_cannot_be_decoded_fails_alone(node, archive, series):
-    broken, good = series(1), series(2, scan=1)
-    for file in broken:
-        dataset = dcmread(file)
-        dataset.BitsAllocated = 16
-        dataset.PixelData = dataset.PixelData[: len(dataset.PixelData) // 2]
-        dataset.save_as(file)
-    with node(to=archive.to) as run:
-        assert run.take([*broken, *good]) == {"done": 1, "failed": 1}
-        assert run.node.queue.in_state("failed")[0].detail
-        assert run.node.problems() == []
     assert len(archive.got) == RESULTS
 
 

@@ -4,15 +4,11 @@ import json
 import urllib.error
 import urllib.request
 
-import pytest
 from pydicom import dcmread
 
 from normal_guidance.clinic.node.status import serving_status
 from orthanc import free_port
 from small_node import RESULTS, send, small_archive, wait_until
-
-# pynetdicom does not close the socket of a connection that was refused.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 
 
 def read(url: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:

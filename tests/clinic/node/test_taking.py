@@ -1,7 +1,6 @@
 """Rules, addresses, and the audit log: the small parts, alone."""
 
 import json
-import sqlite3
 
 import pytest
 
@@ -89,9 +88,7 @@ def test_the_audit_log_is_rotated_and_the_oldest_is_dropped(tmp_path):
 
 
 def test_an_older_queue_is_not_thrown_away(tmp_path):
-    database = sqlite3.connect(tmp_path / "queue.db")
-    database.execute("PRAGMA user_version=1")
-    database.close()
+    SeriesQueue(tmp_path / "queue.db", Limits())._database.execute("PRAGMA user_version=1")
     with pytest.raises(
         UserError, match=r"normal-guidance 0\.2, or name another folder once that has sent what waits in it"
     ):

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 
 import nibabel
 import numpy as np
@@ -33,7 +32,6 @@ pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
 
 def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
-    """By the scan's id."""
     given = PredictOptions(**{"workers": 0, **options})
     outcomes = list(predict(paths, bundle, options=given))
     return {getattr(outcome, "row", outcome).scan_id: outcome for outcome in outcomes}
@@ -41,14 +39,12 @@ def run(paths, bundle, **options) -> dict[str, ScanPrediction | NotPredicted]:
 
 @pytest.fixture
 def new(copy, tmp_path) -> Path:
-    """A new scan, called `one`."""
     copy("one")
     return tmp_path / "one"
 
 
 @pytest.fixture
 def calibrated(bundle):
-    """The same model, with intervals that promise."""
     return replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.7))
 
 
@@ -251,52 +247,47 @@ FIELD = 80.0
 
 
 @pytest.fixture(scope="module")
-def field_trained(trained, tmp_path_factory):
-    """The phantoms encoded with a field, and a run on them."""
+def field(trained, tmp_path_factory):
+    """The phantoms encoded with a field, and a bundle of a run on them, written and read again as it is handed over."""
     folder = tmp_path_factory.mktemp("field")
     parts = dict(zip(trained.store.scan_ids, trained.store.scans["part"], strict=True))
     way = Preprocessing(windows=(WINDOW,), field=FIELD)
     store = encode(trained.manifest, tiny, folder / "store", preprocessing=way, read=read_volume, parts=parts).store
-    return SimpleNamespace(store=store, run=train(folder / "run", store, replace(trained.config, epochs=1)))
-
-
-@pytest.fixture
-def field_bundle(field_trained, tmp_path):
-    """Written and read again, as it is handed over."""
-    write_bundle(load_bundle(field_trained.run), tmp_path / "bundle")
-    return load_bundle(tmp_path / "bundle")
+    run = train(folder / "run", store, replace(trained.config, epochs=1))
+    return store, load_bundle(write_bundle(load_bundle(run), folder / "bundle"))
 
 
 @pytest.mark.parametrize("kind", ["dicom", "nifti"])
-def test_a_new_scan_gets_the_field_of_training(trained, field_trained, field_bundle, new, tmp_path, kind):
-    row = trained.manifest[0]
-    assert field_bundle.preprocessing.field == FIELD
+def test_a_new_scan_gets_the_field_of_training(trained, field, new, tmp_path, kind):
+    row, (store, bundle) = trained.manifest[0], field
+    assert bundle.preprocessing.field == FIELD
     assert round(FIELD / row.pixel_spacing[0]) < row.rows, "the field is smaller than the slices"
     path = new if kind == "dicom" else tmp_path / "one.nii.gz"
     if kind == "nifti":
         nibabel.save(as_nifti(trained, row), path)
-    one = run(path, field_bundle)["one"]
-    features = field_trained.store.select([row.scan_id]).bags().features
-    expected = field_bundle.model(features, torch.tensor([len(row)]))
+    one = run(path, bundle)["one"]
+    features = store.select([row.scan_id]).bags().features
+    expected = bundle.model(features, torch.tensor([len(row)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
     np.testing.assert_allclose(one.attention, expected.attention.detach(), atol=1e-6)
     whole = trained.store.select([row.scan_id]).bags().features
     assert not torch.allclose(features, whole, atol=0.1), "whole slices would be something else"
 
 
-def test_the_new_scans_own_spacing_decides_and_without_one_it_is_left_out(trained, field_bundle, copy, tmp_path):
+def test_the_new_scans_own_spacing_decides_and_without_one_it_is_left_out(trained, field, copy, tmp_path):
     """8 mm between rows and 5 between columns: 10 x 16 of 32 x 32 pixels."""
+    _, bundle = field
     copy("one", PixelSpacing=[8, 5])
-    one = run(tmp_path / "one", field_bundle)["one"]
+    one = run(tmp_path / "one", bundle)["one"]
     hu, _ = read_volume(trained.manifest[0], trained.manifest.root)
     middle = torch.from_numpy(hu[:, 11:21, 8:24].copy())
-    features = tiny().encode(replace(field_bundle.preprocessing, field=None).apply(middle))
-    expected = field_bundle.model(features, torch.tensor([len(hu)]))
+    features = tiny().encode(replace(bundle.preprocessing, field=None).apply(middle))
+    expected = bundle.model(features, torch.tensor([len(hu)]))
     assert one.logit == pytest.approx(expected.logit.item(), abs=1e-5)
     copy("two/good", SeriesInstanceUID="1.1")
     copy("two/bare", scan=1, SeriesInstanceUID="1.2", PixelSpacing=None)
     for force in (False, True):
-        outcomes = run(tmp_path / "two", field_bundle, force=force)
+        outcomes = run(tmp_path / "two", bundle, force=force)
         assert isinstance(outcomes["good"], ScanPrediction)
         reason = outcomes["bare"].reason
         assert (reason.kind, reason.action) == ("no_spacing", "left out")

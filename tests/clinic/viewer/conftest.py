@@ -36,7 +36,6 @@ def gallery(study, phantom) -> Gallery:
 
 @pytest.fixture(scope="session")
 def blank_page(tmp_path_factory) -> Path:
-    """A page to serve where nobody looks at it."""
     folder = tmp_path_factory.mktemp("static")
     for name, _ in FILES.values():
         (folder / name).write_text(f"this is {name}")
@@ -51,7 +50,6 @@ def served(gallery, blank_page):
 
 @pytest.fixture
 def serve(blank_page):
-    """Lends `Served` for other galleries."""
     running = []
 
     def start(gallery: Gallery, static: Path | None = blank_page, **options: object) -> Served:

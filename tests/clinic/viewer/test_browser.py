@@ -1,16 +1,11 @@
-"""The page in a real Chromium: what a reader does, and whether the screen shows what it should.
-
-`test_a_walk_through_the_page` does everything once; slow tests look at each part closely.
-"""
+"""The page in a real Chromium: what a reader does, and whether the screen shows what it should."""
 
 import io
 import json
 import os
 import re
 import shutil
-import threading
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import numpy as np
 import pytest
@@ -73,6 +68,7 @@ def open_page(browser, server):
 
     yield start
     for context in contexts:
+        assert context.cookies() == []  # they would go to every port of the host
         context.close()
     assert [url for base, url in asked if not url.startswith(f"{base}/")] == []
     # Tests that provoke these look at the page.
@@ -95,7 +91,6 @@ def grey(png: bytes) -> np.ndarray:
 
 
 def drawn(page, panel: int = 0) -> tuple[int, int]:
-    """Scan and place on the screen."""
     scan, place, _ = page.locator(".panel").nth(panel).get_attribute("data-drawn").split("/")
     return int(scan), int(place)
 
@@ -108,7 +103,6 @@ def wait_for_place(page, place: int, panel: int = 0) -> None:
 
 
 def press(page, key: str, then: int | str, panel: int = 0, **state) -> None:
-    """Press a key, and wait for the slice or the element that it leads to."""
     page.keyboard.press(key)
     if isinstance(then, str):
         page.wait_for_selector(then, **state)
@@ -146,123 +140,22 @@ def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: f
     return np.clip((volume[place] - low) / (high - low), 0, 1)
 
 
-def test_a_walk_through_the_page(page, gallery):
-    """Slices, windows, ruler, zoom, cine, curves, methods, heads, key slices and the list, each once."""
-    scan, place = drawn(page)
-    methods, slices = gallery.scan(0, scan)["methods"], len(gallery.row(scan))
-    assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
-    page.locator(".stage").first.hover()
-    page.mouse.wheel(0, 100)
-    wait_for_place(page, place + 1)
-    press(page, "Home", 0)
-    click(page, "#windows button:text-is('Lung')", ".panel[data-drawn$='/-1350:150']")
-    drag(page, 125, 0)
-    page.wait_for_function("!document.querySelector('.panel').dataset.drawn.endsWith('/-1350:150')")
-    page.keyboard.press("r")
-    drag(page, 90, 0)
-    assert page.locator(".ruler text").text_content().endswith(" mm")
-    press(page, "+", ".zoom:has-text('zoom')")
-    box = page.locator(".chart").first.bounding_box()
-    page.mouse.click(box["x"] + 46 + (box["width"] - 60) * 2.5 / slices, box["y"] + 40)
-    wait_for_place(page, 2)
-    page.select_option("#speed", "25")
-    page.locator(".stage").first.focus()
-    press(page, "End", slices - 1)
-    press(page, "Space", 1)  # past the end
-    page.keyboard.press("Home")  # the reader goes elsewhere, which stops it
-    assert page.locator("#play").get_attribute("aria-pressed") == "false"
-    page.wait_for_timeout(300)
-    assert drawn(page)[1] == 0
-
-    page.select_option("#method-b", "mhng")
-    page.wait_for_selector(".line.b .attention")
-    assert page.locator(".line .normal").count() == 2
-    assert page.locator(".chart .truth").count() > 0
-    click(page, "#beside", ".panel:nth-child(2)[data-drawn]")
-    page.click("#linked")  # each at its own peak
-    for panel, name in enumerate(("ng", "mhng")):
-        wait_for_place(page, methods[name]["key_slices"][0], panel)
-    page.click("#over")
-    page.select_option("#method-a", "mhng")
-    page.locator(".stage").first.click()
-    press(page, "h", ".chart .head")
-    page.keyboard.press("End")
-    press(page, "k", methods["mhng"]["key_slices"][0])
-
-    page.click("th.score button")
-    page.select_option("#label", "1")
-    positive = {listed["number"] for listed in gallery.scans(0) if listed["label"] == 1}
-    rows = page.eval_on_selector_all("tbody tr", "all => all.map(row => row.dataset.number)")
-    assert set(map(int, rows)) == positive
-    page.click(f"tr[data-number='{rows[0]}']")
-    page.locator(".stage").first.click()
-    press(page, "n", f".panel[data-drawn^='{rows[1]}/']")
-
-
-@pytest.mark.slow
-def test_the_token_is_asked_for_and_then_gone(open_page, server):
+def test_the_token_is_asked_for_and_leaves_the_address_and_a_new_one_is_taken_in_the_same_tab(open_page, server):
     page = open_page(url=f"{server.base}/")
     page.fill("#token", "not the token")
     click(page, "#login button", "text=This is not the token")
     page.fill("#token", server.access.token)
     click(page, "#login button", "body.ready")
-    assert server.access.token not in page.url
     page.reload()  # the tab remembers
     page.wait_for_selector("body.ready")
-
-
-def test_the_printed_address_loses_its_token_and_a_new_one_is_taken_in_the_same_tab(page, server):
-    assert server.access.token not in page.url
     page.evaluate("sessionStorage.setItem('token', 'of an earlier start')")
     page.goto(server.access.url)  # differs behind the # only, so the browser loads nothing by itself
     page.wait_for_function("() => sessionStorage.getItem('token') !== 'of an earlier start'")
     page.wait_for_selector("body.ready")
+    assert server.access.token not in page.url
 
 
-@pytest.mark.slow
-def test_other_servers_on_this_machine_never_receive_the_secret(open_page, server):
-    """Cookies would go to every port of the host."""
-    received = []
-
-    class Listening(BaseHTTPRequestHandler):
-        def do_GET(self):
-            received.append(f"{self.path} {self.headers}")
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<script>document.title = sessionStorage.length</script>")
-
-        def log_message(self, *_):
-            pass
-
-    other = HTTPServer(("127.0.0.1", 0), Listening)
-    thread = threading.Thread(target=other.serve_forever)
-    thread.start()
-    try:
-        page = open_page(server)
-        assert page.context.cookies() == []
-        second = page.context.new_page()
-        second.goto(f"http://127.0.0.1:{other.server_port}/")
-        assert second.title() == "0"  # the storage of one port is not another's
-    finally:
-        other.shutdown()
-        thread.join()
-        other.server_close()
-    assert received
-    assert not [request for request in received if server.access.token in request or "Cookie" in request]
-
-
-def test_the_slice_is_drawn_as_the_file_has_it(page, gallery, manifest):
-    scan, place = drawn(page)
-    expected = windowed(manifest, gallery, scan, place, 0, 80)
-    seen = screen(page)
-    agreement = correlation(seen, on_screen(expected, seen))
-    assert agreement > 0.95
-    for wrong in (expected[::-1], expected[:, ::-1], expected.T):
-        assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
-
-
-@pytest.mark.slow
-def test_wheel_and_keys_go_through_the_slices(page, gallery):
+def test_wheel_keys_and_cine_go_through_the_slices(page, gallery):
     scan, place = drawn(page)
     last = len(gallery.row(scan)) - 1
     before = screen(page)
@@ -290,9 +183,16 @@ def test_wheel_and_keys_go_through_the_slices(page, gallery):
         assert page.locator(".place b").first.inner_text() == f"Slice {expected + 1}"
     position = gallery.row(scan).positions[max(0, last - 10)]
     assert page.locator(".position").first.inner_text() == f"{position:.1f} mm".replace("-", "−")
+    page.select_option("#speed", "25")
+    page.locator(".stage").first.focus()
+    press(page, "End", last)
+    press(page, "Space", 1)  # past the end
+    page.keyboard.press("Home")  # the reader goes elsewhere, which stops it
+    assert page.locator("#play").get_attribute("aria-pressed") == "false"
+    page.wait_for_timeout(300)
+    assert drawn(page)[1] == 0
 
 
-@pytest.mark.slow
 def test_click_and_drag_on_the_curve_jump(page):
     chart = page.locator(".chart").first
     slices = int(chart.get_attribute("aria-valuemax"))
@@ -318,16 +218,18 @@ def test_click_and_drag_on_the_curve_jump(page):
     assert drawn(page)[1] == 0
 
 
-@pytest.mark.slow
-def test_windows_change_the_picture(page, gallery, manifest):
+def test_slices_are_drawn_as_the_files_have_them_in_every_window(page, gallery, manifest):
     pictures = {}
     for window in gallery.about()["windows"]["CT"]:
         page.click(f"#windows button:text-is('{window['title']}')")
         bounds = f"{window['low']:g}:{window['high']:g}"
         page.wait_for_selector(f".panel[data-drawn$='/{bounds}']")
-        pictures[window["name"]] = screen(page)
+        pictures[window["name"]] = seen = screen(page)
         expected = windowed(manifest, gallery, *drawn(page), window["low"], window["high"])
-        assert correlation(pictures[window["name"]], on_screen(expected, pictures[window["name"]])) > 0.9
+        agreement = correlation(seen, on_screen(expected, seen))
+        assert agreement > (0.95 if window["name"] == "brain" else 0.9)
+        for wrong in (expected[::-1], expected[:, ::-1], expected.T) if window["name"] == "brain" else ():
+            assert correlation(seen, on_screen(wrong, seen)) < agreement - 0.005
     assert changed(pictures["brain"], pictures["lung"])
     press(page, "5", ".panel[data-drawn$='/-1350:150']")
     np.testing.assert_allclose(screen(page), pictures["lung"], atol=1)
@@ -349,7 +251,6 @@ def drag(page, x: float, y: float) -> None:
     page.mouse.up()
 
 
-@pytest.mark.slow
 def test_heads_start_in_the_brain_window_and_dragging_changes_it(page):
     assert page.locator(".overlay .window").first.inner_text() == "Brain  W 80 L 40 HU"
     before = screen(page)
@@ -364,7 +265,6 @@ def test_heads_start_in_the_brain_window_and_dragging_changes_it(page):
     assert not changed(screen(page), before)
 
 
-@pytest.mark.slow
 def test_zoom_and_move_keep_what_lies_under_the_pointer(page):
     before = screen(page)
     page.locator(".stage").first.hover()  # the middle
@@ -390,7 +290,6 @@ def test_zoom_and_move_keep_what_lies_under_the_pointer(page):
     assert window_on_screen(page) == [0, 80]  # moving left the window alone
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["mm", "pixels"])
 def test_the_ruler_measures_millimetres_or_pixels(open_page, serve, study, manifest, tmp_path, unit):
     rows = [replace(row, pixel_spacing=row.pixel_spacing if unit == "mm" else None) for row in manifest]
@@ -412,7 +311,6 @@ def test_the_ruler_measures_millimetres_or_pixels(open_page, serve, study, manif
     assert page.locator(".ruler text").count() == 0
 
 
-@pytest.mark.slow
 def test_two_methods_over_each_other_and_side_by_side(page, gallery):
     alone = grey(page.locator(".curve").first.screenshot())
     assert page.locator(".chart .attention").count() == 1
@@ -443,7 +341,6 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
     click(page, "#over", ".panel:nth-child(2)", state="hidden")
 
 
-@pytest.mark.slow
 def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     scan = gallery.scan(0, drawn(page)[0])
     assert page.locator("#heads").is_hidden()  # one head
@@ -467,7 +364,6 @@ def test_heads_truth_and_key_slices_are_drawn(page, gallery):
         assert page.locator(".overlay .attention").inner_text().endswith(told)
 
 
-@pytest.mark.slow
 def test_the_list_sorts_filters_and_searches(page, gallery):
     scans = {scan["number"]: scan for scan in gallery.scans(0)}
     names = [method["name"] for method in gallery.about()["splits"][0]["methods"]]
@@ -509,17 +405,6 @@ def test_the_list_sorts_filters_and_searches(page, gallery):
     page.wait_for_selector(f".panel[data-drawn^='{following}/']")
 
 
-@pytest.mark.slow
-def test_without_an_index_there_are_curves_and_the_command(open_page, serve, study):
-    page = open_page(serve(open_gallery(study), None))
-    assert f"nguide view {study} --index INDEX" in page.inner_text("#missing")
-    assert page.locator(".chart .attention").count() == 1
-    assert "no slice labels" in page.inner_text(".legend")
-    page.keyboard.press("End")
-    page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
-
-
-@pytest.mark.slow
 def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, study, manifest, tmp_path):
     root = tmp_path / "scans"
     shutil.copytree(manifest.root, root)
@@ -534,16 +419,22 @@ def test_a_slice_that_cannot_be_read_is_told_in_its_place(open_page, serve, stud
     assert page.locator(".picture").first.is_visible()
 
 
-def test_names_from_strangers_are_text(open_page, serve, manifest, tmp_path):
+def test_without_an_index_there_are_curves_and_the_command_and_names_from_strangers_are_text(
+    open_page, serve, manifest, tmp_path
+):
     name = "<img src=x onerror=\"document.title='taken'\"><script>1</script>"
     write_predictions(tmp_path, [rows_of(manifest)[0] | {"scan_id": name, "patient_id": name}])
     page = open_page(serve(open_gallery(tmp_path), None))
     assert page.locator("button.scan").get_attribute("title") == name
     assert page.locator("aside img, tbody script").count() == 0
     assert page.title() != "taken"
+    assert f"nguide view {tmp_path} --index INDEX" in page.inner_text("#missing")
+    assert page.locator(".chart .attention").count() == 1
+    assert "no slice labels" in page.inner_text(".legend")
+    page.keyboard.press("End")
+    page.wait_for_function("document.querySelector('.place b').innerText !== 'Slice 1'")
 
 
-@pytest.mark.slow
 def test_a_server_that_is_gone_is_told(open_page, gallery):
     with Served(gallery) as served:
         page = open_page(served)
@@ -553,7 +444,7 @@ def test_a_server_that_is_gone_is_told(open_page, gallery):
 
 @pytest.fixture(scope="module")
 def predicted(manifest, tmp_path_factory):
-    """Two scans as `nguide predict` leaves them: one was forced and lacks slices, with key slices 8, 2 and 5."""
+    """Two scans as `nguide predict` leaves them: one was forced and lacks slices, with key slices 4 and 2."""
     folder = tmp_path_factory.mktemp("predicted")
     rows = [row | {"label": -1, "part": "new"} for row in rows_of(manifest)[:2]]
     write_predictions(folder, rows)
@@ -565,14 +456,9 @@ def predicted(manifest, tmp_path_factory):
         Problem("A", "", "unsuitable", "it has 4 slices", "predicted because of --force")._asdict(),
         Problem("A", "", "gap", "10 mm: 1 missing", "kept")._asdict(),
     ]
-    told = {
-        "threshold": 0.5,
-        "key_slices": [{"slice": 8}, {"slice": 2}, {"slice": 5}],
-        "interval": {"first": 3, "last": 6, "meaning": "contains it"},
-        "source": {"series_description": "HEAD <b>5 mm</b>"},
-    }
     for row, problems in zip(rows, (odd, []), strict=True):
-        write_result(folder, row["scan_id"], **told, positive=row["probability"] >= 0.5, problems=problems)
+        source = {"series_description": "HEAD <b>5 mm</b>"}
+        write_result(folder, row["scan_id"], source=source, positive=row["probability"] >= 0.25, problems=problems)
     refused = {"scan_id": "C", "state": "refused", "reason": "its modality is MR"}
     (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
     with Served(open_gallery(folder)) as served:
@@ -587,22 +473,22 @@ def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(o
     assert page.locator("tr[data-number='1'] .flag").count() == 0
     click(page, "tr[data-number='0']", "#warnings:has-text('Forced: ')")
     assert "Slices are missing" in page.inner_text("#warnings")
-    page.wait_for_selector(".panel[data-drawn^='0/7/']")
+    page.wait_for_selector(".panel[data-drawn^='0/3/']")
     words = page.inner_text(".overlay")
-    call = "positive" if rows[0]["probability"] >= 0.5 else "negative"
-    assert f"{call}: probability {rows[0]['probability']:.3f}, threshold .500".replace(" 0.", " .") in words
-    assert "InstanceNumber 107" in words
+    call = "positive" if rows[0]["probability"] >= 0.25 else "negative"
+    assert f"{call}: probability {rows[0]['probability']:.3f}, threshold .250".replace(" 0.", " .") in words
+    assert "InstanceNumber 103" in words
     assert "HEAD <b>5 mm</b>" in words
-    assert "key slice 1 of 3" in words
+    assert "key slice 1 of 2" in words
     press(page, "k", 1)
-    assert "key slice 2 of 3" in page.inner_text(".overlay")
+    assert "key slice 2 of 2" in page.inner_text(".overlay")
     press(page, "ArrowDown", 2)
     assert "key slice" not in page.inner_text(".overlay")  # other slices have no number
     assert "rank" not in page.inner_text(".overlay")
     chart, shade = page.locator(".chart").first.bounding_box(), page.locator(".chart .interval").bounding_box()
     step = (chart["width"] - 46 - 14) / rows[0]["slices"]
     assert shade["width"] == pytest.approx(4 * step, abs=1.5)
-    assert shade["x"] == pytest.approx(chart["x"] + 46 + 2 * step, abs=1.5)
+    assert shade["x"] == pytest.approx(chart["x"] + 46 + step, abs=1.5)
     click(page, "tr[data-number='1']", "#warnings", state="hidden")
     page.click("#not-predicted summary")
     assert "C its modality is MR" in page.inner_text("#not-predicted")
@@ -616,12 +502,11 @@ def test_it_fits_a_phone(open_page, predicted):
     assert page.locator("aside").is_hidden()
     page.tap("#list-button")
     page.tap("tr[data-number='0']")
-    page.wait_for_selector(".panel[data-drawn^='0/7/']")
+    page.wait_for_selector(".panel[data-drawn^='0/3/']")
     assert page.locator("aside").is_hidden()
     assert page.locator("#warnings").is_visible()
 
 
-@pytest.mark.slow
 def test_it_fits_a_laptop_in_light_and_dark_and_shows_the_focus(open_page):
     grounds = []
     for scheme in ("light", "dark"):

@@ -17,17 +17,14 @@ from normal_guidance.scans.index.manifest import write_manifest
 from small_viewer import bell, rows_of, write_predictions, write_result
 
 
-def test_a_study_has_splits_and_methods_in_the_order_of_the_tables(gallery):
+def test_a_study_has_splits_methods_in_the_order_of_the_tables_and_windows_of_radiologists_and_the_model(gallery):
     about = gallery.about()
     assert [split["name"] for split in about["splits"]] == ["1001", "2001"]
     assert [method["name"] for method in about["splits"][0]["methods"]] == ["centered_gaussian", "ng", "mhng"]
     assert about["splits"][0]["methods"][1]["title"] == "ABMIL + Normal Guidance"
     assert about["missing"] == []
     json.dumps(about, allow_nan=False)
-
-
-def test_windows_are_those_of_radiologists_and_the_models(gallery):
-    windows = {window["name"]: (window["low"], window["high"]) for window in gallery.about()["windows"]["CT"]}
+    windows = {window["name"]: (window["low"], window["high"]) for window in about["windows"]["CT"]}
     names = ["brain", "subdural", "stroke", "bone", "lung", "mediastinum", "soft", "encoder 1", "encoder 2"]
     assert list(windows) == names
     assert windows["brain"] == (0, 80)
@@ -117,7 +114,6 @@ def test_a_run_is_named_by_its_report_and_has_a_method_for_each_winner(manifest,
 
 
 def opened(folder: Path, rows: list[dict], **files: Any) -> Gallery:
-    """The gallery of a folder with these predictions and JSON files."""
     write_predictions(folder, rows)
     for name, content in files.items():
         (folder / f"{name}.json").write_text(json.dumps(content))
@@ -252,16 +248,6 @@ def test_slices_that_the_scan_does_not_have_are_not_shown(view):
     gallery = view(key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
     (shown,) = gallery.scan(0, 0)["methods"].values()
     assert (shown["key_slices"], shown["interval"]) == ([0], None)
-
-
-def test_without_an_index_there_are_curves_and_the_command_that_helps(study):
-    gallery = open_gallery(study)
-    (missing,) = gallery.about()["missing"]
-    assert missing["command"] == f"nguide view {study} --index INDEX"
-    scan = gallery.scan(0, 0)
-    assert (scan["image"], scan["truth"], scan["positions"]) == (None, None, None)
-    assert "index" in scan["note"]
-    assert scan["methods"]["ng"]["attention"]
 
 
 def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest, study, tmp_path):

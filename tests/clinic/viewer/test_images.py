@@ -41,7 +41,6 @@ def open_images(manifest):
 
 @pytest.fixture
 def count(monkeypatch):
-    """How often files are decoded."""
     decoded = []
     original = SliceImages._decode
 

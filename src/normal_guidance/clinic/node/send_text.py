@@ -179,9 +179,9 @@ def control_id(identity: str) -> str:
     return identity[:20]
 
 
-def make_message(content: ResultContent, sender: str, receiver: str, now: datetime | None = None) -> str:
+def make_message(content: ResultContent, sender: str, receiver: str) -> str:
     """Make the message about a scan."""
-    moment = f"{now or datetime.now(UTC):%Y%m%d%H%M%S+0000}"
+    moment = f"{datetime.now(UTC):%Y%m%d%H%M%S+0000}"
     message = Message("ORU_R01", version=VERSION)
     message.msh.msh_3, message.msh.msh_5 = plain(sender), plain(receiver)
     message.msh.msh_7, message.msh.msh_9 = moment, "ORU^R01^ORU_R01"

@@ -31,7 +31,7 @@ UID = re.compile(r"[0-9]+(\.[0-9]+)*")
 LOCAL = ("localhost", "127.0.0.1", "::1")
 PAGE = 200  # series that are asked for at a time
 AS_STORED = (("application/dicom", "*"),)  # asks for objects as the server holds them: it need not decompress them
-_STUDY, _SERIES, _MODALITY, _COUNT, _DESCRIPTION = "0020000D", "0020000E", "00080060", "00201209", "0008103E"
+_STUDY, _SERIES, _MODALITY, _COUNT = "0020000D", "0020000E", "00080060", "00201209"
 
 
 class RemoteSeries(NamedTuple):
@@ -40,7 +40,6 @@ class RemoteSeries(NamedTuple):
     study_uid: str
     series_uid: str
     modality: str = ""
-    description: str = ""
     slices: int | None = None  # how many objects the server has; None if it does not say it
 
 
@@ -106,11 +105,10 @@ class DicomWeb:
         filters = {"SeriesInstanceUID": series, "Modality": modality, "StudyDate": f"{since}-" if since else ""}
         wanted = {name: value for name, value in filters.items() if value}
         rows: list[RemoteSeries] = []
-        fields = [_DESCRIPTION, _COUNT]
         with self._answering("search for series"):
             while True:
                 page = self._client.search_for_series(
-                    study or None, search_filters=wanted, fields=fields, limit=PAGE, offset=len(rows)
+                    study or None, search_filters=wanted, fields=[_COUNT], limit=PAGE, offset=len(rows)
                 )
                 rows += map(_remote, page)
                 if len(page) < PAGE:
@@ -153,12 +151,12 @@ class DicomWeb:
 
 
 def _remote(row: dict[str, Any]) -> RemoteSeries:
-    tags = (_STUDY, _SERIES, _MODALITY, _DESCRIPTION, _COUNT)
-    study, series, modality, description, count = (str((row.get(tag, {}).get("Value") or [""])[0]) for tag in tags)
+    tags = (_STUDY, _SERIES, _MODALITY, _COUNT)
+    study, series, modality, count = (str((row.get(tag, {}).get("Value") or [""])[0]) for tag in tags)
     for uid in (study, series):
         if not UID.fullmatch(uid):
             raise ValueError(f"{shorten(uid)!r} is not a UID")
-    return RemoteSeries(study, series, modality, description, int(count) if count else None)
+    return RemoteSeries(study, series, modality, int(count) if count else None)
 
 
 def fetch_all(place: WebPlace, folder: Path, modalities: Iterable[str]) -> list[Path]:

@@ -44,9 +44,7 @@ def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
 
 def prepare(kind: str) -> None:
     """Import what such scans need, so that the first slice does not wait for it."""
-    if kind == "nifti":
-        import normal_guidance.scans.index.volumes
-    else:
+    if kind != "nifti":
         import normal_guidance.scans.index.dicom_slices  # noqa: F401
 
 
@@ -110,13 +108,11 @@ Key = tuple[int, str]  # a scan's number and the name of one of its files
 class SliceImages:
     """Slices by scan and place; everything but decoding happens in the one thread of the server's loop."""
 
-    def __init__(
-        self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES, workers: int = WORKERS
-    ) -> None:
-        self._row_of, self._root, self._workers = row_of, root, workers
+    def __init__(self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES) -> None:
+        self._row_of, self._root = row_of, root
         self.cache: Cache[Key, _File] = Cache(limit, _File.bytes)
         self._pending: dict[Key, asyncio.Future[_File]] = {}
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="decoding")
+        self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="decoding")
         self._local = threading.local()
         self._pools: list[Pool] = []
 
@@ -132,7 +128,7 @@ class SliceImages:
 
     def prepare(self, kind: str) -> None:
         """Start the workers in the background, for scans of this kind."""
-        for _ in range(self._workers):
+        for _ in range(WORKERS):
             self._threads.submit(lambda: list(self._pool().map(prepare, [kind])))
 
     def close(self) -> None:

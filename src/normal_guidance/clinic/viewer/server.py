@@ -37,7 +37,7 @@ from typing import Any
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import importing
 from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError
-from normal_guidance.clinic.viewer.images import CACHE_BYTES, SliceImages, UnreadableSliceError
+from normal_guidance.clinic.viewer.images import SliceImages, UnreadableSliceError
 
 with importing("viewer", "the viewer needs fastapi and uvicorn"):
     import uvicorn
@@ -182,10 +182,10 @@ PORT = 8765  # the port, unless it is taken or the user chooses another
 BACKLOG = 2048  # connections that may wait; uvicorn's default
 
 
-def make_app(gallery: Gallery, access: Access, static: Path = STATIC, cache_bytes: int = CACHE_BYTES) -> App:
+def make_app(gallery: Gallery, access: Access, static: Path = STATIC) -> App:
     """Make the whole application, behind its guard."""
     page = read_page(static)
-    images = SliceImages(gallery.row, gallery.manifest.root, limit=cache_bytes) if gallery.manifest else None
+    images = SliceImages(gallery.row, gallery.manifest.root) if gallery.manifest else None
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
