@@ -52,6 +52,9 @@ def test_every_block_shows_its_text_as_it_is(picture):
     for tag, block in blocks.items():
         assert (tag, HOSTILE) in Texts(block).found, block
         assert "<script" not in block
+    _, image, _ = Texts(blocks["figcaption"]).attributes
+    content = base64.b64encode(picture.read_bytes()).decode()
+    assert image == ("img", {"alt": HOSTILE, "src": f"data:image/png;base64,{content}"})
 
 
 def test_findings_that_are_shown_and_notes_are_marked():
@@ -59,12 +62,6 @@ def test_findings_that_are_shown_and_notes_are_marked():
     assert texts.found == [("li", HOSTILE), ("li", "no difference")]
     assert [attributes for tag, attributes in texts.attributes if tag == "li"] == [{"class": "shown"}, {}]
     assert Texts(html.paragraph("small", note=True)).attributes == [("p", {"class": "note"})]
-
-
-def test_a_figure_is_inside_the_page(picture):
-    _, image, _ = Texts(html.figure(picture, HOSTILE)).attributes
-    content = base64.b64encode(picture.read_bytes()).decode()
-    assert image == ("img", {"alt": HOSTILE, "src": f"data:image/png;base64,{content}"})
 
 
 def test_tables_show_their_texts_as_they_are():

@@ -30,7 +30,6 @@ from normal_guidance.statistics.split_results import (
     MethodResults,
     SplitResults,
     patients_of,
-    score,
     split_results,
 )
 from normal_guidance.study.drawn import shifted_mean
@@ -68,16 +67,6 @@ def renamed(split, name):
     return replace(split, **others)
 
 
-def test_what_is_measured_is_what_the_tables_show():
-    sets = [shifted_mean(30, seed, features=2) for seed in (1, 2)]
-    scores = [(torch.randn(len(bags.features)), torch.randn(30)) for bags in sets]
-    splits = [split_results(bags, {"ng": one[0]}, {"ng": one[1]}) for bags, one in zip(sets, scores, strict=True)]
-    shown = [score(bags, *one) for bags, one in zip(sets, scores, strict=True)]
-    for metric in METRICS:
-        mean = np.mean([getattr(one, metric) for one in shown])
-        assert measure(splits)[metric]["ng"] == pytest.approx(mean, abs=1e-12)
-
-
 def test_a_method_that_scores_no_scans_has_no_scan_metrics():
     bags = shifted_mean(20, 1, features=2)
     slices = {"centered_gaussian": torch.randn(len(bags.features)), "ng": torch.randn(len(bags.features))}
@@ -87,16 +76,6 @@ def test_a_method_that_scores_no_scans_has_no_scan_metrics():
     assert set(resample([split], draws=3)["localization_auroc"]) == {"centered_gaussian", "ng"}
     with pytest.raises(UserError, match="'centered_gaussian' has no scan_auroc"):
         differences([split], [Claim("ng", "centered_gaussian", "scan_auroc")], draws=10)
-
-
-def test_without_slice_labels_scans_are_still_compared():
-    bags = replace(shifted_mean(40, 1, features=2), slice_labels=None)
-    scores = {name: torch.randn(len(bags.features)) for name in TITLES}
-    split = split_results(bags, scores, {name: torch.randn(40) for name in TITLES})
-    localized, scans = differences([split], [Claim("ng", "abmil", metric) for metric in METRICS[1:3]], draws=100)
-    assert math.isnan(localized.p)
-    assert localized.words(TITLES) == "NG and ABMIL cannot be compared in localization AUPRC: too few patients (0)"
-    assert 0 <= scans.p <= 1
 
 
 def broken(split, **changes):

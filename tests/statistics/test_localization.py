@@ -166,10 +166,7 @@ def test_the_truth_of_the_overlap_bridges_gaps_and_nothing_else_does() -> None:
     bridged, strict = measure(attention, labels), measure(attention, labels, gap=0)
     assert bridged.overlaps[0.5].item() == 1 / 4  # slices 0-2 and 7, of which the interval is slice 1
     assert strict.overlaps[0.5].item() == 0.0
-    for found in (bridged, strict):
-        assert found.hits[1].item() == 0.0
-        assert found.peak_error_slices.item() == 1.0
-        assert found.attention_on_positives.item() == 0.0
+    assert (bridged.peak_error_slices.item(), strict.peak_error_slices.item()) == (1.0, 1.0)
 
 
 def test_scores_rank_where_attention_ties() -> None:
@@ -222,13 +219,6 @@ def test_the_summary_has_means_but_medians_of_errors() -> None:
         *("overlap_50", "overlap_90", "attention_on_positives"),
     ]
     assert str(summary["peak_error_slices"]) == "1.000 (median of 3 scans)"
-
-
-def test_without_any_scan_to_measure() -> None:
-    found = localization_measures(torch.ones(4), torch.tensor([0, 0, -1, -1]), torch.tensor([2, 2]))
-    assert (found.all_negative, found.unlabelled, len(found.kept)) == (1, 1, 0)
-    assert all(values.shape == (0,) for values in found.columns().values())
-    assert all(number.scans == 0 and math.isnan(number.value) for number in found.summary().values())
 
 
 REFUSED = [

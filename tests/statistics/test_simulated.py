@@ -64,11 +64,8 @@ def test_the_benchmark_ends_with_one_json_line():
     command = [sys.executable, str(BENCHMARKS / "simulate_statistics.py"), "--experiments", "2", "--draws", "20"]
     run = subprocess.run([*command, "--designs", "one-16"], capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
-    *table, last = run.stdout.splitlines()
-    report = json.loads(last)
+    report = json.loads(run.stdout.splitlines()[-1])
     assert [row["metric"] for row in report["rows"]] == list(METRICS)
-    assert len(table) == 1 + len(METRICS)
-    assert {"cpu", "torch", "python", "commit", "date"} <= report["machine"].keys()
     assert report["options"]["experiments"] == 2
 
 

@@ -175,15 +175,6 @@ def test_one_bell_for_all_scans_is_not_specific() -> None:
         assert patient_specific(bell(lengths, centre), labels, lengths).low > 0.1
 
 
-def test_attention_its_logarithm_and_its_shares_are_the_same() -> None:
-    labels, _ = findings(LENGTHS)
-    attention = torch.rand(len(labels)).round(decimals=1)
-    expected = patient_specific(attention, labels, LENGTHS)
-    assert patient_specific(attention.log(), labels, LENGTHS) == expected  # also where it is -inf
-    scaled = attention * torch.rand(len(LENGTHS)).repeat_interleave(LENGTHS)
-    assert patient_specific(scaled, labels, LENGTHS) == expected
-
-
 def test_at_most_so_many_others_are_drawn_by_the_seed() -> None:
     lengths = torch.randint(20, 60, (80,))
     labels, centre = findings(lengths)
@@ -242,35 +233,28 @@ def test_patients_not_scans_are_resampled() -> None:
     assert by_scan < 0.8 * once
 
 
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"scores": torch.tensor([1.0, math.nan, 1.0, 1.0])}, "scan 0: a slice's score is NaN"),
-        ({"scores": torch.ones(3)}, r"scores of shape \(3,\) do not fit slice_labels of shape \(4,\)"),
-        ({"lengths": torch.tensor([2, 3])}, "lengths add up to 5 slices"),
-        ({"slice_labels": torch.tensor([0, 1, 0, 3])}, "bag 1 has slice label 3"),
-        ({"patient_ids": ["A"]}, "1 patient_ids for 2 scans; give one for each scan"),
-    ],
-)
-@pytest.mark.parametrize("measure", [measure_skill, patient_specific])
-def test_input_that_cannot_be_right_is_refused(measure, options: dict[str, object], complaint: str) -> None:
-    usual = {"scores": torch.rand(4), "slice_labels": LABELS, "lengths": torch.tensor([2, 2])}
-    with pytest.raises(UserError, match=complaint):
-        measure(**{**usual, **options})
-
-
 LABELS = torch.tensor([0, 1, 0, 1])
+WRONG_SCANS = [
+    ({"scores": torch.tensor([1.0, math.nan, 1.0, 1.0])}, "scan 0: a slice's score is NaN"),
+    ({"scores": torch.ones(3)}, r"scores of shape \(3,\) do not fit slice_labels of shape \(4,\)"),
+    ({"lengths": torch.tensor([2, 3])}, "lengths add up to 5 slices"),
+    ({"patient_ids": ["A"]}, "1 patient_ids for 2 scans; give one for each scan"),
+]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("measure", "options", "complaint"),
     [
-        (patient_specific, {"scores": torch.rand(4), "others": 0}, "others is 0, but each scan needs at least 1"),
+        *((measure_skill, *row) for row in WRONG_SCANS),
+        *((patient_specific, *row) for row in WRONG_SCANS),
+        (patient_specific, {"others": 0}, "others is 0, but each scan needs at least 1"),
         (position_density, {"bins": 1}, "bins is 1, but a density needs at least 2"),
         (position_density, {"slice_labels": 0 * LABELS}, "none of 2 scans has a positive slice"),
     ],
 )
-def test_other_input_that_cannot_be_right_is_refused(measure, options: dict[str, object], complaint: str) -> None:
+def test_input_that_cannot_be_right_is_refused(measure, options: dict[str, object], complaint: str) -> None:
+    usual = {"slice_labels": LABELS, "lengths": torch.tensor([2, 2])}
+    usual |= {} if measure is position_density else {"scores": torch.rand(4)}
     with pytest.raises(UserError, match=complaint):
-        measure(**{"slice_labels": LABELS, "lengths": torch.tensor([2, 2]), **options})
+        measure(**{**usual, **options})

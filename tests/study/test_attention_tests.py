@@ -54,20 +54,16 @@ class Recorder:
 
 
 @pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_predictions_are_those_of_predict_in_batches_of_any_size(batch_size):
+def test_predictions_are_those_of_predict_and_slices_are_shown_in_order_in_batches_of_any_size(batch_size):
     bags, model = paper_scans(7), ABMIL(FEATURES)
     said, expected = predict_scans(model, bags, batch_size=batch_size), predict_bags(model, bags)
     assert torch.allclose(said.logit, expected.logit.double(), atol=1e-6)
     assert torch.allclose(said.attention, expected.attention.double(), atol=1e-6)
     assert torch.allclose(said.scores, expected.slice_scores.double(), atol=1e-5)
-
-
-@pytest.mark.parametrize("batch_size", [1, 3, 64])
-def test_the_model_is_shown_the_chosen_slices_in_their_order(batch_size):
     chosen = SliceSelection(torch.tensor([4, 0, 5, 13, 6, 7, 15, 14]), torch.tensor([2, 1, 3, 2]))
-    model = Recorder()
-    predict_scans(model, numbered(), chosen, batch_size=batch_size)
-    assert model.shown == [[4, 0], [5], [13, 6, 7], [15, 14]]
+    recorder = Recorder()
+    predict_scans(recorder, numbered(), chosen, batch_size=batch_size)
+    assert recorder.shown == [[4, 0], [5], [13, 6, 7], [15, 14]]
 
 
 def test_pairs_objects_and_heads_are_understood():

@@ -1,6 +1,7 @@
 """Tests of attention say of good, inverted, position-bound and unlearnt attention what it is, and take saved models."""
 
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +21,6 @@ from normal_guidance.study.figures.deletion import LINES, draw_trust, plot_trust
 from normal_guidance.study.trust.attention_tests import Bootstrap, ScanPredictions, judge_alarm
 from normal_guidance.study.trust.examine import examine, examine_saved, trust_page, verdict_table
 from normal_guidance.sweep.config import Config
-from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.run import load_winner, run_sweep
 from small_study import some_scans
 from small_trust import (
@@ -48,19 +48,9 @@ def strong():
     return strong_scans()
 
 
-@pytest.fixture(scope="module")
-def good(bags):
-    return examine(bayes(), bags, untrained=fresh_abmil)
-
-
-@pytest.fixture(scope="module")
-def wrong(bags):
-    """Without slice labels: the alarm does not need them."""
-    return examine(bayes(sign=-1), replace(bags, slice_labels=None), untrained=fresh_abmil)
-
-
 @pytest.mark.slow
-def test_attention_near_bayes_passes_everything_on_data_as_weak_as_the_papers(good):
+def test_attention_near_bayes_passes_everything_on_data_as_weak_as_the_papers(bags):
+    good = examine(bayes(), bags, untrained=fresh_abmil)
     assert {finding.verdict for finding in good.findings} == {PASSES}
     assert good["shuffle"].number.low > 0.5
     assert 0.7 < good.scan_auroc.low < good.scan_auroc.high < 0.85  # the paper's ceiling is .81
@@ -69,7 +59,8 @@ def test_attention_near_bayes_passes_everything_on_data_as_weak_as_the_papers(go
 
 
 @pytest.mark.slow
-def test_inverted_attention_raises_the_alarm_without_slice_labels(wrong):
+def test_inverted_attention_raises_the_alarm_without_slice_labels(bags):
+    wrong = examine(bayes(sign=-1), replace(bags, slice_labels=None), untrained=fresh_abmil)
     # It does come from the image.
     assert [finding.verdict for finding in wrong.findings] == [PASSES, FAILS, FAILS, FAILS]
     assert wrong["inverted"].number.high < 0
@@ -212,9 +203,7 @@ def saved(tmp_path_factory) -> SimpleNamespace:
 
 def forgetful(saved: SimpleNamespace, out: Path, **options: str) -> Path:
     """The same run with other options in its report."""
-    out.mkdir()
-    for file in saved.run.iterdir():
-        (out / file.name).write_bytes(file.read_bytes())
+    shutil.copytree(saved.run, out)
     write_json(out / "report.json", read_json(out / "report.json") | {"options": options})
     return out
 
@@ -237,12 +226,8 @@ def test_other_scans_are_tested_with_a_note(saved, tmp_path):
     write_store(tmp_path / "others", [("test", others)], provenance={})
     run = forgetful(saved, tmp_path / "run")
     found = examine_saved(run, store=tmp_path / "others")
-    assert found.scans == 60
+    assert (found.scans, found.positive) == (60, int(others.labels.sum()))
     assert "not the run's own test scans" in found.notes[0]
-    expected = predict_bags(load_winner(saved.run), others).logit
-    assert found.curves["deletion"].whole_logit.value == pytest.approx(
-        (expected / expected.double().std())[others.labels == 1].mean().item(), rel=1e-4
-    )
 
 
 def test_what_is_missing_is_named(saved, tmp_path):

@@ -3,7 +3,6 @@
 `test_reproduction.py` has studies of drawn scans, whose best possible scores are known.
 """
 
-import csv
 import pickle
 import shutil
 from dataclasses import replace
@@ -211,21 +210,6 @@ def test_the_receptive_field_can_be_given(tmp_path, trained):
     assert trained == []
 
 
-def test_without_slice_labels_neither_gaussian_nor_references(tmp_path, trained):
-    study = make_study(tmp_path, ["centered_gaussian", "mean"], without_slice_labels(some_scans()))
-    assert not study.dataset.has_slice_labels
-    results = reproduce(study, make_grid=small_grid)
-    assert trained == [("mean", 1001), ("mean", 2001)]
-    assert sorted(path.name for path in study.folder.iterdir() if path.is_dir()) == ["mean"]
-    (row,) = results.table.rows
-    assert all(np.isnan(scores.localization_auroc) and 0 <= scores.scan_auroc <= 1 for scores in row.scores)
-    lines = list(csv.DictReader(results.csv().splitlines()))
-    assert [line["ours_mean"] == "" for line in lines] == [True, True, False, False]
-    (first, _) = read_study_predictions(study.folder, study.dataset)
-    with pytest.raises(UserError, match="the test scans of seed 1001 have no slice labels; nothing can be localized"):
-        first.measures("mean")
-
-
 def test_slice_labels_of_test_scans_alone_measure_but_do_not_supervise(tmp_path, trained):
     bags = some_scans()
     numbers = [number for number in range(len(bags)) if part_of(number, 1001) != "test"]
@@ -255,7 +239,7 @@ def test_the_oracle_at_nodules_reads_the_table_that_it_is_given(tmp_path, monkey
 
 
 def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
-    """Its scores are those of a committee of training and validation scans; a complete one is not fitted again."""
+    """Its scores are those of a committee of training and validation scans."""
 
     def separable(seed: int, part: str) -> Bags:
         bags = shifted_mean(20, seed + len(part), features=2, shift=3.0, min_slices=6, max_slices=8, block=3)
@@ -276,9 +260,6 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
     assert result.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert result.scores.scan_auroc == pytest.approx(want.scan_auroc)
     assert result.scores.scan_auroc > 0.9
-    written = (tmp_path / COMMITTEE / "5" / "scores.json").stat().st_mtime_ns
-    train_study(study)
-    assert (tmp_path / COMMITTEE / "5" / "scores.json").stat().st_mtime_ns == written
 
 
 # Started again
@@ -290,7 +271,12 @@ def test_started_again_it_trains_what_is_missing_only(copied, trained):
     (copied.folder / "slice_reference" / "2001" / "report.json").unlink()
     shutil.rmtree(copied.folder / "scan_reference" / "1001")
     shutil.rmtree(copied.folder / "centered_gaussian" / "1001")
-    finished = []
+    asked, finished = [], []
+    somebody_else = Listener(train=lambda study, jobs, listener: asked.extend((job.method, job.folder) for job in jobs))
+    train_study(copied, make_grid=small_grid, listener=somebody_else)
+    lacking = [("scan_reference", 1001), ("slice_reference", 2001)]
+    assert asked == [(method, copied.folder / method / str(seed)) for method, seed in lacking]
+    assert trained == []
     train_study(copied, make_grid=small_grid, listener=Listener(finished=lambda title, run: finished.append(title)))
     assert trained == [("mean", 1001), ("slice_reference", 2001)]
     assert finished == ["scan reference, seed 1001", "slice reference, seed 2001"]
@@ -312,17 +298,6 @@ def test_a_stopped_reference_goes_on_with_the_same_weights(small_experiment, cop
     train_study(copied, make_grid=small_grid)
     for file in ("best.safetensors", "history.parquet"):
         assert (copied.folder / name / file).read_bytes() == (small_experiment.folder / name / file).read_bytes()
-
-
-def test_somebody_else_may_train_what_is_missing(copied):
-    shutil.rmtree(copied.folder / "abmil" / "2001")
-    asked = []
-
-    def train(study, jobs, listener):
-        asked.extend((job.method, job.seed, job.folder) for job in jobs)
-
-    train_study(copied, make_grid=small_grid, listener=Listener(train=train))
-    assert asked == [("abmil", 2001, copied.folder / "abmil" / "2001")]
 
 
 def opened_again(study: Study, folder) -> Study:
@@ -421,9 +396,7 @@ def test_scans_that_the_scan_reference_leaves_out_blank_it_in_every_split(tmp_pa
     assert {row.metric for row in evaluated.differences.rows} == {"localization_auroc", "localization_auprc"}
 
 
-def test_one_reference_alone_and_other_splits_are_no_answer(copied):
-    second = read_study_predictions(copied.folder, replace(copied.dataset, seeds=(2001,)))
-    assert [split.seed for split in second] == [2001]
+def test_one_reference_alone_is_no_answer(copied):
     for method in (*METHODS, "scan_reference"):
         shutil.rmtree(copied.folder / method)
     assert read_study_predictions(copied.folder, copied.dataset) == []

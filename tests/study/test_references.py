@@ -3,21 +3,18 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
 
-import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
-from sklearn.metrics import average_precision_score, roc_auc_score
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.guidance import DIVERGENCES
-from normal_guidance.core.methods import CEILING, METHODS, REFERENCES, SCAN_REFERENCE
+from normal_guidance.core.methods import CEILING, METHODS, SCAN_REFERENCE, SLICE_REFERENCE
 from normal_guidance.core.metrics import MeanSd, mean_and_sd
-from normal_guidance.scans.features.store import write_store
+from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.statistics.split_results import METRICS, score
 from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
 from normal_guidance.study.references import (
@@ -32,8 +29,7 @@ from normal_guidance.study.references import (
     slice_reference_config,
 )
 from normal_guidance.sweep.config import Config, grid, paper_config
-from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.run import Run, load_winner, run_sweep
+from normal_guidance.sweep.run import run_sweep
 
 
 def bags_of(*scans: tuple[int, list[int]]) -> Bags:
@@ -88,30 +84,19 @@ def test_pooling_is_seeded_and_leaves_the_callers_generator_alone() -> None:
     assert first[positive].equal(other[positive]), "only negative scans depend on chance"
 
 
-class OneAtATime:
-    """A store's part that counts how many scans are read together."""
-
-    def __init__(self, part: object) -> None:
-        self.part, self.most = part, 0
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self.part, name)
-
-    def __len__(self) -> int:
-        return len(self.part)
-
-    def rows(self, numbers: Tensor) -> Tensor:
-        self.most = max(self.most, len(numbers))
-        return self.part.rows(numbers)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_a_store_is_pooled_as_bags_are_one_scan_at_a_time(tmp_path: Path) -> None:
+def test_a_store_is_pooled_as_bags_are_one_scan_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bags = shifted_mean(30, seed=5, features=4)
     store = write_store(tmp_path / "store", [("train", bags)], provenance={}, dtype=torch.float16)
-    part = OneAtATime(store.part("train"))
-    pooled, want = oracle_pooled(part, seed=1), oracle_pooled(bags.to(dtype=torch.float16).to(dtype=torch.float32), 1)
-    assert part.most == 1
+    together, read = set(), FeatureStore.rows
+
+    def counted(self: FeatureStore, numbers: Tensor) -> Tensor:
+        together.add(len(numbers))
+        return read(self, numbers)
+
+    monkeypatch.setattr(FeatureStore, "rows", counted)
+    pooled = oracle_pooled(store.part("train"), seed=1)
+    want = oracle_pooled(bags.to(dtype=torch.float16).to(dtype=torch.float32), seed=1)
+    assert together == {1}
     assert pooled.features.dtype == torch.float32
     assert pooled.features.equal(want.features)
     assert (pooled.scan_ids, pooled.labels.tolist()) == (bags.scan_ids, bags.labels.tolist())
@@ -135,64 +120,22 @@ def few(config: Config) -> tuple[Config, ...]:
 @pytest.fixture(scope="module")
 def sets() -> tuple[Bags, Bags, Bags]:
     train, val, test = (shifted_mean(n, s, features=8, shift=SHIFT) for n, s in ((256, 1), (128, 2), (128, 3)))
-    labels = list(test.slice_labels.split(test.lengths.tolist()))
-    first = int(test.labels.nonzero()[0])
-    labels[first] = torch.full_like(labels[first], UNKNOWN)
-    return train, val, replace(test, slice_labels=torch.cat(labels))
-
-
-class Runs(NamedTuple):
-    """Both references, as a study trains them."""
-
-    slices: Run
-    scans: Run
-
-
-@pytest.fixture(scope="module")
-def references(sets: tuple[Bags, Bags, Bags], tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    folder = tmp_path_factory.mktemp("references")
-    return Runs(*(run_reference(name, folder / name, *sets, PROTOCOL, make_grid=few) for name in REFERENCES))
-
-
-@pytest.mark.slow
-def test_scores_are_those_of_scikit_learn(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    on_slices, on_scans = (load_winner(run.folder) for run in (references.slices, references.scans))
-    localized, scanned = (run.winners[0].test for run in references)
-    aurocs = [
-        roc_auc_score(bag.slice_labels, on_slices(bag.features, [len(bag.features)]).slice_scores.detach())
-        for bag in sets[2]
-        if bag.label and bag.slice_labels is not None
-    ]
-    assert localized.localization_auroc == pytest.approx(np.mean(aurocs))
-    assert (localized.localized, localized.left_out) == (len(aurocs), 1)
-    pooled = oracle_pooled(sets[2], seed=7)
-    logits = on_scans.classifier(pooled.features).squeeze(1).detach()
-    assert scanned.scan_auroc == pytest.approx(roc_auc_score(pooled.labels, logits))
-    assert scanned.scan_auprc == pytest.approx(average_precision_score(pooled.labels, logits))
-
-
-@pytest.mark.slow
-def test_the_winner_is_chosen_by_validation_slices(references: Runs, sets: tuple[Bags, Bags, Bags]) -> None:
-    val, (winner,) = sets[1], references.slices.winners
-    logits = predict_bags(load_winner(references.slices.folder), val).slice_scores
-    assert winner.val_auroc == pytest.approx(roc_auc_score(val.slice_labels, logits), abs=1e-9)
-    history = pq.read_table(references.slices.folder / "history.parquet").to_pandas()
-    selectable = history[history["train_auroc"] > history["val_auroc"]]
-    assert winner.val_auroc == selectable["val_auroc"].max()
+    return train, val, test
 
 
 @pytest.mark.slow
 def test_the_slice_reference_beats_guidance_and_comes_close_to_bayes(
-    references: Runs, sets: tuple[Bags, Bags, Bags], tmp_path: Path
+    sets: tuple[Bags, Bags, Bags], tmp_path: Path
 ) -> None:
-    guided = run_sweep(tmp_path, few(PROTOCOL), *sets).winners[0].test
+    reference = run_reference(SLICE_REFERENCE, tmp_path / "slices", *sets, PROTOCOL, make_grid=few)
+    guided = run_sweep(tmp_path / "guided", few(PROTOCOL), *sets).winners[0].test
     bayes = score(sets[2], bayes_slice_scores(sets[2], shift=SHIFT))
-    reached = references.slices.winners[0].test.localization_auroc
+    reached = reference.winners[0].test.localization_auroc
     assert reached > guided.localization_auroc + 0.02
     assert bayes.localization_auroc - 0.04 < reached < bayes.localization_auroc
 
 
-def test_the_receptive_field_is_the_training_blocks_or_given(sets: tuple[Bags, Bags, Bags]) -> None:
+def test_the_receptive_field_is_the_training_blocks_or_given() -> None:
     train = bags_of((1, [1, 1, 0, 0, 0, 1, 0]), (1, [0, 1]), (0, [0]))  # blocks of 6 (bridged) and 1
     assert slice_reference_config(PROTOCOL, train).receptive_field == round(3.5)
     assert slice_reference_config(PROTOCOL, train, 29).receptive_field == 29

@@ -1,7 +1,5 @@
 """Whole studies on tiny scans: what is trained, what is not trained twice, and what the tables say of it."""
 
-import csv
-import io
 import json
 import shutil
 from contextlib import nullcontext
@@ -118,15 +116,11 @@ def test_the_page_names_what_it_was_computed_with(complete):
         "- Departures from the paper's protocol: epochs 2, batch_size 16, train_above_val False, lr [0.01, 0.1], "
         "l1 [0.0] (mean, ng)\n",
         "## Tables\n\n### Localization AUROC, semi-synthetic\n",
-        "Mean ± population sd over 2 seeds (1001, 2001). ",
         "## What validation chose\n",
     ):
         assert line in page
     assert str(complete) not in page  # it is committed as it is
-    latex = (complete / "tables.tex").read_text()
-    assert latex.startswith("% Semi-synthetic")
-    assert latex.count(r"% \usepackage") == 1
-    assert latex.count(r"\begin{table}") == latex.count(r"\end{table}") == 5
+    assert (complete / "tables.tex").read_text().startswith("% Semi-synthetic")
     theirs = published_choice("ng", "semi-synthetic", 1001)
     chosen = next(line for line in page.splitlines() if line.startswith("| ABMIL + N") and line.count("|") == 10)
     _, seed, *_, l1, lr = (cell.strip() for cell in chosen.strip("|").split("|"))
@@ -148,7 +142,6 @@ def test_a_second_start_trains_and_draws_nothing(complete, trained):
 def test_methods_and_seeds_fill_up_the_same_tables(tmp_path, trained):
     first = run(tmp_path, "mean", seeds=(1001,))
     assert (rows(first), first.notes) == ({"mean": (1001,), "ceiling": (1001,)}, ())
-    assert " .500 | .500 ± .000 |" in first.markdown()  # one seed has no sd
     second = run(tmp_path, "abmil", "mean")
     assert trained == [("mean", 1001), ("abmil", 1001), ("abmil", 2001), ("mean", 2001)]
     assert (rows(second), second.notes) == (dict.fromkeys(["mean", "abmil", "ceiling"], (1001, 2001)), ())
@@ -156,9 +149,6 @@ def test_methods_and_seeds_fill_up_the_same_tables(tmp_path, trained):
     assert rows(third) == {**rows(second), "ng": (2001,)}
     assert "Their means are over the seeds that they have" in third.notes[0]
     assert third.markdown().count("| ABMIL + Normal Guidance (1 of 2 seeds) |") == 4
-    lines = list(csv.DictReader(io.StringIO(third.csv())))
-    assert [line["seeds"] for line in lines if line["method"] == "ng"] == ["2001"] * 4
-    assert len(lines) == 16
 
 
 def test_the_scans_of_a_seed_are_drawn_once(tmp_path):
@@ -189,11 +179,18 @@ def test_a_stopped_study_goes_on_and_listeners_hear_of_what_is_trained(tmp_path,
     assert [(title, run.folder) for title, run in finished] == [("mean, seed 2001", tmp_path / "mean" / "2001")]
 
 
-def test_other_options_in_the_same_folder_are_refused_before_anything_trains(complete, trained):
+def test_other_options_or_data_in_the_same_folder_are_refused_before_anything_trains(complete, trained):
     with pytest.raises(UserError, match=r"ng/1001 holds another run: configs\.0\.epochs was 2, now it is 3 \(1 more"):
         run(complete, "max", "ng", protocol=replace(PROTOCOL, epochs=3))
     with pytest.raises(UserError, match=r"holds another run: configs\.0\.l1 was 0.0, now it is 1.0"):
         reproduce(study(complete, "ng"))
+    other = replace(study(complete, "ng"), dataset=replace(TINY, name="head-ct"))
+    for methods, message in (
+        (("ng",), "ng/1001 is about semi"),
+        ((), "ceiling/1001 is about semi-synthetic, not head"),
+    ):
+        with pytest.raises(UserError, match=message):
+            reproduce(replace(other, methods=methods), make_grid=small_grid)
     # How a complete run was computed does not matter, so a folder can be told about on any machine.
     reproduce(replace(study(complete, "ng"), execution=Execution(chunk=1)), make_grid=small_grid)
     assert trained == []
@@ -208,16 +205,6 @@ def test_models_are_built_before_anything_trains(tmp_path, trained):
         reproduce(one, make_grid=small_grid)
     assert trained == []
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_dataset_in_the_same_folder_is_refused(complete):
-    other = replace(study(complete, "ng"), dataset=replace(TINY, name="head-ct"))
-    for methods, message in (
-        (("ng",), "ng/1001 is about semi"),
-        ((), "ceiling/1001 is about semi-synthetic, not head-ct"),
-    ):
-        with pytest.raises(UserError, match=message):
-            reproduce(replace(other, methods=methods), make_grid=small_grid)
 
 
 def test_runs_on_different_scans_are_not_put_side_by_side(tmp_path):
@@ -239,19 +226,6 @@ def test_departures_name_the_seeds_and_concern_guided_methods_only_where_they_gu
     results = run(tmp_path / "mhng", "mean", "mhng", seeds=(1001,), protocol=replace(PROTOCOL, renormalize=False))
     assert "renormalize" not in results.about["departures"]["mean"]["1001"]
     assert results.about["departures"]["mhng"]["1001"]["renormalize"] is False
-
-
-def test_a_run_without_a_winner_is_named_and_left_out(tmp_path):
-    def hopeless(base: Config) -> tuple[Config, ...]:
-        return grid(base, lr=[HOPELESS] if (base.method, base.seed) == ("mean", 2001) else [0.1], l1=[0.0])
-
-    results = reproduce(study(tmp_path, "mean", "max"), make_grid=hopeless)
-    assert load_run(tmp_path / "mean" / "2001").winners == ()
-    assert rows(results) == {"max": (1001, 2001), "mean": (1001,), "ceiling": (1001, 2001)}
-    assert results.notes[0].startswith("Mean pooling, seed 2001: 1 of 1 configurations diverged: none was selected")
-    assert results.notes[0].endswith("the tables leave it out")
-    assert results.notes[0] in results.markdown()
-    json.loads(results.json())
 
 
 def environment_of(commit, date: str, device: str) -> dict[str, object]:
@@ -397,7 +371,7 @@ def test_a_study_is_needed_first(tmp_path):
         write_initialisations(tmp_path, "semi-synthetic")
 
 
-def test_the_first_initialisation_is_the_studys_own(again):
+def test_the_first_initialisation_is_the_studys_own_and_complete_runs_are_not_repeated(again):
     for seed in again.seeds:
         chosen, winners = winners_of(again, seed)[0], winners_of(again, seed, "initialisations/chosen/abmil")
         configs = [replace(chosen.config, seed=seed + offset) for offset in (0, 10_000, 20_000)]
@@ -405,6 +379,9 @@ def test_the_first_initialisation_is_the_studys_own(again):
         assert winners[0].test.localization_auroc == pytest.approx(chosen.test.localization_auroc, abs=1e-5)
         assert winners[0].epoch == chosen.epoch
         assert len({winner.test.scan_auroc for winner in winners}) > 1
+    assert all(job.is_done(again) for job in jobs_of_initialisations(again, 3))
+    with pytest.raises(UserError, match="holds another run"):
+        train_initialisations(again, 4)
 
 
 def test_the_published_choice_is_trained_where_it_differs(again):
@@ -444,12 +421,6 @@ def test_validation_chooses_among_initialisations(again):
     of_seeds = [winners_of(again, seed, "initialisations/chosen/abmil") for seed in again.seeds]
     best = [max(winners, key=lambda winner: winner.val_auroc).test.localization_auroc for winners in of_seeds]
     assert row.chosen == pytest.approx(np.mean(best))
-
-
-def test_complete_runs_are_not_repeated(again):
-    assert all(job.is_done(again) for job in jobs_of_initialisations(again, 3))
-    with pytest.raises(UserError, match="holds another run"):
-        train_initialisations(again, 4)
 
 
 def test_the_page_shows_the_published_value_in_the_distribution(again):
