@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -57,27 +58,6 @@ class TwoModels(Classifier):
         return first._replace(logit=first.logit + second.logit)
 
 
-class OwnModel(Classifier):
-    """A model of another make: scores of padded slices, and a mask."""
-
-    class Scores(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Linear(FEATURES, 1)
-
-        def forward(self, features: Tensor, mask: Tensor) -> Tensor:
-            return self.weight(features).squeeze(-1).masked_fill(~mask, -torch.inf)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention, self.classifier = self.Scores(), nn.Linear(FEATURES, 1)
-
-    def training_step(self, batch: Bags, number: int) -> Tensor:
-        features, mask = unpack(batch.features, batch.lengths)
-        pooled = (self.attention(features, mask).softmax(-1)[..., None] * features).sum(1)
-        return F.binary_cross_entropy_with_logits(self.classifier(pooled).squeeze(-1), batch.labels.float())
-
-
 def loader() -> DataLoader:
     return DataLoader(shifted_mean(24, seed=1, features=FEATURES), batch_size=BATCH, collate_fn=collate)
 
@@ -110,7 +90,13 @@ def guiding(module: str = "model", **options: object) -> GuidanceCallback:
 
 
 def finding(result: object) -> GuidanceCallback:
-    return guiding(find=lambda inputs, output: result)
+    """Such a callback may have negatives of their own: what is found may hold labels."""
+    return GuidanceCallback(NormalGuidance(negatives="none"), find=lambda inputs, output: result)
+
+
+def found_by_hand(inputs: tuple[Tensor, ...], output: Prediction) -> dict[str, object]:
+    """As for a model of another make."""
+    return {"attention": output.log_attention, "lengths": inputs[1], "from_logits": True}
 
 
 def test_two_callbacks_guide_two_submodules_and_leave_the_module_as_it_was(tmp_path: Path) -> None:
@@ -137,23 +123,24 @@ def test_a_step_that_was_wrapped_before_stays_wrapped(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "module",
+    ("module", "options"),
     [
-        Classifier,
-        lambda: Classifier(give=lambda loss: {"loss": loss, "more": 1}),
-        lambda: Classifier(lambda model, batch: model(*unpack(batch.features, batch.lengths))),
-        lambda: Classifier(lambda model, batch: model(batch.features, bags=batch.lengths)),
-        lambda: Classifier(lambda model, batch: model(bags=batch.lengths, features=batch.features)),
-        lambda: Classifier(lambda model, batch: model(batch.features, batch.lengths.tolist())),
+        (Classifier, {}),
+        (Classifier, {"find": found_by_hand}),
+        (lambda: Classifier(give=lambda loss: {"loss": loss, "more": 1}), {}),
+        (lambda: Classifier(lambda model, batch: model(*unpack(batch.features, batch.lengths))), {}),
+        (lambda: Classifier(lambda model, batch: model(batch.features, bags=batch.lengths)), {}),
+        (lambda: Classifier(lambda model, batch: model(bags=batch.lengths, features=batch.features)), {}),
+        (lambda: Classifier(lambda model, batch: model(batch.features, batch.lengths.tolist())), {}),
     ],
-    ids=["loss", "mapping", "padded", "keyword", "turned round", "list"],
+    ids=["loss", "found", "mapping", "padded", "keyword", "turned round", "list"],
 )
 def test_the_steps_are_those_of_a_loop_with_the_term_in_its_loss(
-    module: Callable[[], LightningModule], tmp_path: Path
+    module: Callable[[], LightningModule], options: dict[str, Any], tmp_path: Path
 ) -> None:
     torch.manual_seed(3)
     made = module()
-    trainer = trained(made, tmp_path, GuidanceCallback(NormalGuidance(2.0)))
+    trainer = trained(made, tmp_path, GuidanceCallback(NormalGuidance(2.0), **options))
     for name, value in by_hand(2.0).state_dict().items():
         torch.testing.assert_close(made.model.state_dict()[name], value)
     assert trainer.callback_metrics["guidance"] > 0
@@ -162,29 +149,14 @@ def test_the_steps_are_those_of_a_loop_with_the_term_in_its_loss(
     assert not made.model._forward_hooks
 
 
-def test_negatives_of_their_own_need_labels_that_the_callback_does_not_have() -> None:
-    with pytest.raises(UserError, match="negatives='none' needs the labels of the bags"):
-        GuidanceCallback(NormalGuidance(negatives="none"))
-    GuidanceCallback(NormalGuidance(negatives="none"), find=lambda inputs, output: {"attention": 0, "labels": 0})
-
-
-def test_a_model_of_another_make(tmp_path: Path) -> None:
-    def find(inputs: tuple[Tensor, ...], output: Tensor) -> dict[str, object]:
-        return {"attention": output, "mask": inputs[1], "from_logits": True}
-
-    spread, scans = [], shifted_mean(24, 1, features=FEATURES)
-    for weight in (0.0, 20.0):
-        torch.manual_seed(3)
-        module = OwnModel()
-        trained(module, tmp_path, GuidanceCallback(NormalGuidance(weight), "attention", find))
-        scores = module.attention(*unpack(scans.features, scans.lengths))
-        spread.append(NormalGuidance()(scores.softmax(-1).detach()).item())
-    assert spread[1] < spread[0]
-
-
 def unlearning(model: nn.Module, batch: Bags) -> Prediction:
     with torch.no_grad():
         return plainly(model, batch)
+
+
+def scoring(model: nn.Module, batch: Bags) -> Prediction:
+    model.score(torch.zeros(1, 128))
+    return plainly(model, batch)
 
 
 def by_itself() -> Classifier:
@@ -198,11 +170,7 @@ def by_itself() -> Classifier:
     [
         (Classifier, lambda: finding(None), "find returned NoneType; return a dict, such as {'attention'"),
         (Classifier, lambda: finding({"weights": 1}), "unknown 'weights'; the guidance takes attention, mask"),
-        (
-            Classifier,
-            lambda: finding({"from_logits": True}),
-            "a dict with no 'attention'; the guidance takes attention",
-        ),
+        (Classifier, lambda: finding({"from_logits": True}), "a dict with no 'attention'; the guidance takes"),
         (Classifier, lambda: guiding("encoder"), "Classifier has no submodule 'encoder'; it has model, model.hidden"),
         (Classifier, lambda: guiding("unused"), "submodule 'unused' was not called in training_step"),
         (lambda: Classifier(give=lambda _: {"logit": 1}), guiding, "a dict of logit, without 'loss'; return the loss"),
@@ -214,7 +182,8 @@ def by_itself() -> Classifier:
             r"submodule 'model' was called in eval mode .* call model\.train\(\)",
         ),
         (lambda: Classifier(unlearning), guiding, "'model' was called without gradients in training_step; call it out"),
-        (OwnModel, lambda: guiding("attention"), "output is Tensor, not a Prediction .* say where its attention is"),
+        (lambda: Classifier(scoring), lambda: guiding("model.score"), "Tensor, not a Prediction .* say where its"),
+        (Classifier, lambda: GuidanceCallback(NormalGuidance(negatives="none")), "'none' needs the labels of the bags"),
         (by_itself, guiding, "Classifier optimizes by hand"),
     ],
 )

@@ -59,8 +59,6 @@ def test_a_probability_may_be_given(tmp_path):
     given = torch.tensor([0.25, 0.75], dtype=torch.float64)
     table = prediction_table(bags, prediction, part="new", probability=given)
     assert table["probability"].to_pylist() == [0.25, 0.75]
-    plain = prediction_table(bags, prediction, part="new")["probability"].to_pylist()
-    assert plain == pytest.approx(prediction.logit.sigmoid().tolist())
 
 
 def test_files_of_others_are_refused_by_name(path, tmp_path):

@@ -312,23 +312,14 @@ def test_dtypes_follow_the_rows(name: str) -> None:
     assert all(gradient.isfinite().any() for gradient in torch.autograd.grad(out.float().sum(), leaves))
 
 
-@EACH
-def test_configurations_share_what_vmap_cannot_stack(name: str) -> None:
-    operation = OPERATIONS[name]
-    single, bags = [tensor[0] for tensor in operation.inputs(1)], operation.bags
-    number = operation.rows
-    if operation.shared:
-        run, several = lambda rows: operation.run(rows, *single[1:], bags), single[number].expand(2, -1, -1)
-    else:
-        run, several = lambda count: operation.run(*single, bags._replace(count=count)), bags.count.expand(2, -1)
-    with pytest.raises(NotImplementedError, match="must be the same for all configurations"):
-        vmap(run)(several)
-
-
 def test_mistakes_are_named() -> None:
     queries, rows = (tensor[0] for tensor in OPERATIONS["dot"].inputs(1))
     with pytest.raises(TypeError, match=r"queries are torch.float32 and rows torch.float64"):
         dot(queries.float(), rows, *SCATTERED[:3])
+    with pytest.raises(NotImplementedError, match=r"places of bags .* must be the same for all configurations"):
+        vmap(lambda count: dot(queries, rows, SCATTERED.first, count, 72))(SCATTERED.count.expand(2, -1))
+    with pytest.raises(NotImplementedError, match="the rows must be the same for all configurations"):
+        vmap(project_columns, (0, None))(rows.expand(2, -1, -1), rows)
     operation = of_convolution(4, taps=6)
     with pytest.raises(ValueError, match="6 taps"):
         operation.run(*(tensor[0] for tensor in operation.inputs(1)), SLOTTED)

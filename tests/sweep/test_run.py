@@ -1,10 +1,15 @@
-"""A run's folder: one writer, one identity, a state that is whole or refused, and files that rebuild the model."""
+"""A run and its folder: one writer, one identity, a state that is whole or refused, and files of what was computed."""
 
-from collections.abc import Sequence
+import json
+import math
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -13,23 +18,230 @@ from safetensors.torch import load_file
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
+from normal_guidance.core.bags import Bags
+from normal_guidance.core.prediction import Prediction
+from normal_guidance.scans.features.store import write_store
+from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
+from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.config import Config, Execution, grid, paper_config
+from normal_guidance.sweep.loop import predict_bags
+from normal_guidance.sweep.predictions import packed_prediction, read_predictions
 from normal_guidance.sweep.run import (
-    _report,
+    Data,
+    Run,
+    check_sweep,
     diverged,
-    environment,
-    group_names,
     history_table,
     identity_of,
     is_begun,
+    load_run,
     load_winner,
     open_run,
+    run_sweep,
     state_of,
     write_history,
     write_winners,
 )
 from normal_guidance.sweep.sweep import StateFile, Sweep, SweepState, Winner, sweep
+
+Patch = pytest.MonkeyPatch
+Sets = tuple[Bags, Bags, Bags]
+
+HOPELESS = 1e39
+"""A learning rate beyond float32: every logit is NaN after the first step."""
+
+
+@pytest.fixture(autouse=True)
+def _untold(monkeypatch: Patch) -> None:
+    monkeypatch.delenv("NGUIDE_COMMIT", raising=False)
+
+
+@pytest.fixture(scope="module")
+def sets() -> Sets:
+    train, val, test = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24), (3, 24)))
+    return train, val, test
+
+
+@pytest.fixture(scope="module")
+def configs() -> tuple[Config, ...]:
+    base = Config("mhng", epochs=4, batch_size=16, train_above_val=False)
+    return grid(base, lr=(0.1, 0.01), l1=(0.0,), divergence=("forward_kl", "reverse_kl"))
+
+
+@pytest.fixture(scope="module")
+def run(sets: Sets, configs: tuple[Config, ...], tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return run_sweep(tmp_path_factory.mktemp("run"), configs, *sets, options={"epochs": 4})
+
+
+def small(folder: Path, sets: Sequence[Data], **changes: Any) -> Run:
+    arguments: dict[str, Any] = {"epochs": 2, "batch_size": 16, "train_above_val": False} | changes
+    return run_sweep(folder, [Config(**{"method": "abmil"} | arguments)], *sets)
+
+
+def test_scores_and_predictions_are_those_of_the_winners(run: Run, sets: Sets) -> None:
+    table = pq.read_table(run.folder / "predictions.parquet").to_pandas()
+    assert len(run.winners) == 2
+    for winner in run.winners:
+        model = load_winner(run.folder, winner.group)
+        assert not model.training
+        about = read_json(run.folder / f"best-{winner.group}.json")
+        assert Config(**about["config"]) == winner.config
+        assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
+        for part, bags in zip(("val", "test"), sets[1:], strict=True):
+            prediction = predict_bags(model, bags)
+            rows = table[(table["group"] == winner.group) & (table["part"] == part)]
+            assert rows["scan_id"].tolist() == list(bags.scan_ids)
+            assert rows["patient_id"].tolist() == list(bags.patient_ids)
+            assert rows["label"].tolist() == bags.labels.tolist()
+            assert rows["slices"].tolist() == bags.lengths.tolist()
+            assert rows["probability"].tolist() == pytest.approx(prediction.logit.sigmoid().tolist())
+            read = read_predictions(run.folder / "predictions.parquet", part=part, group=winner.group)
+            assert all(map(torch.equal, packed_prediction(read)[:3], prediction[:3]))
+            if part == "test":
+                assert winner.test == score(bags, prediction.slice_scores, prediction.logit)
+
+
+def test_the_report_says_what_ran(run: Run, configs: tuple[Config, ...]) -> None:
+    report = read_json(run.folder / "report.json")
+    assert report == run.report
+    assert report["configurations"] == {"trained": 4, "selectable": 4, "diverged": 0}
+    protocol = {"epochs": 4, "batch_size": 16, "patience": 50, "train_above_val": False}
+    axes = {"lr": [0.01, 0.1], "l1": [0.0], "divergence": ["forward_kl", "reverse_kl"]}
+    assert report["departures"] == protocol | axes
+    assert report["options"] == {"epochs": 4}
+    assert report["seeds"] == {"order": 0, "weights": [0]}
+    assert report["execution"]["chunks"] == [4]
+    assert report["seconds"]["total"] >= report["seconds"]["training"] > 0
+    (environment,) = report["environments"]
+    assert environment["torch"] == torch.__version__
+    assert environment["date"].startswith("20")
+    assert report["data"].keys() == {"train", "val", "test"}
+    assert [configs[winner.number] for winner in run.winners] == [winner.config for winner in run.winners]
+    assert str(run.folder) not in json.dumps(report)
+    assert str(Path.home()) not in json.dumps(report)
+
+
+def test_a_complete_run_does_no_work(run: Run, sets: Sets, configs: tuple[Config, ...], monkeypatch: Patch) -> None:
+    def written() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in run.folder.iterdir() if path.name != "lock"}
+
+    before = written()
+    monkeypatch.setattr(runs, "sweep", lambda *_, **__: pytest.fail("it trains"))
+    again = run_sweep(run.folder, configs, *sets)
+    assert again.winners == run.winners == load_run(run.folder).winners
+    assert written() == before
+    (run.folder / "state.safetensors").write_bytes(b"killed before it was deleted")
+    run_sweep(run.folder, configs, *sets)
+    assert not (run.folder / "state.safetensors").exists()
+
+
+def test_a_store_a_lack_of_slice_labels_and_a_lack_of_test_scans(sets: Sets, tmp_path: Path) -> None:
+    """The store's run is the same; scans alone are scored; nothing is."""
+    train, val, test = sets
+    store = write_store(tmp_path / "store", zip(("train", "val", "test"), sets, strict=True), provenance={})
+    of_bags = small(tmp_path / "bags", sets).winners[0]
+    of_store = small(tmp_path / "stored", [store.part(part) for part in ("train", "val", "test")]).winners[0]
+    assert of_store == of_bags
+    for name in ("config.json", "best.safetensors", "predictions.parquet", "history.parquet"):
+        assert (tmp_path / "stored" / name).read_bytes() == (tmp_path / "bags" / name).read_bytes()
+    unlabelled = small(tmp_path / "unlabelled", (train, val, replace(test, slice_labels=None))).winners[0].test
+    assert math.isnan(unlabelled.localization_auroc)
+    assert (unlabelled.localized, unlabelled.left_out) == (0, int(test.labels.sum()))
+    assert (unlabelled.scan_auroc, unlabelled.scan_auprc) == (of_bags.test.scan_auroc, of_bags.test.scan_auprc)
+    assert small(tmp_path / "untested", (train, val)).winners[0].test is None
+    assert set(pd.read_parquet(tmp_path / "untested" / "predictions.parquet")["part"]) == {"val"}
+
+
+NEVER_ABOVE = "no configuration had an epoch whose training AUROC was above its validation AUROC"
+
+
+@pytest.mark.parametrize(
+    ("lr", "train_above_val", "reasons"),
+    [
+        ((HOPELESS,), False, "1 of 1 configurations diverged"),
+        ((HOPELESS,), True, "1 of 1 configurations diverged"),
+        ((0.0,), True, NEVER_ABOVE),
+        ((0.0, HOPELESS), True, f"{NEVER_ABOVE}, 1 of 2 configurations diverged"),
+    ],
+)
+def test_the_note_says_why_nothing_was_selected(
+    sets: Sets, tmp_path: Path, lr: Sequence[float], train_above_val: bool, reasons: str
+) -> None:
+    train, val, test = sets
+    flipped = replace(val, labels=1 - val.labels, slice_labels=None)
+    base = Config("abmil", epochs=2, batch_size=48, train_above_val=train_above_val)
+    run = run_sweep(tmp_path, grid(base, lr=lr, l1=[0.0]), train, flipped, test)
+    assert run.note == run.report["note"] == f"{reasons}: none was selected"
+    assert run.all_diverged == (lr == (HOPELESS,))
+    assert run.winners == load_run(tmp_path).winners == ()
+    assert run.report["configurations"]["selectable"] == 0
+    assert not list(tmp_path.glob("best*"))
+    assert pq.read_table(tmp_path / "predictions.parquet").num_rows == 0
+
+
+def test_a_report_that_lacks_something_is_not_loaded(run: Run, tmp_path: Path) -> None:
+    for name in run.report.keys() - {"features"}:
+        write_json(tmp_path / "report.json", {k: v for k, v in run.report.items() if k != name})
+        message = rf"report\.json is damaged: {name} is missing.*give the folder of a run, or copy"
+        with pytest.raises(UserError, match=message):
+            load_run(tmp_path)
+
+
+def test_what_cannot_be_trained_is_refused_before_its_turn(sets: Sets, tmp_path: Path, monkeypatch: Patch) -> None:
+    train, val, test = sets
+    begun = [Config("abmil", epochs=3, batch_size=16)]
+    save = StateFile.save
+
+    def save_and_stop(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(StateFile, "save", save_and_stop)
+    with pytest.raises(KeyboardInterrupt):
+        run_sweep(tmp_path / "begun", begun, *sets, save_epochs=1)
+    monkeypatch.setattr(StateFile, "save", save)
+    files = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    check_sweep(tmp_path / "begun", begun, *sets)
+    check_sweep(tmp_path / "new", begun, *sets)
+    narrow, other = shifted_mean(16, seed=1, features=12), replace(val, features=val.features + 1)
+    order = torch.arange(len(train)).flip(0)
+    for folder, changed, scans, message in (
+        ("begun", begun, (train, val, None), r"data\.test\.\w+ was .*, now it is absent"),
+        ("begun", begun, (train, val, test[:20]), r"data\.test\.scans was 24, now it is 20"),
+        ("begun", begun, (train, other, test), r"data\.val\.fingerprint was"),
+        ("begun", begun, (train[order], val, test), r"data\.train\.order was"),
+        ("new", [], sets, "no configuration to train"),
+        ("new", [replace(begun[0], batch_size=1000)], sets, "do not fill one batch"),
+        ("new", begun, (train, narrow), "training scans have 8 features, validation scans 12"),
+    ):
+        for act in (check_sweep, run_sweep):
+            with pytest.raises(UserError, match=message):
+                act(tmp_path / folder, changed, *scans)
+    with pytest.raises(UserError, match=r"12 features cannot be divided among 8 heads"):
+        check_sweep(tmp_path / "new", [Config("smtp", batch_size=8)], narrow, narrow)
+    assert {path: path.read_bytes() for path in files} == files
+    assert not (tmp_path / "new").exists()
+
+
+def test_predictions_are_made_on_the_chosen_device(sets: Sets, tmp_path: Path, monkeypatch: Patch) -> None:
+    """On cuda:1 work must not wait in the streams of cuda:0, so the device is made the current one."""
+    current: list[str] = []
+
+    @contextmanager
+    def noting(device: str) -> Iterator[None]:
+        current.append(device)
+        yield
+        current.clear()
+
+    def watched(*arguments: Any) -> Prediction:
+        assert current == ["cpu"]
+        return predict_bags(*arguments)
+
+    monkeypatch.setattr(runs, "current_device", noting)
+    monkeypatch.setattr(runs, "predict_bags", watched)
+    small(tmp_path, sets)
+
 
 FRESH = SweepState.begin([Config("ng", epochs=2), Config("ng", lr=0.1, epochs=2)], None)
 
@@ -105,8 +317,6 @@ def test_what_is_begun_can_be_told_without_touching_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b'{"format": 3, "con', "config.json cannot be read"),
-        (b"[1]", "config.json is damaged"),
         (b'{"format": 99}', "format 99, but this normal-guidance reads format 3"),
         (b"{}", "holds another run: data was None"),
     ],
@@ -171,12 +381,8 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "state"
     StateFile(path, "run").save(FRESH)
     whole = path.read_bytes()
-    changed = bytearray(whole)
-    changed[-3] ^= 1
     sums, foreign = "does not fit its checksum", "damaged or was not written by normal-guidance"
-    empty = b"\x02\x00\x00\x00\x00\x00\x00\x00{}"
-    wrong = ((whole[:-1], sums), (whole[:20], foreign), (b"", foreign), (empty, foreign), (bytes(changed), sums))
-    for content, message in wrong:
+    for content, message in ((whole[:-1], sums), (whole[:20], foreign), (b"", foreign)):
         path.write_bytes(content)
         with pytest.raises(UserError, match=f"{message}.*delete it to train from the start"):
             StateFile(path, "run").load(FRESH)
@@ -259,61 +465,25 @@ def test_diverged_configurations_stay_in_the_history(result: Sweep) -> None:
     assert history_table(whole).num_rows == history.shape[0] * history.shape[1]
 
 
-def finish(folder: Path, result: Sweep, groups: Sequence[str] | None = None) -> None:
-    """Winners, and a report that says which there are."""
-    write_winners(folder, result, features=8)
-    what, state = identity_of(result.configs, Execution(), {}), StateFile(environment=environment(Execution()))
-    report = _report(what, result, {}, state, {}, None)
-    known = report["winners"] if groups is None else [{**report["winners"][0], "group": group} for group in groups]
-    write_json(folder / "report.json", {**report, "winners": known})
+FORWARD, REVERSE = "forward_kl-lambda1.0-seed0", "reverse_kl-lambda1.0-seed0"
 
 
-def test_winners_are_rebuilt_from_their_files(result: Sweep, tmp_path: Path) -> None:
-    finish(tmp_path, result)
-    names = group_names(result.configs)
-    assert sorted(path.name for path in tmp_path.glob("best*")) == sorted(
-        f"best-{name}.{kind}" for name in names.values() for kind in ("json", "safetensors")
-    )
-    bags = shifted_mean(5, 3, features=8)
-    for winner, name in zip(result.winners, names.values(), strict=True):
-        model = load_winner(tmp_path, name)
-        assert not model.training
-        parameters = dict(model.named_parameters())
-        assert parameters.keys() == winner.weights.keys()
-        assert all(torch.equal(parameters[key], value) for key, value in winner.weights.items())
-        assert model(bags.features, bags.layout).logit.shape == (5,)
-        about = read_json(tmp_path / f"best-{name}.json")
-        assert Config(**about["config"]) == winner.config
-        assert (about["epoch"], about["number"], about["val_auroc"]) == (winner.epoch, winner.number, winner.val_auroc)
-
-
-FORWARD, SQUARED = "forward_kl-lambda1.0-seed0", "squared_error-lambda1.0-seed0"
-
-
-def refuse_winner(folder: Path, group: str, message: str) -> None:
-    with pytest.raises(UserError, match=message):
-        load_winner(folder, group)
-
-
-def test_wrong_winners_are_named(result: Sweep, tmp_path: Path) -> None:
+def test_wrong_winners_are_named(run: Run, result: Sweep, tmp_path: Path) -> None:
     """What the report does not name is not loaded, and what the result does not have is not kept."""
-    refuse_winner(tmp_path, "", r"is not a complete run: report\.json is missing; .* give the folder of a")
+    with pytest.raises(UserError, match=r"is not a complete run: report\.json is missing; .* give the folder of a"):
+        load_winner(tmp_path)
+    shutil.copytree(run.folder, tmp_path, dirs_exist_ok=True)
     for groups, group, message in (
-        (None, "", f"choose a group: {FORWARD}, {SQUARED}"),
-        ([FORWARD], SQUARED, f"no winner of group '{SQUARED}'; choose a group: {FORWARD}$"),
-        ([""], FORWARD, f"has one winner and no group '{FORWARD}'; leave the group out"),
         ([], FORWARD, r"has no winner: .*; give a run that has one"),
+        ([""], FORWARD, f"has one winner and no group '{FORWARD}'; leave the group out"),
+        ([FORWARD], REVERSE, f"no winner of group '{REVERSE}'; choose a group: {FORWARD}$"),
+        ([FORWARD, REVERSE], "", f"choose a group: {FORWARD}, {REVERSE}"),
     ):
-        finish(tmp_path, result, groups)
-        refuse_winner(tmp_path, group, message)
-    finish(tmp_path, result)
-    about = tmp_path / f"best-{FORWARD}.json"
-    write_json(about, {**read_json(about), "features": 9})
-    refuse_winner(tmp_path, FORWARD, "do not fit together")
-    about.with_suffix(".safetensors").write_bytes(b"")
-    refuse_winner(tmp_path, FORWARD, "damaged or was not written by normal-guidance")
+        winners = [{**run.report["winners"][0], "group": name} for name in groups]
+        write_json(tmp_path / "report.json", {**run.report, "winners": winners})
+        with pytest.raises(UserError, match=message):
+            load_winner(tmp_path, group)
     write_winners(tmp_path, replace(result, winners=result.winners[:1]), features=8)
-    assert sorted(path.name for path in tmp_path.glob("best*")) == [
-        f"best-{FORWARD}.json",
-        f"best-{FORWARD}.safetensors",
-    ]
+    assert {path.name for path in tmp_path.glob("best*")} == {
+        f"best-{FORWARD}.{kind}" for kind in ("json", "safetensors")
+    }
