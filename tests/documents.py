@@ -13,6 +13,7 @@ before it printed: see `difference`.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -25,6 +26,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from markdown_it import MarkdownIt
@@ -65,6 +67,19 @@ class Block:
         """Whether a shell block installs or builds something."""
         lines = [line for line in self.source.replace("\\\n", " ").splitlines() if line.split("#")[0].strip()]
         return self.language in SHELL and any(Path(line.removeprefix("$ ").split()[0]).name in SET_UP for line in lines)
+
+
+def load_module(path: Path) -> ModuleType:
+    """A file that lies in no package."""
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    loaded = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(loaded)
+    return loaded
+
+
+def make_targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    return set(re.findall(r"^([a-z][\w-]*):(?!=)", makefile, re.MULTILINE))
 
 
 def fenced_blocks(text: str) -> list[Block]:

@@ -1,7 +1,6 @@
 """The package as users get it: wheel and sdist, and environments that hold the wheel and nothing of the clone."""
 
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from normal_guidance.clinic.viewer.server import STATIC
 
@@ -50,17 +50,13 @@ def closure(needed: Iterable[Requirement]) -> set[str]:
     names, waiting, seen = set(), [*needed], set()
     while waiting:
         one = waiting.pop()
-        key = (_plain(one.name), frozenset(one.extras))
+        key = (canonicalize_name(one.name), frozenset(one.extras))
         if key in seen:
             continue
         seen.add(key)
         names.add(key[0])
         waiting += requirements(metadata.distribution(one.name).metadata, *one.extras)
     return names
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def link_packages(names: Iterable[str], folder: Path) -> None:

@@ -33,15 +33,11 @@ def built_viewer() -> Path:
     """The folder with the viewer's index.html, fetched once; skip where npm or its registry is missing."""
     folder = CACHE / PACKAGE.replace("/", "-")
     if not (folder / "index.html").is_file():
-        with tempfile.TemporaryDirectory(dir=_made(CACHE)) as draft:
+        CACHE.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=CACHE) as draft:
             _unpack(_fetch(Path(draft)), Path(draft))
             shutil.rmtree(folder, ignore_errors=True)
             (Path(draft) / "package" / "dist").rename(folder)
-    return folder
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
 
 

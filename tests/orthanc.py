@@ -93,7 +93,7 @@ class Orthanc:
         return self.get("/series?expand")
 
 
-def make_orthanc(folder: Path, peers: Mapping[str, Sequence[Any]] | None = None, **changes: Any) -> Orthanc:
+def make_orthanc(folder: Path, peers: Mapping[str, Sequence[Any]] | None = None) -> Orthanc:
     """Write a configuration; `peers` are DICOM partners by AE title: host and port."""
     folder.mkdir(parents=True, exist_ok=True)
     archive = Orthanc(folder, "ARCHIVE", free_port(), free_port())
@@ -112,18 +112,15 @@ def make_orthanc(folder: Path, peers: Mapping[str, Sequence[Any]] | None = None,
         "Plugins": [str(DICOMWEB)] if DICOMWEB.exists() else [],
         "DicomWeb": {"Enable": True, "Root": "/dicom-web/"},
         "DicomModalities": {aet: [aet, *place] for aet, place in (peers or {}).items()},
-        **changes,
     }
     (folder / "orthanc.json").write_text(json.dumps(settings))
     return archive
 
 
 @contextmanager
-def running_orthanc(
-    folder: Path, peers: Mapping[str, Sequence[Any]] | None = None, **changes: Any
-) -> Iterator[Orthanc]:
+def running_orthanc(folder: Path, peers: Mapping[str, Sequence[Any]] | None = None) -> Iterator[Orthanc]:
     """An archive for the time of a block."""
-    archive = make_orthanc(folder, peers, **changes)
+    archive = make_orthanc(folder, peers)
     archive.start()
     try:
         yield archive

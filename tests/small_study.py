@@ -5,11 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from typer.testing import CliRunner
 
-from normal_guidance.cli.commands import app
 from normal_guidance.core.bags import Bags
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import PARTS, Manifest, read_manifest
 from normal_guidance.scans.phantom.phantom_files import write_phantom
 from normal_guidance.study.drawn import shifted_mean
@@ -82,9 +81,7 @@ def without_slice_labels(bags: Bags, numbers: Sequence[int] | None = None) -> Ba
 def make_phantom(folder: Path, scans: int = 24) -> Manifest:
     """A phantom in FOLDER/scans, its index in FOLDER/index, and in FOLDER/store features that nobody encoded."""
     write_phantom("folder", folder / "scans", scans=scans, seed=3, size=32, slices=12, positive=0.5)
-    words = ["index", "folder", folder / "scans", "--table", folder / "scans" / "labels.csv", "-o", folder / "index"]
-    result = CliRunner().invoke(app, [*map(str, words), "--workers", "0"])
-    assert result.exit_code == 0, result.output
+    index("folder", folder / "scans", folder / "index", table=folder / "scans" / "labels.csv")
     manifest = read_manifest(folder / "index")
     labels = torch.cat([torch.from_numpy(row.slice_labels).long() for row in manifest])
     features = torch.randn(len(labels), 8, generator=torch.Generator().manual_seed(1))

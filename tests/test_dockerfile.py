@@ -56,16 +56,14 @@ def test_the_image_runs_the_node_without_root():
     assert rests("VOLUME") == ['["/models", "/var/lib/nguide"]']
 
 
-def test_its_ports_are_those_of_the_node():
-    options = {option.name: option.default for option in get_command(app).commands["node"].params}
+def test_its_ports_and_its_command_are_those_of_the_node():
+    node = get_command(app).commands["node"]
+    options = {option.name: option.default for option in node.params}
     ports = [str(options["port"]), options["status"].rpartition(":")[2]]
     assert rests("EXPOSE") == [" ".join(ports)]
     assert f"http://{options['status']}/health" in rests("HEALTHCHECK")[0]
-
-
-def test_its_command_is_one_that_nguide_knows():
-    words = re.findall(r'"([^"]+)"', rests("CMD")[0])
-    node = get_command(app).commands[words[0]]
+    command, *words = re.findall(r'"([^"]+)"', rests("CMD")[0])
+    assert command == "node"
     assert {word for word in words if word.startswith("--")} <= {name for one in node.params for name in one.opts}
 
 
@@ -86,16 +84,9 @@ def is_ignored(name: str) -> bool:
     return ignored
 
 
-def copied(stage: str) -> list[tuple[list[str], str]]:
-    """(sources, target) of what a stage copies from the clone."""
-    copies = [rest.split() for rest in rests("COPY", stage) if not rest.startswith("--from")]
-    return [(words[:-1], words[-1]) for words in copies]
-
-
 def test_what_it_copies_is_in_the_clone_and_not_ignored():
-    sources = [
-        source.rstrip("/") for stage in ("page", "package", "final") for one, _ in copied(stage) for source in one
-    ]
+    copies = [step.rest.split() for step in STEPS if step.word == "COPY" and not step.rest.startswith("--from")]
+    sources = [source.rstrip("/") for *several, _ in copies for source in several]
     assert [source for source in sources if not (ROOT / source).exists() or is_ignored(source)] == []
     assert is_ignored("tests")
     assert is_ignored("frontend/node_modules")

@@ -1,6 +1,5 @@
 """docs/reference/errors.md is what the code says, and every public function has five errors of its own."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -8,6 +7,7 @@ from types import ModuleType
 
 import pytest
 
+from documents import load_module
 from installed import finished
 
 SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "errors_page.py"
@@ -15,16 +15,11 @@ SCRIPT = Path(__file__).resolve().parents[1] / "docs" / "errors_page.py"
 
 @pytest.fixture(scope="module")
 def errors_page() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("errors_page", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_module(SCRIPT)
 
 
-SLOW = {"fit", "predict", "SliceFinder", "GuidanceCallback", "open_store", "push_to_hub", "pull_from_hub"} | {
-    "train_model",
-    "sweep",
-}
+SLOW = {"fit", "predict", "SliceFinder", "GuidanceCallback", "open_store", "train_model", "sweep"}
+SLOW |= {"push_to_hub", "pull_from_hub"}
 """Functions whose mistakes need a fitted model, files or Lightning."""
 
 
@@ -36,9 +31,8 @@ def test_the_page_is_what_the_quick_functions_say(errors_page: ModuleType, unche
     for name in errors_page.MISTAKES.keys() - SLOW:
         said = [(call, *errors_page._said(call, names)) for call in errors_page.MISTAKES[name]]
         rows = errors_page.page({name: [one for one in said if one[1] == "UserError"]}).splitlines()
-        missing = [
-            row for row in rows if row.startswith("| `") and row not in errors_page.PAGE.read_text().splitlines()
-        ]
+        shown = {*errors_page.PAGE.read_text().splitlines()}
+        missing = [row for row in rows if row.startswith("| `") and row not in shown]
         assert not missing, f"python {SCRIPT.name} writes the page again"
 
 

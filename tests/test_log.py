@@ -21,21 +21,14 @@ def citations(text: str) -> list[tuple[str, str]]:
     return [(date, " ".join(title.split())) for date, title in CITATION.findall(text)]
 
 
-def test_every_heading_is_a_date_and_a_verdict():
+def test_the_log_is_short_and_every_heading_a_date_and_a_verdict_newest_first():
     assert len(entries()) == len(re.findall(r"^## ", LOG, re.MULTILINE)) > 40
+    assert all(later >= earlier for (later, _), (earlier, _) in pairwise(entries()))
+    assert len({verdict for _, verdict in entries()}) == len(entries())
+    assert len(LOG.split()) <= 6000, "what no longer decides anything is in the history"
     for _, verdict in entries():
         assert len(verdict.split()) >= 4, verdict
         assert len(verdict) <= 135, verdict
-
-
-def test_the_log_is_short():
-    """What no longer decides anything is in the history."""
-    assert len(LOG.split()) <= 6000
-
-
-def test_entries_are_newest_first_and_distinct():
-    assert all(later >= earlier for (later, _), (earlier, _) in pairwise(entries()))
-    assert len({verdict for _, verdict in entries()}) == len(entries())
 
 
 def test_a_citation_is_found():

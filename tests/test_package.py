@@ -2,7 +2,6 @@
 
 import ast
 import email
-import importlib.util
 import json
 import re
 import shutil
@@ -19,8 +18,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from markdown_it import MarkdownIt
+from packaging.utils import canonicalize_name
 
 import normal_guidance
+from documents import load_module
 from installed import NAME, ROOT, Environment, build, closure, finished, link_packages, outside, requirements
 from normal_guidance.clinic.viewer.server import FILES
 
@@ -54,14 +55,8 @@ def test_the_wheel_holds_the_page_and_every_file_of_the_package(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if name.startswith("normal_guidance/")}
     assert held >= tracked | PAGE
-    assert held - tracked - PAGE <= {"normal_guidance/clinic/viewer/.gitignore"} | {
-        name for name in held if is_new(name)
-    }
-
-
-def is_new(name: str) -> bool:
-    """Whether a file is in the clone and not yet tracked."""
-    return (ROOT / "src" / name).is_file() and "static" not in name
+    new = {name for name in held if (ROOT / "src" / name).is_file() and "static" not in name}  # not yet tracked
+    assert held - tracked - PAGE <= {"normal_guidance/clinic/viewer/.gitignore"} | new
 
 
 @pytest.mark.slow
@@ -70,9 +65,8 @@ def test_the_sdist_is_small_and_builds_the_wheel_without_npm(wheel):
     with tarfile.open(sdist) as archive:
         held = {name.partition("/")[2] for name in archive.getnames()}
     assert held >= {f"src/{name}" for name in PAGE} | {"README.md", "LICENSE", "hatch_build.py", "pyproject.toml"}
-    assert not [
-        name for name in held if re.match(r"(tests|docs|benchmarks|frontend/node_modules|\.ci|\.github)/", name)
-    ]
+    left_out = re.compile(r"(tests|docs|benchmarks|frontend/node_modules|\.ci|\.github)/")
+    assert not any(map(left_out.match, held))
     assert sdist.stat().st_size < SDIST_BYTES
 
 
@@ -83,23 +77,22 @@ def test_the_checkers_of_packages_find_nothing(wheel):
 
 
 @pytest.mark.slow
-def test_the_page_on_pypi_has_no_relative_link(about):
+def test_the_page_on_pypi_has_no_relative_link_and_the_metadata_name_pythons_addresses_and_extras(about):
     page = MarkdownIt("commonmark").enable("table").render(about.get_payload())
     targets = re.findall(r'<(?:a|img|source)\b[^>]*\b(?:href|src|srcset)="([^"]*)"', page)
     tag = f"v{normal_guidance.__version__}"
     assert any(target.startswith(f"https://raw.githubusercontent.com/{NAME}/{NAME}/{tag}/docs/") for target in targets)
     assert any(target.startswith(f"https://github.com/{NAME}/{NAME}/blob/{tag}/docs/") for target in targets)
     assert [target for target in targets if not re.match("https://|mailto:|#", target)] == []
-
-
-@pytest.mark.slow
-def test_the_metadata_names_pythons_and_addresses(about):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert about["Version"] == normal_guidance.__version__
     assert (about["License-Expression"], about["Requires-Python"]) == ("MIT", ">=3.11")
     urls = dict(line.split(", ") for line in about.get_all("Project-URL"))
     assert urls["Source"] == f"https://github.com/{NAME}/{NAME}"
     assert set(about.get_all("Provides-Extra")) == set(project["optional-dependencies"])
+    everything = {one.name for one in requirements(about, "all")}
+    for extra in set(about.get_all("Provides-Extra")) - {"dev", "docs"}:
+        assert {one.name for one in requirements(about, extra)} <= everything, extra
 
 
 @pytest.fixture
@@ -129,16 +122,9 @@ def test_no_package_is_built_without_the_page(clone, target, lost):
     assert "Traceback" not in said
 
 
-def load_hook():
-    spec = importlib.util.spec_from_file_location("hatch_build", ROOT / "hatch_build.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_an_editable_install_does_not_need_the_page(clone):
     shutil.rmtree(clone / "src/normal_guidance/clinic/viewer/static")
-    hook = load_hook().NeedsPage(str(clone), {}, None, None, "", "wheel")
+    hook = load_module(ROOT / "hatch_build.py").NeedsPage(str(clone), {}, None, None, "", "wheel")
     hook.initialize("editable", {})
     with pytest.raises(SystemExit):
         hook.initialize("standard", {})
@@ -161,7 +147,7 @@ FILE, RAW = f"https://github.com/{NAME}/{NAME}/blob/v1/", f"https://raw.githubus
     ],
 )
 def test_links_of_the_readme_become_absolute(written, shown):
-    assert load_hook().absolute_links(written, "v1") == shown
+    assert load_module(ROOT / "hatch_build.py").absolute_links(written, "v1") == shown
 
 
 # Packages that others bring, whose modules we import all the same: the other one's interface consists of them.
@@ -186,29 +172,19 @@ def imported_packages() -> set[str]:
                 modules.add(str(node.module).partition(".")[0])
     known = metadata.packages_distributions()
     ours = {"normal_guidance", *sys.stdlib_module_names}
-    return {re.sub(r"[-_.]+", "-", known[one][0]).lower() for one in modules - ours - set(BROUGHT)}
+    return {canonicalize_name(known[one][0]) for one in modules - ours - set(BROUGHT)}
 
 
 def declared_packages(*without: str) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    lines = [
-        *project["dependencies"],
-        *(line for name in set(extras) - {"all", "dev", "docs", *without} for line in extras[name]),
-    ]
-    return {re.match(r"[\w-]+", line)[0].replace("_", "-") for line in lines} - {NAME}
+    named = [line for name in set(extras) - {"all", "dev", "docs", *without} for line in extras[name]]
+    return {re.match(r"[\w-]+", line)[0].replace("_", "-") for line in (*project["dependencies"], *named)} - {NAME}
 
 
 def test_every_import_is_declared_and_everything_declared_is_used():
     assert imported_packages() - declared_packages() == set()
     assert declared_packages("export", "hub", "lightning", "track") - imported_packages() - set(UNSEEN) == set()
-
-
-@pytest.mark.slow
-def test_all_has_every_extra_that_a_user_may_want(about):
-    everything = {one.name for one in requirements(about, "all")}
-    for extra in set(about.get_all("Provides-Extra")) - {"dev", "docs"}:
-        assert {one.name for one in requirements(about, extra)} <= everything, extra
 
 
 def make_environment(folder: Path, wheel: Path, about: metadata.PackageMetadata, *extras: str) -> Environment:
@@ -217,15 +193,6 @@ def make_environment(folder: Path, wheel: Path, about: metadata.PackageMetadata,
     environment.pip("install", "--no-deps", "--no-index", str(wheel))
     link_packages(closure(requirements(about, *extras)), environment.modules())
     return environment
-
-
-def use_as_a_user_does(environment: Environment, folder: Path) -> None:
-    """Import, fit on features of one's own, predict, and look at the result."""
-    where = environment.run("-c", "import normal_guidance as ng; print(ng.__file__)").stdout.strip()
-    assert Path(where).is_relative_to(environment.folder)
-    assert environment.nguide("--version").stdout == f"nguide {normal_guidance.__version__}\n"
-    train_and_predict(environment, folder)
-    view(environment, folder / "out")
 
 
 def train_and_predict(environment: Environment, folder: Path) -> None:
@@ -328,7 +295,9 @@ def test_installed_by_pip_with_all_extras_the_whole_chain_runs(tmp_path, wheel):
     """Into an empty environment, from the index; 2 GB on the disk."""
     environment = Environment(tmp_path / "venv")
     environment.pip("install", "-c", str(ROOT / "constraints.txt"), f"{wheel}[all]")
-    use_as_a_user_does(environment, tmp_path)
+    where = environment.run("-c", "import normal_guidance as ng; print(ng.__file__)").stdout.strip()
+    assert Path(where).is_relative_to(environment.folder)
+    assert environment.nguide("--version").stdout == f"nguide {normal_guidance.__version__}\n"
     environment.nguide("demo", "-o", "demo", cwd=tmp_path)
     summary = json.loads((tmp_path / "demo" / "predicted" / "summary.json").read_text())
     assert summary["counts"]["predicted"] == 2

@@ -26,24 +26,12 @@ def cells_of(line):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
-def rows_of(table):
-    """The rows of a table by their first cell, without bold and stars: heading -> cell."""
-    header, _, *body = map(cells_of, table.replace("*", "").splitlines())
-    return {row[0]: dict(zip(header, row, strict=True)) for row in body}
-
-
 def test_every_table_has_its_place_once(studies):
     for page in studies.make_page.RESULTS:
         text = text_of(studies, page)
         names = [name for name, _ in studies.make_page.BLOCK.findall(text)]
         assert text.count("<!-- measured:") == len(names), page
         assert sorted(names) == sorted(getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS), page
-
-
-def test_tables_are_put_where_they_belong(studies):
-    page = "a\n\n<!-- measured: x -->\n\n| 1 |\n\n<!-- end -->\n\n<!-- measured: y -->\n\n| 2 |\n\n<!-- end -->\n"
-    assert studies.make_page.written(page) == {"x": "| 1 |", "y": "| 2 |"}
-    assert studies.make_page.written(studies.make_page.put(page, "y", "| 3 |")) == {"x": "| 1 |", "y": "| 3 |"}
 
 
 def test_the_command_writes_what_it_is_asked_for(studies, monkeypatch, tmp_path, capsys):
@@ -58,9 +46,6 @@ def test_the_command_writes_what_it_is_asked_for(studies, monkeypatch, tmp_path,
     made = studies.page_phantoms.SECTIONS["twins"]()
     assert page.read_text() == f"Before.\n\n<!-- measured: twins -->\n\n{made}\n\n<!-- end -->\n\nAfter.\n"
     assert capsys.readouterr().out == f"## twins\n\n{made}\n\n" * 2
-
-
-def test_an_unknown_table_is_refused(studies, capsys):
     with pytest.raises(SystemExit) as stop:
         studies.make_page.main(["phantoms", "triplets"])
     assert stop.value.code == 2
@@ -189,24 +174,6 @@ TABLES = {
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page in TABLES for name in TABLES[page]])
 def test_every_page_is_made_of_its_tables(studies, page, name):
     assert getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS[name]() == written(studies, page)[name]
-
-
-def test_the_overview_says_what_the_field_says(studies):
-    """The scores of the overview are those of the page of every method, and its leads are their differences."""
-    slices, scans = (rows_of(written(studies, "field")[score]) for score in ("localization", "scans"))
-    for data, fit, best, lead, guided, abmil, guess, bound in map(
-        cells_of, written(studies, "index")["winners"].splitlines()[2:]
-    ):
-        both = {method: f"{row[data]} / {scans.get(method, {}).get(data, '-')}" for method, row in slices.items()}
-        value, other = best.removesuffix(")").split(" (")
-        assert (fit, value, guided, abmil) == tuple(
-            both[method] for method in ("nguide fit", other, "ABMIL + Normal Guidance", "ABMIL")
-        )
-        assert bound.replace("-", "- / -", bound == "-") == both["Bayes oracle"]
-        guesses = ("Distance from the middle", "Positions of findings", "Centered Gaussian")
-        assert guess == max(both[one].split(" / ")[0] for one in guesses if not both[one].startswith("-"))
-        difference = float(fit.split(" / ")[0]) - float(value.split(" / ")[0])
-        assert float(lead.strip("*").split(" [")[0]) == pytest.approx(difference, abs=0.0011)
 
 
 def test_a_lambda_that_validation_chose_is_a_row_of_its_own(studies):

@@ -1,7 +1,6 @@
 """The site: built strictly, whole without a network, every link leads somewhere, the figure's numbers agree."""
 
 import ast
-import importlib.util
 import json
 import os
 import re
@@ -17,6 +16,7 @@ import pytest
 import torch
 
 import normal_guidance
+from documents import load_module
 from normal_guidance import DIVERGENCES, divergence, normal_reference
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -24,16 +24,8 @@ ROOT = Path(__file__).resolve().parents[1]
 pytest.importorskip("mkdocs", reason="mkdocs is not installed: pip install 'normal-guidance[docs]'")
 
 
-def module(name: str):
-    """A file of docs/ as a module; docs/ is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    return loaded
-
-
 NAMES = {*normal_guidance.__all__} - {"figures"}
-hook, docstrings = module("site_hook"), module("site_docstrings")
+hook, docstrings = (load_module(ROOT / "docs" / f"{name}.py") for name in ("site_hook", "site_docstrings"))
 
 
 def build(config: Path, out: Path) -> subprocess.CompletedProcess:
@@ -103,23 +95,15 @@ def test_every_link_leads_somewhere(pages):
 
 @pytest.mark.slow
 def test_nothing_is_loaded_from_elsewhere(site, pages):
-    found = [
-        f"{path.name}: {address}" for path, page in pages.items() for address in page.loaded if is_outside(address)
-    ]
-    for style in site.rglob("*.css"):
-        text = style.read_text(encoding="utf-8")
-        found += [
-            f"{style.name}: {address}"
-            for address in re.findall(r"(?:url\(|@import )[\"']?((?:https?:)?//[^)\"']+)", text)
-        ]
-    assert found == []
+    assert [path for path, page in pages.items() if any(map(is_outside, page.loaded))] == []
+    fetches = re.compile(r"(?:url\(|@import )[\"']?(?:https?:)?//")
+    assert [style for style in site.rglob("*.css") if fetches.search(style.read_text(encoding="utf-8"))] == []
 
 
 @pytest.mark.slow
 def test_every_page_is_in_the_navigation(site, pages):
-    shown = {
-        (site / urlsplit(link).path).resolve() for link in pages[site / "index.html"].links if not is_outside(link)
-    }
+    links = [link for link in pages[site / "index.html"].links if not is_outside(link)]
+    shown = {(site / urlsplit(link).path).resolve() for link in links}
     assert {path.name for path in pages.keys() - shown} == {"404.html"}
 
 
@@ -130,10 +114,14 @@ def test_lists_and_tables_became_lists_and_tables(site):
     assert [path.name for path in site.rglob("*.html") if left.search(path.read_text(encoding="utf-8"))] == []
 
 
-def small_project(folder: Path, pages: dict[str, str]) -> Path:
+def write_pages(folder: Path, pages: dict[str, str]) -> None:
     for name, text in pages.items():
-        (folder / "docs" / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / "docs" / name).write_text(text)
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def small_project(folder: Path, pages: dict[str, str]) -> Path:
+    write_pages(folder / "docs", pages)
     original = (ROOT / "mkdocs.yml").read_text()
     validation = original[original.index("validation:") : original.index("theme:")]
     (folder / "mkdocs.yml").write_text(f"site_name: small\nplugins: []\n{validation}")
@@ -163,7 +151,7 @@ def test_the_check_of_links_can_fail(tmp_path):
     assert dead_links(pages) == ["a.html: b.html#z", "a.html: c.html"]
 
 
-def test_links_lead_to_pages_or_to_the_source():
+def test_links_lead_to_pages_or_to_the_source_and_code_keeps_its_brackets():
     known = {"howto/fit.md", "log.md", "results/fit.md", "decisions/README.md"}
     text = "[a](fit.md#b) [b](../../LOG.md#x) [c](../../src/normal_guidance/core/bags.py) [d](../decisions/) [e](no.md)"
     assert hook.site_links(text, "docs/howto/x.md", "howto/x.md", known) == (
@@ -173,9 +161,6 @@ def test_links_lead_to_pages_or_to_the_source():
     assert hook.site_links("[a](docs/howto/fit.md) [b](tests)", "LOG.md", "log.md", known) == (
         f"[a](howto/fit.md) [b]({hook.SOURCE}/tree/main/tests)"
     )
-
-
-def test_code_keeps_its_brackets():
     text = "```python\nx[0](fit.md)\n```\n\n[a](../LOG.md)"
     assert hook.site_links(text, "docs/x.md", "x.md", {"log.md"}) == text.replace("../LOG.md", "log.md")
 
@@ -188,23 +173,16 @@ def test_a_list_may_follow_a_paragraph():
 
 
 def test_a_folder_becomes_navigation(tmp_path):
-    for name, text in {
-        "index.md": "# I\n[z](z.md)",
-        "a.md": "# Long: words",
-        "z.md": "# T: the end",
-        "more/m.md": "# M",
-    }.items():
-        (tmp_path / "t" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "t" / name).write_text(text)
+    pages = {"index.md": "# I\n[z](z.md)", "a.md": "# Long: words", "z.md": "# T: the end", "more/m.md": "# M"}
+    write_pages(tmp_path / "t", pages)
     (entry,) = hook._expanded({"T": "t/*"}, tmp_path, set())
     assert entry == {"T": ["t/index.md", {"The end": "t/z.md"}, {"Long": "t/a.md"}, {"More": [{"M": "t/more/m.md"}]}]}
     assert hook._expanded({"None": "none/*"}, tmp_path, set()) == []
 
 
 def test_headings_of_an_index_group_the_navigation(tmp_path):
-    (tmp_path / "howto").mkdir()
-    for name, text in {"index.md": "# H\n## G\n[b](b.md)\n## E\nno page", "a.md": "# A", "b.md": "# B"}.items():
-        (tmp_path / "howto" / name).write_text(text)
+    pages = {"index.md": "# H\n## G\n[b](b.md)\n## E\nno page", "a.md": "# A", "b.md": "# B"}
+    write_pages(tmp_path / "howto", pages)
     (entry,) = hook._expanded({"H": "howto/*"}, tmp_path, set())
     assert entry == {"H": ["howto/index.md", {"G": [{"B": "howto/b.md"}]}, {"A": "howto/a.md"}]}
 
@@ -274,9 +252,8 @@ def check_numbers(page) -> dict:
     found = json.loads(page.evaluate("JSON.stringify(document.querySelector('.guidance-figure').measured)"))
     attention = torch.tensor([found["attention"]], dtype=torch.float64)
     reference = normal_reference(attention)
-    torch.testing.assert_close(
-        torch.tensor([found["reference"]], dtype=torch.float64), reference, rtol=1e-9, atol=1e-15
-    )
+    shown = torch.tensor([found["reference"]], dtype=torch.float64)
+    torch.testing.assert_close(shown, reference, rtol=1e-9, atol=1e-15)
     for kind in DIVERGENCES:
         expected = divergence(reference, attention, kind).item()
         assert found[kind] == pytest.approx(expected, rel=1e-9, abs=1e-12), kind

@@ -34,14 +34,12 @@ HANGS = 600
 runner = CliRunner()
 
 
-def test_every_ending_has_its_own_code_in_order():
+def test_codes_are_those_of_the_shell_and_of_sysexits_and_the_page_prints_them():
+    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    assert rows == [(str(ending.code), ending.when) for ending in endings.ENDINGS]
     codes = [ending.code for ending in endings.ENDINGS]
     assert codes == sorted(set(codes))
-    named = {value for value in vars(endings).values() if isinstance(value, endings.Ending)}
-    assert named == set(endings.ENDINGS)
-
-
-def test_codes_are_those_of_the_shell_and_of_sysexits():
+    assert {value for value in vars(endings).values() if isinstance(value, endings.Ending)} == set(endings.ENDINGS)
     for name, ending in endings.BY_SIGNAL.items():
         assert ending.code == 128 + signal.Signals[name]
     assert endings.NO_READER.code == 128 + signal.SIGPIPE
@@ -50,22 +48,16 @@ def test_codes_are_those_of_the_shell_and_of_sysexits():
     assert tuple(ending.code for ending in named) == codes
 
 
-def test_the_page_prints_the_table():
-    rows = re.findall(r"^\| (\d+) \| (.+) \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
-    assert rows == [(str(ending.code), ending.when) for ending in endings.ENDINGS]
+def test_every_command_tells_its_name_and_those_whose_help_promises_to_resume_say_so_when_they_end():
+    commands = every_command()
+    assert len(commands) > 20
+    assert [name for name, command in commands.items() if not isinstance(command, Command)] == []
+    assert sorted(name for name, command in commands.items() if "resume" in command.help) == list(endings.RESUMING)
 
 
-def test_every_command_tells_its_name_and_options():
-    assert len(every_command()) > 20
-    assert [name for name, command in every_command().items() if not isinstance(command, Command)] == []
-
-
-def test_the_commands_whose_help_promises_to_resume_say_so_when_they_end():
-    resuming = sorted(name for name, command in every_command().items() if "resume" in command.help)
-    assert resuming == list(endings.RESUMING)
-
-
-def end(error: BaseException, *words: object, name: str = "split", before: Any = lambda out: None) -> Any:
+def end(
+    error: BaseException, *words: object, name: str = "split", before: Any = lambda out: None, color: bool = False
+) -> Any:
     """Run a command of this name that does something with its output and then fails."""
     failing = typer.Typer(cls=Commands, pretty_exceptions_enable=False)
 
@@ -78,7 +70,7 @@ def end(error: BaseException, *words: object, name: str = "split", before: Any =
 
     failing.command(name, cls=Command)(command)
     failing.command("other", cls=Command)(lambda: None)
-    return runner.invoke(failing, [name, *map(str, words)])
+    return runner.invoke(failing, [name, *map(str, words)], color=color)
 
 
 def os_error(number: int, path: str | None = None) -> OSError:
@@ -137,6 +129,10 @@ def test_an_error_is_one_line_with_its_code(tmp_path, monkeypatch, error, code, 
 def test_a_bug_is_no_known_ending(tmp_path, error):
     result = end(error, "-o", tmp_path / "out")
     assert result.exception is error
+
+
+def test_an_error_is_red_on_a_terminal():
+    assert end(UserError("two\nlines"), color=True).stderr == "\x1b[31merror: two lines\x1b[0m\n"
 
 
 def test_a_command_that_only_prints_is_silent_about_a_closed_pipe():

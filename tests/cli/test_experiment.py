@@ -59,9 +59,6 @@ def test_from_features_to_the_page(phantom, tmp_path):
     assert {path: path.read_bytes() for path in out.rglob("*.json")} == before
     # A script reads the tables, and nothing else, from standard output.
     assert json.loads(invoke(*options, "--json").stdout) == json.loads((out / "tables.json").read_text())
-    # A wrong folder is told before anything is trained.
-    missing = refused(phantom / "store", "--split", tmp_path / "splits", "--index", tmp_path, "-o", tmp_path / "new")
-    assert missing == f"error: {tmp_path / 'manifest.parquet'} is not there; run nguide index first\n"
 
 
 def test_a_dry_run_estimates_every_method_and_writes_nothing(store, tmp_path):
@@ -70,13 +67,8 @@ def test_a_dry_run_estimates_every_method_and_writes_nothing(store, tmp_path):
     result = invoke(*options, "--json")
     methods = {one["method"]: (one["runs"], one["configs"]) for one in json.loads(result.stdout)["methods"]}
     runs = len(list((store.parent / "splits").iterdir()))
-    assert methods == {
-        "mean": (runs, 32),
-        "ng": (runs, 32),
-        "slice_reference": (runs, 32),
-        "scan_reference": (runs, 32),
-        "ng, sensitivity": (runs, 288),
-    }
+    every = dict.fromkeys(("mean", "ng", "slice_reference", "scan_reference"), (runs, 32))
+    assert methods == every | {"ng, sensitivity": (runs, 288)}
     assert not (tmp_path / "out").exists()
     assert "not the cluster auto; leave out --ray" in refused(*options, "--ray", "auto")
 
@@ -131,4 +123,3 @@ def test_the_protocol_is_that_of_all_and_guides_are_those_of_guided_methods(stor
     assert "begins" not in invoke(*options, "--methods", "mean", *given).output
     old_name = (store, "--splits", splits, *options[3:], "--methods", "mean,ng", *given, *guided[:-4])
     assert "ng/1001 holds another run: configs.0.guidance_weight was 0.1, now it is 1.0" in refused(*old_name)
-    assert "'x' is not a number" in refused(*options, "--lr", "x")

@@ -2,7 +2,6 @@
 
 import pytest
 
-from normal_guidance.cli import clinic as command
 from normal_guidance.clinic.node import node as nodes
 from normal_guidance.clinic.predict import predicting
 from normal_guidance.fit import bundle
@@ -62,8 +61,3 @@ def test_a_wrong_settings_file_is_named(chosen, tmp_path, content, complaint):
     words = (tmp_path / "state", "--settings", settings, "--model", "bundle", "--from", "A@127.0.0.1")
     assert complaint in output_of("node", *words, code=2)
     assert chosen == []
-
-
-def test_the_command_is_thin():
-    """Heavy packages are imported when the node starts, not for --help."""
-    assert not {"torch", "pynetdicom"} & set(vars(command))

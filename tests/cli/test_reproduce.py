@@ -98,15 +98,6 @@ def test_methods_by_default():
     assert choose_methods("mhng, ng", False) == ("mhng", "ng")
 
 
-@pytest.mark.usefixtures("tiny")
-@pytest.mark.parametrize("file", ["mean/1001/report.json", "ceiling/1001/scores.json"])
-def test_a_file_of_another_shape_is_one_line(file, tmp_path):
-    options = ("semi-synthetic", "--methods", "mean", "--seeds", "1001", "--epochs", "1", "--out", tmp_path)
-    invoke(*options)
-    (tmp_path / file).write_text("{}")
-    assert refusal("reproduce", *options).startswith(f"error: {tmp_path / file} is damaged")
-
-
 def test_a_terminal_gets_drawn_tables():
     screen = io.StringIO()
     show_page(Console(file=screen, force_terminal=True, width=60), "# Page\n\n| a | b |\n|---|---|\n| 1 | 2 |\n")

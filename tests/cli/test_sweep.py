@@ -11,9 +11,8 @@ from normal_guidance.cli.train import make_grids, parse_methods
 from normal_guidance.core.methods import BEYOND, METHODS
 from normal_guidance.scans.features.store import open_store, write_store
 from normal_guidance.study.drawn import shifted_mean
-from normal_guidance.sweep.config import departures
 from normal_guidance.sweep.run import load_run
-from small_command import document, nguide
+from small_command import document, nguide, refusal
 
 QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
 
@@ -57,14 +56,9 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
         (winner,) = run.winners
         assert winner.config.seed == int(seed)
         assert winner.test is not None
-        numbers = (
-            winner.val_auroc,
-            winner.test.localization_auroc,
-            winner.test.localization_auprc,
-            winner.test.scan_auroc,
-            winner.test.scan_auprc,
-        )
-        assert row[3:] == [f"{number:.3f}" for number in numbers]
+        scores = (winner.test.localization_auroc, winner.test.localization_auprc)
+        scores += (winner.test.scan_auroc, winner.test.scan_auprc)
+        assert row[3:] == [f"{number:.3f}" for number in (winner.val_auroc, *scores)]
     assert "ng, seed 3: begins\n" in output
     assert "ng, seed 3: lr 0." in output
     report = read_json(tmp_path / "ng" / "3" / "report.json")
@@ -86,15 +80,11 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
 
 def test_all_runs_are_looked_at_before_the_first(store: Path, tmp_path: Path) -> None:
     sweep(store, "--methods", "ng", "--seeds", "1", "--out", tmp_path, *QUICK)
-    message = sweep(
-        store, "--methods", "abmil,ng", "--seeds", "0,1", "--out", tmp_path, *QUICK, "--epochs", "3", code=2
-    )
+    other = ("--seeds", "0,1", *QUICK, "--epochs", "3")
+    message = sweep(store, "--methods", "abmil,ng", "--out", tmp_path, *other, code=2)
     assert "ng/1 holds another run: configs.0.epochs was 2, now it is 3" in message
-    narrow = write_store(
-        tmp_path / "narrow",
-        ((part, shifted_mean(20, seed, features=12)) for seed, part in enumerate(("train", "val"))),
-        provenance={},
-    )
+    parts = ((part, shifted_mean(20, seed, features=12)) for seed, part in enumerate(("train", "val")))
+    narrow = write_store(tmp_path / "narrow", parts, provenance={})
     message = sweep(narrow.folder, "--methods", "abmil,transmil", "--out", tmp_path / "b", *QUICK, code=2)
     assert message.startswith("error: TransMIL: 12 features cannot be divided among 8 heads; use an encoder with")
     assert message.endswith("as 8 or 16\n")
@@ -140,9 +130,8 @@ def test_a_split_decides_the_parts(store: Path, tmp_path: Path) -> None:
     assert "Scores on the test part" not in output
     assert len(rows(output)[0]) == 4  # no test part, no columns for its scores
     parts.assign(part="val").to_csv(tmp_path / "split.csv", index=False)
-    assert "split.csv has no scan in part 'train'; give --split" in sweep(
-        store, *arguments, "--out", tmp_path / "b", code=2
-    )
+    line = refusal("sweep", store, *arguments, "--out", tmp_path / "b")
+    assert "split.csv has no scan in part 'train'; give --split" in line
 
 
 def test_a_regularizer_gives_methods_that_attend_another_name(store: Path, tmp_path: Path) -> None:
@@ -176,9 +165,8 @@ def test_several_groups_have_a_row_each(store: Path, tmp_path: Path) -> None:
 
 
 def test_grids_are_the_papers_unless_told() -> None:
-    assert {len(configs) for configs in make_grids(parse_methods("all"), [0, 1], TrainingOptions(), 99).values()} == {
-        32
-    }
+    every = make_grids(parse_methods("all"), [0, 1], TrainingOptions(), 99)
+    assert {len(configs) for configs in every.values()} == {32}
     assert parse_methods("beyond") == list(BEYOND)
     assert parse_methods("whole_bells,beyond,ng") == ["whole_bells", "evidence", "evidence_ng", "whole_bells_ng", "ng"]
     assert parse_methods("all") == [name for name in METHODS if name != "centered_gaussian"]
@@ -186,11 +174,3 @@ def test_grids_are_the_papers_unless_told() -> None:
     grids = make_grids(["abmil", "ng"], [5], options, 99)
     assert {key: len(configs) for key, configs in grids.items()} == {("abmil", 5): 4, ("ng", 5): 8}
     assert {(config.seed, config.patience) for configs in grids.values() for config in configs} == {(5, 3)}
-
-
-def test_options_of_guidance_are_no_departure_of_a_method_that_has_none() -> None:
-    guides = {"renormalize": False, "modes": 2, "negatives": "uniform", "warmup": 5}
-    grids = make_grids(["abmil", "ng", "evidence", "evidence_ng"], [0], TrainingOptions(**guides), 256)
-    assert grids["abmil", 0] == make_grids(["abmil"], [0], TrainingOptions(), 256)["abmil", 0]
-    usual = {"patience": 50, "train_above_val": False}
-    assert [departures(configs[0]) for configs in grids.values()] == [usual, usual | guides, usual, usual | guides]

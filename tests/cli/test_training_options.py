@@ -3,9 +3,6 @@
 import re
 from dataclasses import fields
 
-import pytest
-
-from normal_guidance.base.errors import UserError
 from normal_guidance.cli.options import TrainingOptions
 from normal_guidance.sweep.config import (
     Config,
@@ -57,14 +54,6 @@ def test_given_options_replace_those_of_either_protocol():
     for protocol in (given.protocol(500), given.paper_protocol()):
         assert {name: getattr(protocol, name) for name in options} == options
         assert protocol.patience is None
-
-
-def test_a_study_takes_one_value_of_each_guide():
-    assert TrainingOptions(guidance_weight="0.1").study_axes() == {"guidance_weight": [0.1]}
-    for name in ("guidance_weight", "divergence"):
-        value = "0.1,1" if name == "guidance_weight" else "forward_kl,reverse_kl"
-        with pytest.raises(UserError, match=f"--{name.replace('_', '-')} {value}: this command takes one value"):
-            TrainingOptions(**{name: value}).study_axes()
 
 
 def test_every_folder_that_is_made_must_be_named():

@@ -1,18 +1,12 @@
 """`nguide trust`: table, page, numbers and picture."""
 
-import pytest
-
 from normal_guidance.base.files import read_json
 from small_command import document, nguide
 from small_trust import make_run
 
 
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("trained"))
-
-
-def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
+def test_a_run_is_tested_and_everything_is_written(tmp_path):
+    trained = make_run(tmp_path)
     said = nguide("trust", trained.run, "-o", tmp_path / "out", "--device", "cpu").stdout
     for title in ("Shuffle slices", "Randomise weights", "Delete and insert", "Inverted attention"):
         assert said.count(title) >= 2  # in the table, and in words
@@ -24,10 +18,6 @@ def test_a_run_is_tested_and_everything_is_written(trained, tmp_path):
     for one in written["findings"]:
         assert f"## {one['title']}: {one['verdict']}" in page
         assert one["meaning"] in page
-
-
-def test_json_is_the_file(trained, tmp_path):
-    words = (trained.run, "--split", trained.split, "-o", tmp_path, "--by", "attention")
-    told = document("trust", *words)
-    assert told == read_json(tmp_path / "trust.json")
+    told = document("trust", trained.run, "--split", trained.split, "-o", tmp_path / "json", "--by", "attention")
+    assert told == read_json(tmp_path / "json" / "trust.json")
     assert (told["by"], told["part"]) == ("attention", "test")

@@ -15,6 +15,7 @@ import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints, overload
 
 from normal_guidance.base.errors import ContentError, UserError, shorten
@@ -50,6 +51,17 @@ def parse_json(content: bytes | str) -> Any:
         if not level:
             return value
     raise ValueError(f"nested more than {DEEPEST} levels deep")
+
+
+def valid_json(value: Any) -> Any:
+    """Return the value as strict JSON: null for NaN and infinity, text for paths."""
+    if isinstance(value, Mapping):
+        return {str(name): valid_json(member) for name, member in value.items()}
+    if isinstance(value, list | tuple):
+        return [valid_json(member) for member in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
 
 
 def _refuse_constant(text: str) -> NoReturn:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from typer.models import ArgumentInfo, ParameterInfo
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import private_files, remove_left_drafts_of
+from normal_guidance.base.records import valid_json
 from normal_guidance.base.system import missing_extras
 from normal_guidance.cli import endings
 
@@ -46,17 +46,6 @@ def print_result(as_json: bool, document: Any, lines: Iterable[str]) -> None:
     else:
         for line in lines:
             typer.echo(line)
-
-
-def valid_json(value: Any) -> Any:
-    """Return the value as strict JSON: null for NaN and infinity, text for paths."""
-    if isinstance(value, Mapping):
-        return {str(name): valid_json(member) for name, member in value.items()}
-    if isinstance(value, list | tuple):
-        return [valid_json(member) for member in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return str(value) if isinstance(value, Path) else value
 
 
 # What the TAB key offers, here and in the commands' files, repeats tables whose modules import torch or pydicom, which

@@ -12,8 +12,9 @@ import typer
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically, write_json
+from normal_guidance.base.records import valid_json
 from normal_guidance.base.system import count_text
-from normal_guidance.cli.command import SOURCES, AsJson, Out, one_of, print_json, print_result, some_of, valid_json
+from normal_guidance.cli.command import SOURCES, AsJson, Out, one_of, print_json, print_result, some_of
 from normal_guidance.cli.options import parse_list
 from normal_guidance.cli.progress import Shown, make_console, say, watch
 

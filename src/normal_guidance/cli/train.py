@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from normal_guidance.base.errors import UserError, choose_one_of
-from normal_guidance.cli.command import AsJson, Out, Store, one_of, print_json, valid_json
+from normal_guidance.base.records import valid_json
+from normal_guidance.cli.command import AsJson, Out, Store, one_of, print_json
 from normal_guidance.cli.options import (
     Device,
     DryRun,

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from normal_guidance.base.errors import reading
 from normal_guidance.base.files import make_folder, write_atomically
+from normal_guidance.base.records import valid_json
 from normal_guidance.show.html import paragraph, raw_table
 
 NOTHING = "-"  # the text for a missing number
@@ -169,16 +170,7 @@ def as_csv(records: Sequence[Mapping[str, object]], cell: Callable[[object], obj
 
 def as_json(value: Mapping[str, object]) -> str:
     """JSON for a file; NaN becomes null."""
-    return json.dumps(_without_nan(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def _without_nan(value: object) -> object:
-    """Replaces NaN, which JSON does not have, by None."""
-    if isinstance(value, Mapping):
-        return {key: _without_nan(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return json.dumps(valid_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
