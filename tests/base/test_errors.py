@@ -36,10 +36,8 @@ def test_what_goes_wrong_in_reading_names_the_path_and_what_to_do(raised: Except
 
 
 def test_reading_says_what_is_wrong_in_other_words() -> None:
-    with (
-        pytest.raises(UserError, match=r"^a.db is not a table \(x\); ask$"),
-        reading("a.db", "ask", wrong="is not a table"),
-    ):
+    said = pytest.raises(UserError, match=r"^a.db is not a table \(x\); ask$")
+    with said, reading("a.db", "ask", wrong="is not a table"):
         raise ValueError("x")
 
 

@@ -85,25 +85,17 @@ def test_a_folder_appears_when_it_is_complete_and_is_gone_when_it_fails(tmp_path
     assert names(path.parent) == ["run"]
 
 
-def test_an_empty_folder_may_be_there(tmp_path, monkeypatch):
+def test_an_empty_folder_is_filled_and_nothing_is_overwritten(tmp_path, monkeypatch):
     path = tmp_path / "run"
     path.mkdir()
     monkeypatch.chdir(path)
     with folder_atomically(".") as draft:
         write_atomically(draft / "a", b"one")
     assert names(path) == ["a"]
-
-
-def test_nothing_is_overwritten(tmp_path):
-    path = tmp_path / "run"
-    path.write_text("a file")
-    with pytest.raises(UserError, match=r"run is a file; choose another name"), folder_atomically(path):
-        pass
-    path.unlink()
-    path.mkdir()
-    (path / "a").write_text("mine")
-    with pytest.raises(UserError, match=r"run is a folder that is not empty; choose"), folder_atomically(path):
-        pass
+    for there, message in ((path, "run is a folder that is not empty; choose"), (path / "a", "a is a file; choose")):
+        with pytest.raises(UserError, match=message), folder_atomically(there):
+            pass
+    assert (path / "a").read_bytes() == b"one"
     assert names(tmp_path) == ["run"]
 
 

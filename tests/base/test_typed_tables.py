@@ -40,8 +40,11 @@ def test_a_csv_file_of_another_shape_is_named(tmp_path: Path, text: str, reason:
         read_rows(tmp_path / "a.csv", Line, AGAIN)
 
 
-def test_rows_have_types_and_other_columns_may_be_left_out(tmp_path: Path) -> None:
+def test_rows_have_types_and_other_columns_or_separators_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
+    for mark in ",;\t":
+        path.write_text(f"name{mark}label\na{mark}1\n")
+        assert read_rows(path, Line, AGAIN) == [Line("a", 1)]
     path.write_bytes(b"\xef\xbb\xbfother,label,name\nx,1,007\n\ny,0,NA\n")
     assert read_rows(path, Line, AGAIN, exact=False) == [Line("007", 1), Line("NA", 0)]
     path.write_bytes(b"name,label\n\xff,1\n")
@@ -91,9 +94,3 @@ def test_a_file_that_declares_a_billion_values_is_refused_before_they_are_made(t
     assert path.stat().st_size < 10**6
     with pytest.raises(UserError, match=r"cannot be read \(it declares 480,000,000 bytes"):
         read_columns(path, one.schema, AGAIN)
-
-
-@pytest.mark.parametrize("mark", [",", ";", "\t"])
-def test_cells_are_separated_as_spreadsheets_do(tmp_path: Path, mark: str) -> None:
-    (tmp_path / "a.csv").write_text(f"name{mark}label\na{mark}1\n")
-    assert read_rows(tmp_path / "a.csv", Line, AGAIN) == [Line("a", 1)]

@@ -178,13 +178,6 @@ def test_mistakes_are_named(folder, fake_hub, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("name", ["lab/-x", "lab/a..b"])
-def test_names_that_the_hub_does_not_take_are_refused(name, folder, tmp_path):
-    for act in (lambda: hub.push_to_hub(folder, name), lambda: hub.pull_from_hub(name, tmp_path / "model")):
-        with pytest.raises(UserError, match=f"repository '{name}' is not a name that the Hub takes"):
-            act()
-
-
 def test_a_hub_that_is_not_reached_is_named(folder, fake_hub, tmp_path, monkeypatch):
     (transport, _) = huggingface_hub.errors.HfHubHTTPError.__bases__
 

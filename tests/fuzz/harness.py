@@ -13,7 +13,6 @@ import os
 import resource
 import shutil
 import sys
-import time
 import traceback
 import warnings
 from bisect import bisect
@@ -227,7 +226,6 @@ class Outcome(NamedTuple):
     outcome: str
     detail: str = ""
     trace: str = ""
-    seconds: float = 0.0
 
 
 @cache
@@ -268,7 +266,7 @@ def run_case(setup: Setup, number: int) -> Outcome:
 
     kinds = prepare(setup)
     kind = choose({name: weight for name, (weight, _) in kinds.items()}, number)
-    folder, begin = setup.folder / "cases" / str(number), time.monotonic()
+    folder = setup.folder / "cases" / str(number)
     with setup.record(number).open("wb", buffering=0) as record:
         record.write(f"{kind}\n".encode())
         faulthandler.enable(record)
@@ -276,7 +274,7 @@ def run_case(setup: Setup, number: int) -> Outcome:
         try:
             probe = Probe(folder, lambda native: record.write(b"native\n" if native else b"python\n"))
             outcome = kinds[kind][1](Random(f"{setup.seed}/{number}"), Samples(setup.folder / "samples"), probe)
-            return Outcome(kind, outcome, seconds=time.monotonic() - begin)
+            return Outcome(kind, outcome)
         except Finding as error:
             return Outcome(kind, f"FINDING: {error.kind}", error.detail, traceback.format_exc())
         except BaseException as error:

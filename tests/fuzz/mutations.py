@@ -10,9 +10,11 @@ import io
 import struct
 import warnings
 import zipfile
-import zlib
 from collections.abc import Callable, Iterable
 from random import Random
+
+import nibabel
+import numpy as np
 
 Mutator = Callable[[Random, bytes], bytes]
 
@@ -29,31 +31,21 @@ def flip_bits(random: Random, content: bytes) -> bytes:
 
 
 def overwrite(random: Random, content: bytes) -> bytes:
-    changed = bytearray(content)
     for _ in range(random.choice((1, 1, 2, 8))):
-        odd = random.choice((*ODD_BYTES, random.randbytes(random.randrange(1, 9))))
-        start = _place(random, changed)
-        changed[start : start + len(odd)] = odd
-    return bytes(changed[: len(content)])
+        odd, start = random.choice((*ODD_BYTES, random.randbytes(random.randrange(1, 9)))), _place(random, content)
+        content = content[:start] + odd[: len(content) - start] + content[start + len(odd) :]
+    return content
 
 
 def truncate(random: Random, content: bytes) -> bytes:
     return content[: _place(random, content)]
 
 
-def insert(random: Random, content: bytes) -> bytes:
-    place = _place(random, content)
-    return content[:place] + random.choice((random.randbytes(random.randrange(1, 64)), b"\0" * 64)) + content[place:]
-
-
-def delete(random: Random, content: bytes) -> bytes:
-    place = _place(random, content)
-    return content[:place] + content[place + random.choice((1, 2, 4, 8, 128)) :]
-
-
-def repeat(random: Random, content: bytes) -> bytes:
-    start, size = _place(random, content), random.choice((2, 8, 32, 256))
-    return content[: start + size] + content[start:]
+def splice(random: Random, content: bytes) -> bytes:
+    """Puts in, takes out or repeats some bytes."""
+    start, size = _place(random, content), random.choice((1, 2, 4, 8, 32, 128, 256))
+    new = random.choice((b"", content[start : start + size] * 2, random.randbytes(random.randrange(1, 64)), b"\0" * 64))
+    return content[:start] + new + content[start + random.choice((0, size)) :]
 
 
 def replace_all(random: Random, content: bytes) -> bytes:
@@ -62,7 +54,7 @@ def replace_all(random: Random, content: bytes) -> bytes:
     return random.choice((*others, random.randbytes(300), content * 2))
 
 
-BYTES: tuple[Mutator, ...] = (flip_bits, flip_bits, overwrite, overwrite, truncate, insert, delete, repeat, replace_all)
+BYTES: tuple[Mutator, ...] = (*(flip_bits, overwrite) * 2, *(splice,) * 3, truncate, replace_all)
 
 
 def _place(random: Random, content: bytes | bytearray) -> int:
@@ -77,58 +69,38 @@ def mutate(random: Random, content: bytes, mutators: tuple[Mutator, ...]) -> byt
     return content
 
 
-FIELDS = {
-    "sizeof_hdr": (0, "<i", 1),
-    "dim": (40, "<h", 8),
-    "datatype": (70, "<h", 1),
-    "bitpix": (72, "<h", 1),
-    "pixdim": (76, "<f", 8),
-    "vox_offset": (108, "<f", 1),
-    "scl_slope": (112, "<f", 1),
-    "scl_inter": (116, "<f", 1),
-    "qform_code": (252, "<h", 1),
-    "sform_code": (254, "<h", 1),
-    "quatern": (256, "<f", 6),
-    "srow": (280, "<f", 12),
-    "magic": (344, "<i", 1),
-    "extension": (348, "<i", 3),
-}
-"""Fields of NIfTI-1: the place, the type and the number of values."""
+HEADERS = {348: nibabel.nifti1.header_dtype, 540: nibabel.nifti2.header_dtype}
+"""The fields of NIfTI-1 and of NIfTI-2, by the number with which a file begins."""
 
-ODD_NUMBERS = {
-    "<h": (-32768, -1, 0, 1, 2, 3, 4, 5, 7, 8, 16, 64, 128, 256, 512, 768, 1024, 1536, 1792, 2304, 4096, 32767),
-    "<i": (-(2**31), -1, 0, 1, 4, 8, 16, 348, 540, 2**31 - 1),
-    "<f": (float("nan"), float("inf"), float("-inf"), 0.0, -1.0, 1e-40, 1e-10, 1e10, 3e38, -3e38, 352.0, 1e6, 2.0**31),
-    "<q": (-(2**63), -1, 0, 1, 2**15, 2**16, 2**20, 2**24, 2**31, 2**40, 2**62),
-}
-
-
-def change_nifti_field(random: Random, content: bytes) -> bytes:
-    start, kind, count = FIELDS[random.choice(tuple(FIELDS))]
-    start += random.randrange(count) * struct.calcsize(kind)
-    return _put(content, start, kind, random.choice(ODD_NUMBERS[kind]))
-
-
-def change_nifti_shape(random: Random, content: bytes) -> bytes:
-    """Sets all sizes: volumes of many thousand slices, of one row, of billions of voxels."""
-    if content[:4] == struct.pack("<i", 540):
-        start, kind, sizes = 16, "<q", (1, 1, 1, 32, 2**16, 2**20, 2**24, 2**31, 2**33)
-    else:
-        start, kind, sizes = 40, "<h", (1, 1, 1, 2, 32, 1024, 32767)
-    width = struct.calcsize(kind)
-    for number in range(3):
-        content = _put(content, start + (number + 1) * width, kind, random.choice(sizes))
-    return content
-
-
-def _put(content: bytes, start: int, kind: str, value: float) -> bytes:
-    return content[:start] + struct.pack(kind, value) + content[start + struct.calcsize(kind) :]
-
-
-NIFTI: tuple[Mutator, ...] = (
-    *(change_nifti_field,) * 6,
-    *(change_nifti_shape, change_nifti_shape, flip_bits, truncate, insert),
+FIELDS = (
+    *("sizeof_hdr", "dim", "datatype", "bitpix", "pixdim", "vox_offset", "scl_slope", "scl_inter", "qform_code"),
+    *("sform_code", "quatern_b", "quatern_d", "qoffset_x", "srow_x", "srow_y", "srow_z", "magic"),
 )
+"""Those that readers use."""
+
+SIZES = (1, 1, 1, 2, 32, 1024, 32767, 2**16, 2**20, 2**24, 2**31, 2**33)
+WHOLE_NUMBERS = (
+    *(*range(-1, 9), 16, 64, 128, 256, 348, 512, 540, 768, 1024, 1536, 1792, 2304, 4096, 2**20, 2**24, 2**40, 2**62),
+    *(sign * 2**bits + less for bits in (15, 31, 63) for sign, less in ((1, -1), (-1, 0))),
+)
+NUMBERS = (float("nan"), float("inf"), float("-inf"), 0.0, -1.0, 1e-40, 1e-10, 1e10, 3e38, -3e38, 352.0, 1e6, 2.0**31)
+
+
+def change_nifti(random: Random, content: bytes) -> bytes:
+    """Changes a field, or all sizes: volumes of many thousand slices, of one row, of billions of voxels."""
+    header = HEADERS.get(int.from_bytes(content[:4], "little"))
+    if header is None or len(content) < header.itemsize:
+        return flip_bits(random, content)
+    sizes = random.random() < 0.25
+    kind, start = header.fields["dim" if sizes else random.choice(FIELDS)][:2]
+    values = np.frombuffer(content[start : start + kind.itemsize], "i4" if kind.base.kind == "S" else kind.base).copy()
+    for place in (1, 2, 3) if sizes else (random.randrange(len(values)),):
+        odd = random.choice(SIZES if sizes else NUMBERS if kind.base.kind == "f" else WHOLE_NUMBERS)
+        values[place] = np.array(odd).astype(values.dtype)
+    return content[:start] + values.tobytes() + content[start + kind.itemsize :]
+
+
+NIFTI: tuple[Mutator, ...] = (*(change_nifti,) * 8, flip_bits, truncate, splice)
 
 
 def mutate_nifti(random: Random, content: bytes) -> bytes:
@@ -219,22 +191,3 @@ def lie(random: Random, content: bytes) -> bytes:
     place = random.choice(places) + random.choice(fields)
     value = random.choice((0, 1, 2, 8, 9, 12, 14, 20, 93, 99, 0x41, 0x800, 0xFFFF, 2**20, 2**30, 2**31, 2**32 - 1))
     return content[:place] + struct.pack("<I", value)[: random.choice((2, 4))] + content[place + 4 :]
-
-
-def bomb(name: bytes, head: bytes, gigabytes: int, declared: int | None = None) -> bytes:
-    """An archive of some megabytes with one member: `head` and gigabytes of zeros; its size is `declared` wrongly."""
-    zeros, size, check = b"\0" * 2**24, declared, 0
-    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
-    packed = packer.compress(head) + packer.flush(zlib.Z_FULL_FLUSH)
-    piece = packer.compress(zeros) + packer.flush(zlib.Z_FULL_FLUSH)  # it stands alone, and may be repeated
-    packed += piece * (64 * gigabytes) + packer.flush()
-    if size is None:
-        size, check = len(head) + gigabytes * 2**30, zlib.crc32(head)
-        for _ in range(64 * gigabytes):
-            check = zlib.crc32(zeros, check)
-    sizes = struct.pack("<III", check, len(packed), min(size, 2**32 - 1))
-    fixed = struct.pack("<HHHHH", 20, 0, zipfile.ZIP_DEFLATED, 0, 0x21) + sizes + struct.pack("<HH", len(name), 0)
-    local = b"PK\x03\x04" + fixed + name
-    central = b"PK\x01\x02" + struct.pack("<H", 20) + fixed + struct.pack("<HHHII", 0, 0, 0, 0, 0) + name
-    start = len(local) + len(packed)
-    return local + packed + central + b"PK\x05\x06" + struct.pack("<HHHHIIH", 0, 0, 1, 1, len(central), start, 0)

@@ -7,8 +7,7 @@ them for users:
     splits/   nguide split       split-1.csv
     store/    nguide encode      store.json, index.parquet, shards, report.json, problems.csv
     job/      nguide encode      the same, interrupted: store.job with units and statistics
-    run/      nguide sweep       config, report, weights, history, predictions
-    study/    nguide experiment  a run and a method without one
+    study/    nguide experiment  a run (config, report, weights, history, predictions) and a method without one
     bundle/   nguide bundle      two findings: findings.json, bundle.json, weights
 
 A reader of such a folder returns what its commands would use, and what they would only show, as text that can be
@@ -18,12 +17,11 @@ compared.  It reads everything anew.
 from __future__ import annotations
 
 import gzip
-import hashlib
-import io
 import json
 import sys
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -51,13 +49,12 @@ from normal_guidance.study.experiment import Study, stored_dataset, train_study
 from normal_guidance.study.study_tables import collect
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.predictions import read_predictions
-from normal_guidance.sweep.run import load_run, load_winner, read_history, run_sweep
+from normal_guidance.sweep.run import load_run, load_winner, read_history
 from small_bundle import WINDOW, make_run, tiny
 
 OWN = "own"
 """The folder of what we wrote ourselves."""
 
-SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "folder")
 SIZE, SLICES, SCANS = 32, 12, 3
 TABLE = "labels.csv"
 
@@ -72,7 +69,7 @@ TABLES = {
 
 def write_samples(folder: Path) -> None:
     """Fills an empty folder."""
-    for source in SOURCES:
+    for source in TABLES:
         root = folder / source
         write_phantom(source, root, scans=SCANS, size=SIZE, slices=SLICES, positive=0.5, compression="mixed")
         if source == "folder":
@@ -121,30 +118,28 @@ def _nifti(voxels: np.ndarray, packed: bool = False, image: Callable[..., object
 
 
 def _write_files(folder: Path) -> None:
-    """Single files: two of each compression, some with oddities, other encodings of the header, volumes."""
-    made = folder / "more"
+    """Single files, two of each compression, some with oddities, other encodings of the header, volumes."""
+    made = folder / "files"
     oddities = ["multi_frame", "bits", "secondary_capture"]
     truth = write_phantom("folder", made, scans=9, size=SIZE, slices=SLICES, oddities=oddities, compression="mixed")
-    target = folder / "files"
-    target.mkdir()
-    for number, scan in enumerate(truth["scans"]):
-        name = scan["oddity"] or scan["transfer_syntax"]
-        for place in dict.fromkeys((scan["odd_files"] or scan["files"])[:2]):
-            (target / f"{number}-{name}-{Path(place).stem}.dcm").write_bytes((made / place).read_bytes())
+    kept = {made / file for scan in truth["scans"] for file in (scan["odd_files"] or scan["files"])[:2]}
     plain = next(made / scan["files"][0] for scan in truth["scans"] if scan["transfer_syntax"].endswith(".1.2.1"))
     for name, syntax in (("implicit", ImplicitVRLittleEndian), ("big", ExplicitVRBigEndian)):
-        dataset, buffer = pydicom.dcmread(plain), io.BytesIO()
+        dataset = pydicom.dcmread(plain)
         dataset.walk(lambda *_: None)  # parses every value: unparsed ones are written as they came
         if name == "big":
             dataset.PixelData = np.frombuffer(dataset.PixelData, "<u2").byteswap().tobytes()
         dataset.file_meta.TransferSyntaxUID = syntax
-        pydicom.dcmwrite(buffer, dataset, implicit_vr=name == "implicit", little_endian=name != "big")
-        (target / f"{name}.dcm").write_bytes(buffer.getvalue())
+        options = {"implicit_vr": name == "implicit", "little_endian": name != "big"}
+        kept.add(made / f"{name}.dcm")
+        pydicom.dcmwrite(made / f"{name}.dcm", dataset, **options)
+    for file in {*made.rglob("*.dcm")} - kept:
+        file.unlink()
     volume = _volume()
-    (target / "one.nii").write_bytes(_nifti(volume))
-    (target / "packed.nii.gz").write_bytes(_nifti(volume, packed=True))
-    (target / "float.nii").write_bytes(_nifti(volume.astype(np.float32)))
-    (target / "two.nii.gz").write_bytes(_nifti(volume, packed=True, image=nibabel.Nifti2Image))
+    (made / "one.nii").write_bytes(_nifti(volume))
+    (made / "packed.nii.gz").write_bytes(_nifti(volume, packed=True))
+    (made / "float.nii").write_bytes(_nifti(volume.astype(np.float32)))
+    (made / "two.nii.gz").write_bytes(_nifti(volume, packed=True, image=nibabel.Nifti2Image))
 
 
 class Samples(NamedTuple):
@@ -155,16 +150,13 @@ class Samples(NamedTuple):
     def files(self, suffix: str) -> list[Path]:
         return _files(self.folder / "files", suffix)
 
-    def root(self, source: str) -> Path:
-        return self.folder / source
-
     def manifest(self, source: str) -> Manifest:
         return _manifest(self.folder / f"{source}-index")
 
 
 @cache
 def _files(folder: Path, suffix: str) -> list[Path]:
-    return [path for path in sorted(folder.iterdir()) if suffix in path.name]
+    return [path for path in sorted(folder.rglob("*")) if suffix in path.name]
 
 
 @cache
@@ -174,8 +166,6 @@ def _manifest(folder: Path) -> Manifest:
 
 NAME = "small"
 PROBLEMS = (Problem("scan-0001", "scan-0001/3.dcm", "duplicate", "same position", "left out"),)
-OF_TRAINING = ("environments", "seconds", "resumed", "options")
-"""Members of a run's report.json that are only shown."""
 
 
 class Read(NamedTuple):
@@ -185,9 +175,9 @@ class Read(NamedTuple):
     shown: str = ""
 
 
-def make_folders(folder: Path) -> Path:
+def make_folders(folder: Path) -> None:
     """Fills a new folder; `READERS` read its folders."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     made = make_run(folder)
@@ -201,7 +191,6 @@ def make_folders(folder: Path) -> Path:
     first, second = (replace(bundle, finding=Finding(name)) for name in ("any", "other"))
     write_bundle(replace(first, further=(second,)), folder / "bundle")
     torch.set_num_threads(threads)
-    return folder
 
 
 def _split(scans: Any) -> Any:
@@ -218,23 +207,17 @@ def _grid(base: Config) -> tuple[Config, ...]:
     return grid(base, lr=[0.1], l1=[0.0])
 
 
-class _Enough(Exception):  # noqa: N818
-    pass
-
-
 def _interrupt(folder: Path) -> None:
     """An encoding that ends when its units are done, before the store is written."""
 
     def watch(progress: Any) -> None:
         if len(list((folder / "job" / "store.job").glob("unit-*"))) >= 2:
-            raise _Enough
+            raise KeyboardInterrupt
 
     (folder / "job").mkdir()
-    try:
+    with suppress(KeyboardInterrupt):
         _resume(folder, watch)
-    except _Enough:
-        return
-    raise RuntimeError("the encoding was not interrupted")
+        raise RuntimeError("the encoding was not interrupted")
 
 
 def _resume(folder: Path, watch: Callable[[Any], None] = lambda progress: None) -> Any:
@@ -253,12 +236,8 @@ def _text(*values: object) -> str:
     return "\n".join(repr(value) for value in values)
 
 
-def _digest(tensors: dict[str, torch.Tensor]) -> str:
-    whole = hashlib.sha256()
-    for name in sorted(tensors):
-        whole.update(f"{name} {tensors[name].dtype} {tuple(tensors[name].shape)}".encode())
-        whole.update(tensors[name].detach().contiguous().view(torch.uint8).numpy().tobytes())
-    return whole.hexdigest()
+def _values(tensors: Mapping[str, torch.Tensor]) -> list[tuple[object, ...]]:
+    return [(name, tensor.dtype, tensor.tolist()) for name, tensor in sorted(tensors.items())]
 
 
 def read_index(folder: Path) -> Read:
@@ -284,49 +263,35 @@ def read_store(folder: Path) -> Read:
     parts = {row: part_of[patient] for row, patient in zip(manifest.scan_ids, manifest.patient_ids, strict=True)}
     again = _encode(folder / "store", manifest, parts, options=EncodingOptions(threads=1))
     used = (columns, labels, store.provenance, store.recipe, store.findings, store.slice_spacing, store.width)
-    return Read(_text(*used, _digest({"": bags.features})), _text(again.failed, again.problems))
+    return Read(_text(*used, _values({"": bags.features})), _text(again.failed, again.problems))
 
 
 def read_job(folder: Path) -> Read:
     """Resumes the encoding, which ends the job."""
     done = _resume(folder)
     used = (done.store.fingerprint, done.store.recipe, done.store.provenance)
-    return Read(_text(*used, _digest({"": done.store.bags().features})), _text(done.failed, done.problems))
-
-
-def read_run(folder: Path) -> Read:
-    """As `nguide sweep` with a complete run, and then `nguide bundle`."""
-    store = open_store(folder / "store")
-    config = Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False)
-    run = run_sweep(folder / "run", [config], *(store.part(part) for part in ("train", "val", "test")))
-    bundle = bundle_run(folder / "run").as_json()
-    shown = {name: run.report.get(name) for name in OF_TRAINING}, bundle.pop("training")
-    rest = {name: value for name, value in run.report.items() if name not in OF_TRAINING}
-    return Read(_text(run.winners, run.note, run.all_diverged, rest, bundle, _run_files(folder / "run")), _text(shown))
-
-
-def _run_files(run: Path) -> list[str]:
-    history, predictions = read_history(run / "history.parquet"), read_predictions(run / "predictions.parquet")
-    return [_digest(load_winner(run).state_dict()), repr(history.to_pydict()), repr(predictions.to_pydict())]
+    return Read(_text(*used, _values({"": done.store.bags().features})), _text(done.failed, done.problems))
 
 
 def read_study(folder: Path) -> Read:
-    """As `nguide experiment` with a complete study."""
+    """As `nguide experiment` with a complete study, and then `nguide bundle` of one run."""
     train_study(_study(folder), make_grid=_grid)
     results, runs = collect(folder / "study", NAME), sorted((folder / "study").glob("*/*"))
     trained = [run for run in runs if (run / "report.json").exists()]
-    loaded = [load_run(run).winners for run in trained]
-    scored = [read_predictions(run / "predictions.parquet").to_pydict() for run in runs]
-    page = json.loads(results.json())
-    about = page.pop("about", None)
-    return Read(_text(page, [_run_files(run) for run in trained], loaded, scored), _text(about))
+    page, bundle = json.loads(results.json()), bundle_run(folder / "study" / "ng" / "1").as_json()
+    tables = [read_predictions(run / "predictions.parquet") for run in runs]
+    tables += [read_history(run / "history.parquet") for run in trained]
+    weights = [_values(load_winner(run).state_dict()) for run in trained]
+    shown = (page.pop("about", None), bundle.pop("training"))
+    used = (page, bundle, weights, [load_run(run).winners for run in trained], [table.to_pydict() for table in tables])
+    return Read(_text(*used), _text(*shown))
 
 
 def read_bundle(folder: Path) -> Read:
     models = load_bundle(folder / "bundle").each
     known = [model.as_json() for model in models]
     shown = [[about.pop("training"), about.pop("normal_guidance")] for about in known]
-    return Read(_text(known, [_digest(model.model.state_dict()) for model in models]), _text(shown))
+    return Read(_text(known, [_values(model.model.state_dict()) for model in models]), _text(shown))
 
 
 READERS: dict[str, Callable[[Path], Read]] = {
@@ -334,7 +299,6 @@ READERS: dict[str, Callable[[Path], Read]] = {
     "splits": read_splits,
     "store": read_store,
     "job": read_job,
-    "run": read_run,
     "study": read_study,
     "bundle": read_bundle,
 }

@@ -56,92 +56,87 @@ def write_rows(rows: Sequence[Sequence[str]], **options: Any) -> bytes:
 
 
 def mutate_csv(random: Random, content: bytes) -> Table:
-    change = random.choice((_cells, _cells, _cells, _rows, _rows, _columns, _encoding, _bytes, _bytes))
-    return change(random, content)
-
-
-def _bytes(random: Random, content: bytes) -> Table:
-    return Table(mutate(random, content, BYTES), None)
-
-
-def _cells(random: Random, content: bytes) -> Table:
+    change = random.randrange(9)
+    if change < 2:
+        return Table(mutate(random, content, BYTES), None)
+    if change == 2:
+        return Table(_encoding(random, content), None)
     header, *rows = read_rows(content)
-    touched = set()
-    for _ in range(random.choice((1, 1, 2, 5))):
-        number = random.randrange(len(rows))
-        rows[number][random.randrange(len(header))] = random.choice(CELLS)
-        touched.add(number)
+    touched = (
+        _cells(random, rows) if change < 6 else _rows(random, rows) if change < 8 else _columns(random, header, rows)
+    )
     return Table(write_rows([header, *rows]), touched)
 
 
-def _rows(random: Random, content: bytes) -> Table:
-    """Makes rows doubled, cut short, too long, missing, or raw bytes."""
-    header, *rows = read_rows(content)
+def _cells(random: Random, rows: list[list[str]]) -> set[int]:
+    touched = set()
+    for _ in range(random.choice((1, 1, 2, 5))):
+        number = random.randrange(len(rows))
+        rows[number][random.randrange(len(rows[0]))] = random.choice(CELLS)
+        touched.add(number)
+    return touched
+
+
+def _rows(random: Random, rows: list[list[str]]) -> set[int]:
+    """Makes rows doubled, missing, cut short, too long, or other."""
     number = random.randrange(len(rows))
-    row = rows[number]
-    change = random.randrange(5)
+    row, change = rows[number], random.randrange(4)
     if change == 0:
         rows.append([random.choice((cell, cell, random.choice(CELLS))) for cell in row])
     elif change == 1:
         del row[random.randrange(len(row)) :]
     elif change == 2:
         row += ["0"] * random.choice((1, 2, 1000))
-    elif change == 3:
-        rows[number] = [random.choice(CELLS) for _ in row]
     else:
-        lines = content.split(b"\n")
-        lines[number + 1] = random.choice((b"\xff\xfe" * 5, b"\0" * 9, b'"', b"," * 5, b"", b"a" * 10**6, b'"a"b"c"'))
-        return Table(b"\n".join(lines), None)
-    return Table(write_rows([header, *rows]), {number, len(rows) - 1})
+        row[:] = [random.choice(CELLS) for _ in row]
+    return {number, len(rows) - 1}
 
 
-def _columns(random: Random, content: bytes) -> Table:
+def _columns(random: Random, header: list[str], rows: list[list[str]]) -> set[int] | None:
     """Columns that are missing, doubled, renamed, or in another order."""
-    rows = read_rows(content)
-    width = len(rows[0])
-    order = list(range(width))
-    change = random.randrange(4)
+    change, order = random.randrange(4), list(range(len(header)))
     if change == 0:
-        del order[random.randrange(width)]
+        del order[random.choice(order)]
     elif change == 1:
-        order.append(random.randrange(width))
+        order.append(random.choice(order))
     elif change == 2:
-        rows[0][random.randrange(width)] = random.choice(("", " ", "Label ", rows[0][0], "\ufeffscan_id", *CELLS[:30]))
+        names = ("", " ", "Label ", header[0], "\ufeffscan_id", *CELLS[:30])
+        header[random.choice(order)] = random.choice(names)
     else:
         random.shuffle(order)
-        return Table(write_rows([[row[place] for place in order] for row in rows]), set())
-    return Table(write_rows([[row[place] for place in order] for row in rows]), None)
+    for row in (header, *rows):
+        row[:] = [row[place] for place in order]
+    return set() if change == 3 else None
 
 
-def _encoding(random: Random, content: bytes) -> Table:
-    text, rows = content.decode(), read_rows(content)
-    choices = (
-        *(text.encode("utf-16"), b"\xef\xbb\xbf" + content, content.replace(b"\n", b"\r\n")),
-        *(content.replace(b"\n", b"\r"), write_rows(rows, delimiter=";"), write_rows(rows, delimiter="\t")),
-        *(write_rows(rows, quoting=csv.QUOTE_ALL), content.replace(b"\n", b"\n\n"), content.split(b"\n")[0] + b"\n"),
-        *(content.replace(b"1", b"\xc4", 3), content + b"\x1a", content * 2),
+def _encoding(random: Random, content: bytes) -> bytes:
+    """Another encoding, separator or end of lines, or a line of raw bytes."""
+    rows, lines = read_rows(content), content.split(b"\n")
+    lines[random.randrange(1, len(lines))] = random.choice(
+        (b"\xff\xfe" * 5, b"\0" * 9, b'"', b"," * 5, b"", b"a" * 10**6, b'"a"b"c"')
     )
-    return Table(random.choice(choices), None)
+    choices = (
+        *(content.decode().encode("utf-16"), b"\xef\xbb\xbf" + content, *(b"\n".join(lines),) * 4),
+        *(content.replace(b"\n", end) for end in (b"\r\n", b"\r", b"\n\n")),
+        *(write_rows(rows, delimiter=";"), write_rows(rows, delimiter="\t"), write_rows(rows, quoting=csv.QUOTE_ALL)),
+        *(lines[0] + b"\n", content.replace(b"1", b"\xc4", 3), content + b"\x1a", content * 2),
+    )
+    return random.choice(choices)
 
 
 def mutate_parquet(random: Random, content: bytes) -> Table:
-    """The csv table as parquet, with another cell, other columns, or damaged bytes."""
+    """The csv table as parquet, with other cells, other columns, or damaged bytes."""
     header, *rows = read_rows(content)
-    number, place = random.randrange(len(rows)), random.randrange(len(header))
     change = random.random()
-    if change < 0.25:
-        rows[number][place] = random.choice(CELLS)
+    touched = _cells(random, rows) if change < 0.25 else None
     table = pa.table({name: [row[place] for row in rows] for place, name in enumerate(header)})
-    if change < 0.25:
-        return Table(write_parquet(table), {number})
-    if change < 0.5:
-        return Table(mutate(random, write_parquet(table), BYTES), None)
-    return Table(write_parquet(change_table(random, table)), None)
+    packed = write_parquet(change_table(random, table) if change > 0.5 else table)
+    return Table(mutate(random, packed, BYTES) if 0.25 < change < 0.5 else packed, touched)
 
 
-def write_parquet(table: pa.Table) -> bytes:
+def write_parquet(table: pa.Table, compression: str = "snappy") -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(table, buffer)
+    pq.write_table(table, buffer, compression=compression)
     return buffer.getvalue()
 
 
