@@ -1,4 +1,4 @@
-"""One small run for all tests of this folder; nobody may change its folder.  Nodes of its model, and senders' files."""
+"""Nodes of the small run's model, which calls every scan positive, and senders' files."""
 
 from functools import partial
 from pathlib import Path
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from normal_guidance.fit.bundle import load_bundle, write_bundle
-from small_bundle import copy_series, make_run, use_tiny
+from small_bundle import use_tiny
 from small_node import always_positive, quick_loops, running_node, small_archive
 
 
@@ -17,11 +17,10 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.fixture(scope="session")
-def trained(tmp_path_factory):
-    made = make_run(tmp_path_factory.mktemp("trained"))
-    made.bundle = tmp_path_factory.mktemp("bundle") / "bundle"
-    write_bundle(always_positive(load_bundle(made.run)), made.bundle)
-    return made
+def trained(trained, tmp_path_factory):
+    trained.bundle = tmp_path_factory.mktemp("bundle") / "bundle"
+    write_bundle(always_positive(load_bundle(trained.run)), trained.bundle)
+    return trained
 
 
 @pytest.fixture
@@ -49,13 +48,12 @@ def archive():
 
 
 @pytest.fixture
-def series(trained, tmp_path):
+def series(copy):
     """Writes a series with UIDs of its own and returns its files."""
 
     def make(number: int = 1, scan: int = 0, slices: int | None = None, **tags):
         root = "1.2.826.0.1.3680043.9.7"
         known = {"StudyInstanceUID": f"{root}.{number}", "SeriesInstanceUID": f"{root}.{number}.1", **tags}
-        out = tmp_path / f"series-{number}"
-        return copy_series(trained.manifest[scan], trained.manifest.root, out, slices=slices, **known)
+        return copy(f"series-{number}", scan, slices=slices, **known)
 
     return make

@@ -124,11 +124,9 @@ def test_a_node_tells_a_reading_list_until_it_accepts(node, series):
     assert parts["PID"][0][3].startswith("PHANTOM-")
 
 
-OTHER = START + b"MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r" + END
-
-
-@pytest.mark.parametrize("answers", [(), (START + b"hello" + END,), (OTHER,)], ids=["none", "no HL7", "another"])
-def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch, answers):
+@pytest.mark.parametrize("answer", ["", "hello", "MSH|^~\\&|||||||ACK|1|P|2.5.1\rMSA|AA|other\r"])
+def test_what_is_not_an_acknowledgement_is_not_accepted(tmp_path, monkeypatch, answer):
+    answers = [START + answer.encode() + END] if answer else []
     monkeypatch.setattr("normal_guidance.clinic.node.send_text.read_content", lambda *_: content())
     with mllp(*answers) as (port, _), pytest.raises(NotSentError):
         parse_destination(f"hl7:RIS@127.0.0.1:{port}", US).send(
@@ -157,18 +155,14 @@ def test_an_observation_names_patient_study_and_score():
 
 @contextmanager
 def fhir_server(*statuses: int):
-    """A server that creates an Observation once for each identifier, after answering with the given statuses."""
-    kept: dict[str, Observation] = {}
-    failing, requests = list(statuses), []
+    """A server that answers each request with the next status."""
+    answers, requests = list(statuses), []
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"]))
-            requests.append((self.path, dict(self.headers)))
-            if not failing:
-                observation = Observation.model_validate_json(body)
-                kept[observation.identifier[0].value] = observation
-            self.send_response(failing.pop(0) if failing else 201)
+            requests.append((self.path, self.headers, Observation.model_validate_json(body)))
+            self.send_response(answers.pop(0))
             self.send_header("Content-Length", "0")
             self.end_headers()
 
@@ -176,19 +170,20 @@ def fhir_server(*statuses: int):
             pass
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as port:
-        yield f"http://127.0.0.1:{port}/fhir", kept, requests
+        yield f"http://127.0.0.1:{port}/fhir", requests
 
 
 def test_a_node_creates_one_observation_however_often_it_must_try(node, series, state, monkeypatch):
     monkeypatch.setenv(TOKEN, "secret")
-    with fhir_server(503, 401) as (url, kept, requests), node(to=[f"fhir:{url}"]) as run:
+    with fhir_server(503, 401, 201) as (url, requests), node(to=[f"fhir:{url}"]) as run:
         assert run.take(series()) == {"done": 1}
         assert "secret" not in (state / "audit.jsonl").read_text()
-    assert len(requests) == 3
-    (path, headers), (observation,) = requests[-1], kept.values()
-    assert path == "/fhir/Observation"
+    assert [path for path, _, _ in requests] == ["/fhir/Observation"] * 3
+    (condition,) = {headers["If-None-Exist"] for _, headers, _ in requests}  # so that the server creates no second one
+    assert condition.startswith("identifier=urn%3Anormal-guidance%7C")
+    _, headers, observation = requests[-1]
     assert headers["Authorization"] == "Bearer secret"
-    assert headers["If-None-Exist"].startswith("identifier=urn%3Anormal-guidance%7C")
+    assert condition.endswith(observation.identifier[0].value)
     assert observation.subject.identifier.value.startswith("PHANTOM-")
 
 

@@ -15,7 +15,6 @@ from normal_guidance.clinic.node.series_queue import Limits
 from small_node import RESULTS, associate, running_node, send, small_archive, wait_until
 
 SR, KO, SC = ("1.2.840.10008.5.1.4.1.1.88.34", "1.2.840.10008.5.1.4.1.1.88.59", "1.2.840.10008.5.1.4.1.1.7")
-STUDY = "1.2.826.0.1.3680043.9.7.1"
 
 
 def test_a_series_that_is_sent_twice_comes_out_once_as_results_of_its_patient(node, archive, series, state):
@@ -29,7 +28,7 @@ def test_a_series_that_is_sent_twice_comes_out_once_as_results_of_its_patient(no
         assert len(list(state.glob("incoming/*/*.dcm"))) == len(files)
         modes = {(path.is_dir(), stat.S_IMODE(path.stat().st_mode)) for path in (state, *state.rglob("*"))}
     assert sorted(result.SOPClassUID for result in archive.got) == sorted(map(UID, (SR, KO, SC)))
-    assert {result.StudyInstanceUID for result in archive.got} == {STUDY}
+    assert {result.StudyInstanceUID for result in archive.got} == {"1.2.826.0.1.3680043.9.7.1"}
     assert {result.PatientID for result in archive.got} == {dcmread(files[0]).PatientID}
     assert modes == {(False, 0o600), (True, 0o700)}
 

@@ -19,18 +19,16 @@ from orthanc import DICOMWEB, MISSING, ORTHANC, free_port, running_orthanc
 from small_node import RESULTS, associate, send, small_archive, wait_until
 
 needs_orthanc = pytest.mark.skipif(ORTHANC is None, reason=MISSING)
-needs_dcmtk = pytest.mark.skipif(
-    shutil.which("storescu") is None,
-    reason="DCMTK IS NOT INSTALLED: NO FOREIGN SENDER IS TESTED (apt install dcmtk)",
-)
-needs_openssl = pytest.mark.skipif(shutil.which("openssl") is None, reason="OPENSSL IS MISSING: TLS IS NOT TESTED")
 
 
 def call(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=300)
 
 
-@needs_dcmtk
+@pytest.mark.skipif(
+    shutil.which("storescu") is None,
+    reason="DCMTK IS NOT INSTALLED: NO FOREIGN SENDER IS TESTED (apt install dcmtk)",
+)
 def test_dcmtk_sends_a_compressed_series_that_is_stored_as_it_is_and_receives_results(node, series, tmp_path):
     files, out, port = series(), tmp_path / "out", free_port()
     for file in files:
@@ -114,7 +112,7 @@ def certificates(tmp_path) -> Path:
     return folder
 
 
-@needs_openssl
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="OPENSSL IS MISSING: TLS IS NOT TESTED")
 def test_with_tls_both_sides_show_certificates(node, series, certificates):
     secure = _tls(certificates / "node.pem", certificates / "node.key", certificates / "ca.pem")
     stranger, nameless = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -134,12 +134,6 @@ def correlation(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
 
 
-def windowed(manifest: Manifest, gallery: Gallery, scan: int, place: int, low: float, high: float) -> np.ndarray:
-    row = gallery.row(scan)
-    volume, _ = read_volume(row, manifest.root)
-    return np.clip((volume[place] - low) / (high - low), 0, 1)
-
-
 def test_the_token_is_asked_for_and_leaves_the_address_and_a_new_one_is_taken_in_the_same_tab(open_page, server):
     page = open_page(url=f"{server.base}/")
     page.fill("#token", "not the token")
@@ -225,7 +219,9 @@ def test_slices_are_drawn_as_the_files_have_them_in_every_window(page, gallery, 
         bounds = f"{window['low']:g}:{window['high']:g}"
         page.wait_for_selector(f".panel[data-drawn$='/{bounds}']")
         pictures[window["name"]] = seen = screen(page)
-        expected = windowed(manifest, gallery, *drawn(page), window["low"], window["high"])
+        scan, place = drawn(page)
+        hu, _ = read_volume(gallery.row(scan), manifest.root)
+        expected = np.clip((hu[place] - window["low"]) / (window["high"] - window["low"]), 0, 1)
         agreement = correlation(seen, on_screen(expected, seen))
         assert agreement > (0.95 if window["name"] == "brain" else 0.9)
         for wrong in (expected[::-1], expected[:, ::-1], expected.T) if window["name"] == "brain" else ():

@@ -194,7 +194,7 @@ def test_findings_are_chosen_by_name_and_have_results_of_their_own(view):
     assert gallery.scan(0, 0)["methods"]["subdural"]["key_slices"] == [8]
 
 
-def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(view):
+def test_what_was_forced_incomplete_left_out_or_duplicated_or_what_the_model_was_not_shown_to_do_is_flagged(view):
     odd = [
         problem("duplicate", "left out", "same position as 2.dcm"),
         problem("duplicate", "left out", "same position as 3.dcm"),
@@ -204,25 +204,12 @@ def test_what_was_forced_incomplete_left_out_or_duplicated_is_flagged(view):
         problem("gap", "kept", "10 mm, usually 5 mm: 1 missing"),
         problem("unsuitable", "predicted because of --force", "its modality is MR"),
     ]
-    gallery = view(problems=odd)
-    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated"]
-    warnings = gallery.scan(0, 0)["warnings"]
-    assert [warning["text"] for warning in warnings[:4]] == [
-        "Forced: its modality is MR.",
-        "Slices are missing: the step between two neighbours is larger than the usual one.",
-        "Slices of different size or pixel spacing in one series: left out.",
-        "Two slices at the same position: 2 times, left out.",
-    ]
-    assert [warning["flag"] for warning in warnings[4:]] == ["note", "note"]
-
-
-def test_what_the_model_was_not_shown_to_do_is_a_warning_of_every_scan(view):
-    unproven = "This model was not shown to tell scans apart."
-    of_scan = "Slices are missing: the step between two neighbours is larger than the usual one."
-    gap = problem("gap", "kept", "10 mm, usually 5 mm: 1 missing")
-    gallery = view(problems=[gap], cautions=[of_scan, unproven])
-    assert [warning["text"] for warning in gallery.scan(0, 0)["warnings"]] == [of_scan, unproven]
-    assert gallery.scans(0)[0]["flags"] == ["incomplete", "doubtful"]
+    forced, unproven = "Forced: its modality is MR.", "This model was not shown to tell scans apart."
+    gallery = view(problems=odd, cautions=[forced, unproven])
+    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated", "doubtful"]
+    texts = [warning["text"] for warning in gallery.scan(0, 0)["warnings"]]
+    assert (texts[0], texts[3], texts[4]) == (forced, "Two slices at the same position: 2 times, left out.", unproven)
+    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"][5:]] == ["note", "note"]
 
 
 def test_scans_whose_result_is_gone_or_that_were_not_predicted_are_told(manifest, tmp_path):

@@ -92,7 +92,7 @@ def test_memory_is_bounded_when_all_scans_are_browsed(open_images, manifest):
     for scan in range(6):
         read_all(images, [(scan, place) for place in range(len(manifest[scan]))])
         assert images.cache.bytes <= limit
-        assert len(images.cache) == 5
+        assert len(images.cache._held) == 5
 
 
 def test_a_decoder_that_crashes_costs_its_slice_only(open_images, manifest, monkeypatch):
@@ -155,4 +155,4 @@ def test_the_cache_is_the_longest_tail_of_uses_that_fits(uses, limit):
         while sum(order.values()) > limit and len(order) > 1:
             order.pop(next(iter(order)))
         assert cache.bytes == sum(order.values())
-        assert len(cache) == len(order)
+        assert len(cache._held) == len(order)

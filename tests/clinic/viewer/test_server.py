@@ -24,15 +24,11 @@ API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/sca
 
 
 @pytest.fixture(scope="module")
-def client(served):
-    with httpx.Client(base_url=served.base, headers=session(served)) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def stranger(served):
-    with httpx.Client(base_url=served.base) as client:
-        yield client
+def clients(served):
+    """Without the token, and with it."""
+    options = {"base_url": served.base}
+    with httpx.Client(**options) as stranger, httpx.Client(**options, headers=session(served)) as client:
+        yield stranger, client
 
 
 def raw(served, target: str, *, method: str = "GET", host: str | None = "", headers: dict[str, str] | None = None):
@@ -70,8 +66,8 @@ def test_tokens_are_long_and_never_the_same_and_behind_the_hash_which_browsers_d
 
 
 @pytest.mark.parametrize("path", [*API, "/nowhere"])
-def test_everything_asks_for_the_token(served, stranger, path):
-    token = served.access.token
+def test_everything_asks_for_the_token(served, clients, path):
+    (stranger, _), token = clients, served.access.token
     assert stranger.get(path).status_code == 401
     assert stranger.get(path, params={"token": token}).status_code == 401  # an address may be logged
     bearers = (f"Bearer {token[:-1]}", f"Bearer {token}x", f"Bearer  {token}", "Bearer é")
@@ -82,9 +78,9 @@ def test_everything_asks_for_the_token(served, stranger, path):
         assert "needs the token" in json.loads(body)["error"]
 
 
-def test_the_page_is_its_files_which_hold_no_data_and_need_no_token(stranger, client):
+def test_the_page_is_its_files_which_hold_no_data_and_need_no_token(clients):
     for path, (name, kind) in FILES.items():
-        for answer in (stranger.get(path), client.get(path)):
+        for answer in (client.get(path) for client in clients):
             assert (answer.text, answer.headers["content-type"]) == (f"this is {name}", kind)
 
 
@@ -215,9 +211,9 @@ def test_absolute_targets_garbage_and_web_sockets_are_no_way_in(served):
 
 
 @pytest.mark.parametrize("path", [*FILES, *API, "/nowhere", "/?token=wrong", "/?token={token}"])
-def test_every_answer_keeps_to_itself_and_head_is_get_without_a_body(served, stranger, client, path):
+def test_every_answer_keeps_to_itself_and_head_is_get_without_a_body(served, clients, path):
     """No cookie either: browsers send those to all ports of a host, so other servers here would receive them."""
-    for who in (stranger, client):
+    for who in clients:
         answer, head = (ask(path.format(token=served.access.token)) for ask in (who.get, who.head))
         headers = answer.headers
         assert (head.status_code, head.content) == (answer.status_code, b"")
@@ -233,7 +229,8 @@ def test_every_answer_keeps_to_itself_and_head_is_get_without_a_body(served, str
         assert not {"access-control-allow-origin", "server", "set-cookie"} & {*headers}
 
 
-def test_slices_are_the_files_in_whole_hu(client, manifest):
+def test_slices_are_the_files_in_whole_hu(clients, manifest):
+    _, client = clients
     scan = client.get("/api/splits/0/scans/3").json()
     row = manifest[manifest.scan_ids.index(scan["id"])]
     volume, _ = read_volume(row, manifest.root)

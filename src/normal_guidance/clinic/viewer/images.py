@@ -61,9 +61,6 @@ class Cache(Generic[CacheKey, Value]):
         self._held: OrderedDict[CacheKey, Value] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __len__(self) -> int:
-        return len(self._held)
-
     def get(self, key: CacheKey) -> Value | None:
         with self._lock:
             if key in self._held:
