@@ -10,14 +10,6 @@ from normal_guidance.fit.evidence import fit_logistic
 SCANS, INPUTS = 80, 6
 
 
-@pytest.fixture(scope="module")
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(3)
-    rows = torch.randn(2, SCANS, INPUTS, generator=generator) * torch.tensor([1.0, 3.0, 0.3, 1.0, 1.0, 1.0])
-    labels = (rows[0, :, 0] + 0.7 * torch.randn(SCANS, generator=generator) > 0.3).long()
-    return rows, labels
-
-
 def sklearns(rows: torch.Tensor, labels: torch.Tensor, *, ridge: float, lasso: float) -> tuple[np.ndarray, float]:
     if lasso:
         model = LogisticRegression(C=1 / (lasso * len(rows)), l1_ratio=1.0, solver="saga", tol=1e-9, max_iter=100_000)
@@ -27,8 +19,10 @@ def sklearns(rows: torch.Tensor, labels: torch.Tensor, *, ridge: float, lasso: f
     return model.coef_[0], float(model.intercept_[0])
 
 
-def test_all_at_once_equals_scikit_learn_one_by_one(data: tuple[torch.Tensor, torch.Tensor]) -> None:
-    rows, labels = data
+def test_all_at_once_equals_scikit_learn_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(2, SCANS, INPUTS, generator=generator) * torch.tensor([1.0, 3.0, 0.3, 1.0, 1.0, 1.0])
+    labels = (rows[0, :, 0] + 0.7 * torch.randn(SCANS, generator=generator) > 0.3).long()
     chosen = torch.ones(2, SCANS, dtype=torch.bool)
     chosen[1, ::3] = False
     weights, bias = fit_logistic(rows, labels, chosen, ridge=torch.tensor([0.2, 0.0]), lasso=torch.tensor([0.0, 0.03]))
@@ -37,17 +31,3 @@ def test_all_at_once_equals_scikit_learn_one_by_one(data: tuple[torch.Tensor, to
         np.testing.assert_allclose(weights[model].numpy(), want, atol=2e-4)
         assert bias[model].item() == pytest.approx(intercept, abs=2e-4)
     assert (weights[1] == 0).any()  # lasso leaves inputs out
-
-
-def test_scans_that_are_not_chosen_do_not_count(data: tuple[torch.Tensor, torch.Tensor]) -> None:
-    rows, labels = data
-    chosen = torch.arange(SCANS)[None] < 60
-    penalty = {"ridge": torch.tensor([0.1]), "lasso": torch.tensor([0.0])}
-    changed = rows[:1].clone()
-    changed[:, 60:] = 99.0
-    for one, other in zip(
-        fit_logistic(rows[:1], labels, chosen, **penalty),
-        fit_logistic(changed, labels, chosen, **penalty),
-        strict=True,
-    ):
-        torch.testing.assert_close(one, other)
