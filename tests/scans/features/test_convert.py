@@ -6,6 +6,7 @@ import pickle
 import sys
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import h5py
@@ -15,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from fake_scans import contents
+from test_store import make as bags_of
 from torchmil.datasets import BinaryClassificationDataset, ProcessedMILDataset
 
 from normal_guidance.base.errors import UserError
@@ -63,7 +66,6 @@ LAYOUTS: dict[str, dict] = {
 
 
 def tensors(fields: dict) -> dict:
-    """Tensors where there are numbers, lists where there is text."""
     arrays = {key: np.asarray(value) for key, value in fields.items()}
     return {key: torch.from_numpy(a) if a.dtype.kind in "fiub" else a.tolist() for key, a in arrays.items()}
 
@@ -89,9 +91,6 @@ def check(store: FeatureStore, *, slices: bool = True, patients: bool = True, pa
     assert (store.slice_labels is not None) == slices
     assert not slices or store.slice_labels.tolist() == np.concatenate(SLICES).tolist()
     assert (store.scans["part"].tolist(), store.recipe) == (PARTS if parts else [None] * 3, "")
-
-
-# Formats and arrangements
 
 
 @pytest.mark.parametrize(
@@ -220,14 +219,6 @@ def test_files_of_other_programs_are_imported(tmp_path):
     assert (store.labels.tolist(), store.slice_labels.tolist()) == ([1], [0, 1, 0])
     assert np.array_equal(store.bags().features.numpy(), features)
     assert (store.provenance, store.recipe) == ({"imported_from": "torchmil"}, "")
-    with h5py.File(tmp_path / "plain.h5", "w") as file:
-        file["y"] = features
-        file["y"].attrs["label"] = 0
-    store = import_store(tmp_path / "plain.h5", tmp_path / "two", "hdf5")
-    assert (store.scan_ids, store.labels.tolist(), store.slice_labels) == (("y",), [0], None)
-
-
-# Export
 
 
 EXPORTED = ("b-2", "a/1", "..", "é ü", ".hidden", "100%", "a_1")
@@ -235,19 +226,10 @@ EXPORTED = ("b-2", "a/1", "..", "é ü", ".hidden", "100%", "a_1")
 
 def make(folder: Path, dtype=torch.float32, recipe="8e1f") -> FeatureStore:
     """Ids that are no file names, in no order; the first scan has no slice labels."""
-    lengths, labels = [3, 1, 4, 2, 5, 2, 3], torch.arange(7) % 2
-    slices = torch.cat([torch.arange(n) % 2 * y for n, y in zip(lengths, labels.tolist(), strict=True)])
-    slices[:3] = UNKNOWN
-    slices[3] = 1
-    patients = tuple(f"patient {n // 2}" for n in range(7))
-    features = torch.randn(sum(lengths), 6).to(dtype)
-    bags = Bags(features, torch.tensor(lengths), labels, slices, EXPORTED, patients)
+    bags = replace(bags_of("x", [3, 1, 4, 2, 5, 2, 3], dtype), scan_ids=EXPORTED)
+    bags.slice_labels[3] = 1
     parts = [("train", bags[:2]), ("val", bags[2:4]), (None, bags[4:])]
     return write_store(folder / "store", parts, provenance={"encoder": "é"}, recipe=recipe)
-
-
-def contents(folder: Path) -> dict[str, bytes]:
-    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 @pytest.mark.parametrize("form", EXPORT_FORMATS)
@@ -266,29 +248,7 @@ def test_a_store_comes_back_exactly(tmp_path, form):
     assert torch.equal(again.bags().features, part.bags().features.half())
 
 
-def test_npz_and_hdf5_are_plain(tmp_path):
-    store = make(tmp_path)
-    export_store(store, tmp_path / "npz", "npz")
-    assert {file.name for file in (tmp_path / "npz").glob("*.npz")} == {
-        "b-2.npz", "a%2F1.npz", "%2E..npz", "%C3%A9%20%C3%BC.npz", "%2Ehidden.npz", "100%25.npz", "a_1.npz"
-    }  # fmt: skip
-    with np.load(tmp_path / "npz" / "a%2F1.npz") as file:
-        assert np.array_equal(file["features"], store.bags()[1].features.numpy())
-        assert (file["label"], file["slice_labels"].tolist(), file["part"]) == (1, [1], "train")
-        assert (str(file["patient_id"]), str(file["recipe"])) == ("patient 0", "8e1f")
-    with np.load(tmp_path / "npz" / "b-2.npz") as file:
-        assert "slice_labels" not in file
-    export_store(store, tmp_path / "features.h5", "hdf5")
-    with h5py.File(tmp_path / "features.h5") as file:
-        assert set(file) == {file_name(scan) for scan in EXPORTED}
-        group = file["a%2F1"]
-        assert np.array_equal(group["features"][()], store.bags()[1].features.numpy())
-        assert (group.attrs["label"], group.attrs["part"], group["slice_labels"][()].tolist()) == (1, "train", [1])
-        assert "part" not in file["a_1"].attrs
-
-
 def test_torchmil_reads_the_export(tmp_path):
-    """torchmil's own classes, not our idea of them."""
     from torchmil.utils.common import read_csv
 
     store = make(tmp_path)
@@ -325,29 +285,23 @@ def test_an_export_is_damaged_or_in_the_way(tmp_path, form):
 
 
 def test_what_cannot_be_exported_is_refused(tmp_path):
-    store = make(tmp_path)
-    half = write_store(tmp_path / "half", store.bags().to(dtype=torch.bfloat16), provenance={})
+    half = make(tmp_path / "half", torch.bfloat16)
     bag = Bags(torch.zeros(1, 2), torch.tensor([1]), torch.tensor([0]), scan_ids=("x" * 300,))
     long = write_store(tmp_path / "long", bag, provenance={})
     for given, form, message in (
-        (store, "matlab", "format 'matlab' is unknown; choose one of npz, hdf5, torchmil"),
+        (half, "matlab", "format 'matlab' is unknown; choose one of npz, hdf5, torchmil"),
         (half, "npz", "is bfloat16, which npz does not have"),
         (long, "npz", "is too long for a file's name"),
     ):
         with pytest.raises(UserError, match=message):
             export_store(given, tmp_path / "out", form)
-
-
-def test_two_encoders_are_not_mixed(tmp_path):
+    # Two encoders are not mixed.
     export_store(make(tmp_path / "a"), tmp_path / "npz", "npz")
     export_store(make(tmp_path / "b", recipe="77aa").select(["a_1"]), tmp_path / "other", "npz")
     (tmp_path / "npz" / "a_1.npz").write_bytes((tmp_path / "other" / "a_1.npz").read_bytes())
     with pytest.raises(UserError, match=r"scan 'a_1' was made by another encoder .*\(recipes 77aa and 8e1f\); keep"):
         import_store(tmp_path / "npz", tmp_path / "never", "npz")
     assert not (tmp_path / "never").exists()
-
-
-# Labels, patients and findings
 
 
 def test_the_label_comes_from_slice_labels(tmp_path):
@@ -389,14 +343,11 @@ def test_findings_are_views_of_the_same_features(tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(lines))
     made = import_store(tmp_path / "in.npz", tmp_path / "store", labels=tmp_path / "t.csv", findings=FINDINGS)
     for store in (made, open_store(tmp_path / "store")):
-        assert store.findings == (Finding("any", "1386000"), Finding("epidural"), Finding("subdural"))
-        assert store.finding == store.findings[0]
+        assert (store.findings, store.finding) == (FINDINGS, FINDINGS[0])
         assert "findings any epidural subdural" in repr(store)
-        assert store.labels.tolist() == [0, 1, 1]
-        assert store.slice_labels.tolist() == [0, 0, 0, 1, 1, 0, -1, -1, -1]
+        assert (store.labels.tolist(), store.slice_labels.tolist()) == ([0, 1, 1], [0, 0, 0, 1, 1, 0, -1, -1, -1])
         epidural = store.of_finding("epidural")
-        assert epidural.labels.tolist() == [0, 0, 1]
-        assert epidural.slice_labels.tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 0]
+        assert (epidural.labels.tolist(), epidural.slice_labels.tolist()) == ([0, 0, 1], [0] * 7 + [1, 0])
         assert epidural.findings == (Finding("epidural"),)
         assert epidural.shards is store.shards
         assert epidural.fingerprint != store.fingerprint
@@ -443,9 +394,6 @@ def test_tables_that_do_not_fit(tmp_path, table, message):
     with pytest.raises(UserError, match=message):
         import_store(tmp_path / "in.npz", tmp_path / "store", labels=tmp_path / "t.csv", findings=findings)
     assert not (tmp_path / "store").exists()
-
-
-# What does not fit
 
 
 def refused(path: Path, message: str) -> None:

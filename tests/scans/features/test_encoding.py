@@ -54,7 +54,6 @@ def odd_scans(tmp_path_factory) -> Manifest:
 
 @pytest.fixture(scope="module")
 def whole(scans, tmp_path_factory):
-    """The store of a job that nothing interrupted."""
     return run(scans, tmp_path_factory.mktemp("whole") / "store")
 
 
@@ -68,7 +67,6 @@ def begun_once(scans, tmp_path_factory) -> Path:
 
 @pytest.fixture
 def begun(begun_once, tmp_path) -> Path:
-    """A folder with a job that was stopped in its midst."""
     shutil.copytree(begun_once, tmp_path, dirs_exist_ok=True)
     return tmp_path
 
@@ -85,9 +83,6 @@ def stop_at(stage, slices):
     return watch
 
 
-# What is in the store
-
-
 def small(manifest, row, inner=..., margins=(0, 0, 1, 1)):
     """By hand, before normalising: rows and columns of a field or all, windowed, padded to a square, resized."""
     clipped = torch.from_numpy(np.clip(read(row, manifest.root)[0][inner], -100, 300))[:, None]
@@ -96,7 +91,6 @@ def small(manifest, row, inner=..., margins=(0, 0, 1, 1)):
 
 
 def expected(manifest, row, statistics=STATISTICS):
-    """By hand."""
     return load().module((small(manifest, row) - statistics.mean[0]) / statistics.sd[0])
 
 
@@ -147,16 +141,6 @@ def test_findings_travel_from_the_manifest_to_the_store(scans, tmp_path):
         run(manifest, tmp_path / "other")
 
 
-def test_training_scans_say_what_to_normalise_with(scans, tmp_path):
-    parts = make_parts(scans)
-    outcome = run(scans, tmp_path / "store", parts=parts, statistics=None)
-    mean, sd = measured(small(scans, row) for row in scans if parts[row.scan_id] == "train")
-    used = outcome.store.provenance["preprocessing"]
-    assert (used["mean"], used["sd"]) == ([pytest.approx(mean, rel=1e-6)], [pytest.approx(sd, rel=1e-6)])
-    features = expected(scans, scans[2], Statistics((mean,), (sd,)))
-    torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
-
-
 def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
     store = run(scans, tmp_path / "store", load=partial(load, unit_range=True), statistics=None).store
     assert (store.provenance["preprocessing"]["mean"], store.scans["part"][0]) == ([-100.0], None)
@@ -187,17 +171,6 @@ def test_a_field_is_all_that_the_encoder_sees(scans, whole, tmp_path, workers):
     assert "field" not in whole.store.provenance["preprocessing"]
 
 
-@pytest.mark.slow
-def test_any_number_of_workers_gives_the_same_bytes(odd_scans, tmp_path):
-    stores = []
-    for workers in (0, 1, 2):
-        run(odd_scans, tmp_path / str(workers), workers=workers, parts=make_parts(odd_scans), statistics=None)
-        stores.append(contents(tmp_path / str(workers)))
-    assert stores[0] == stores[1] == stores[2]
-    whole = {"features-00000.safetensors", "index.parquet", "problems.csv", "report.json", "store.json"}
-    assert set(stores[0]) == whole | {"statistics.jsonl", "values.json"}, "four scans are lacking"
-
-
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA: encoding on a card is not tested")
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
@@ -209,16 +182,6 @@ def test_a_card_gives_the_cpus_features(odd_scans, tmp_path, workers):
     assert stores[0].scan_ids == expected.scan_ids
     torch.testing.assert_close(stores[0].bags().features, expected.bags().features, rtol=1e-3, atol=1e-3)
     assert contents(tmp_path / "one") == contents(tmp_path / "two")
-
-
-def test_the_store_has_the_dtype_that_was_asked_for(scans, whole, tmp_path):
-    store = run(scans, tmp_path / "store", dtype=torch.float16).store
-    assert (store.dtype, whole.store.dtype) == (torch.float16, torch.float32)
-    assert torch.equal(store.bags().features, whole.store.bags().features.half())
-    assert store.recipe == whole.store.recipe
-
-
-# Scans that fail
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=SLOW)])
@@ -290,9 +253,6 @@ def test_a_feature_too_large_for_float16_names_its_scan_and_costs_nothing(scans,
     run(scans, tmp_path / "store", load=large)
     run(scans, tmp_path / "whole", load=large)
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
-
-
-# A job that goes on
 
 
 @pytest.mark.parametrize(
@@ -399,8 +359,6 @@ def test_damage_to_a_unit_is_named(scans, whole, begun):
     assert contents(begun / "store") == contents(whole.store.folder)
 
 
-# A store that lacks scans
-
 GONE = ("s001", "s002", "s006")
 """Two of one unit and one of another; s001 and s006 are training scans."""
 
@@ -408,10 +366,10 @@ GONE = ("s001", "s002", "s006")
 class Shelf:
     """The scans in a folder of their own, from which some are taken away and put back; notes what is read."""
 
-    def __init__(self, manifest, folder):
-        self.root, self.away, self.seen = folder / "shelf", folder / "away", []
+    def __init__(self, scans, tmp_path):
+        self.root, self.away, self.seen = tmp_path / "shelf", tmp_path / "away", []
         self.job = {"read": self.read, "root": self.root}
-        shutil.copytree(manifest.root, self.root)
+        shutil.copytree(scans.root, self.root)
         self.away.mkdir()
 
     def move(self, scans, there: bool):
@@ -437,23 +395,15 @@ def test_scans_that_are_back_are_taken_up(scans, shelf, tmp_path):
     lacking = run(scans, tmp_path / "store", **job)
     report = json.loads((tmp_path / "store" / "report.json").read_text())
     assert report["lacks"] == {scan: f"unreadable: {scan} is not there" for scan in GONE}
-    assert lacking.store.lacking == len(GONE)
-    assert not lacking.complete_before
-
-    before = contents(tmp_path / "store")
-    again = run(scans, tmp_path / "store", **job)
-    assert again.complete_before
-    assert again.failed == {"unreadable": 3}
-    assert contents(tmp_path / "store") == before
-
+    assert (lacking.store.lacking, lacking.complete_before) == (len(GONE), False)
+    assert run(scans, tmp_path / "store", **job).complete_before, "nothing is back"
     shelf.move(GONE[:2], there=True)
     assert run(scans, tmp_path / "store", **job).store.lacking == 1
     shelf.move(GONE[2:], there=True)
     shelf.seen.clear()
     whole = run(scans, tmp_path / "store", **job)
     assert shelf.seen == [*GONE[2:]], "nothing else is read"
-    assert whole.store.lacking == 0
-    assert whole.slices == LENGTHS[6]
+    assert (whole.store.lacking, whole.slices) == (0, LENGTHS[6])
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
 
@@ -511,8 +461,6 @@ def test_scans_of_another_dtype_are_not_taken_up(odd_scans, tmp_path):
         run(odd_scans, tmp_path / "store")
 
 
-# What cannot work is refused before anything is read
-
 ALL_VAL = {f"s{number:03d}": "val" for number in range(len(LENGTHS))}
 
 
@@ -537,40 +485,25 @@ def test_what_does_not_fit_is_refused(scans, tmp_path, changes, message):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_manifests_fingerprint_is_that_of_its_scans(scans, tmp_path):
-    read_again = read_manifest(scans.root.parent)
-    assert fingerprint_manifest(read_again) == fingerprint_manifest(scans)
-    assert fingerprint_manifest(Manifest(scans.table, {"root": "elsewhere"})) == fingerprint_manifest(scans)
-    assert fingerprint_manifest(scans.take(range(9))) != fingerprint_manifest(scans)
-    assert fingerprint_manifest(scans.take([1, 0, *range(2, 10)])) != fingerprint_manifest(scans)
-
-
 def test_workers_start_while_the_encoder_is_loaded(scans, tmp_path, monkeypatch):
     """As many as scans want, and none for a store that is there."""
-    happened = []
+    pools, started = [], []
 
-    class Told(Pool):
-        def start(self, tasks, modules=()):
-            super().start(tasks, modules)
-            happened.append(("started", len(self._started)))
-
-        def close(self):
-            super().close()
-            happened.append("closed")
+    def told_pool(*options):
+        pools.append(Pool(*options))
+        return pools[-1]
 
     def told_load(**options):
-        happened.append("loaded")
+        started.append(len(pools[-1]._started))
         return load(**options)
 
-    monkeypatch.setattr(encoding_machine, "Pool", Told)
-    with pytest.raises(TypeError):
-        run(scans, tmp_path / "store", workers=1, load=partial(load, no_such_option=1))
-    assert happened == [("started", 1), "closed"]
-    happened.clear()
-    for started in (1, 0):
+    monkeypatch.setattr(encoding_machine, "Pool", told_pool)
+    for _ in range(2):
         run(scans.take([0, 1]), tmp_path / "store", workers=1, load=told_load)
-        assert happened == [("started", started), "loaded", "closed"]
-        happened.clear()
+    assert started == [1, 0]
+    with pytest.raises(TypeError):
+        run(scans, tmp_path / "other", workers=1, load=partial(load, no_such_option=1))
+    assert not any(pool._started for pool in pools), "all are ended"
 
 
 def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path):
@@ -591,13 +524,11 @@ def test_labels_that_the_store_would_refuse_are_refused_at_once(scans, tmp_path)
 
 @pytest.fixture
 def estimate(monkeypatch):
-    """Estimates however slow the machine is."""
     monkeypatch.setattr(encoding, "SECONDS", 3600.0)
     return partial(run, work=encoding.estimate_encoding)
 
 
 def load_counted(sizes, **options):
-    """An encoder that notes the sizes of its batches."""
     encoder = load(**options)
     encoder.module.register_forward_hook(lambda module, inputs, features: sizes.append(len(features)))
     return encoder
@@ -612,11 +543,9 @@ def test_counts_are_those_of_the_job(scans, tmp_path, estimate, workers):
     assert (estimated.scans, estimated.slices, estimated.batches) == (len(LENGTHS), sum(LENGTHS), len(sizes))
     assert estimated.store_bytes == store.bags().features.half().nbytes == sum(LENGTHS) * WIDTH * 2
     assert estimated.job_bytes == sum(LENGTHS) * WIDTH * 4
-    assert estimated.measured_scans == len(LENGTHS), "so few are all encoded"
-    assert estimated.measured_slices == sum(LENGTHS)
+    assert (estimated.measured_scans, estimated.measured_slices) == (len(LENGTHS), sum(LENGTHS)), "so few are encoded"
     assert (estimated.failed, estimated.statistics_s, estimated.batch_size, estimated.device) == ({}, 0.0, 4, "cpu")
-    assert estimated.device_bytes > 2**20
-    assert estimated.free_bytes > 0
+    assert min(estimated.device_bytes, estimated.free_bytes) > 2**20
     assert estimated.total_s == pytest.approx(estimated.first_batch_s + sum(LENGTHS) / estimated.slices_per_s)
 
 

@@ -1,13 +1,12 @@
-"""An encoding killed with SIGKILL, at random moments and at every rename, ends as if nothing had happened.
+"""An encoding killed with SIGKILL, at every rename and with workers, ends as if nothing had happened.
 
-A program (`python test_encoding_kill.py FOLDER KIND`) forks jobs and kills them (see `killing`); the tests judge what
-it saw.
+A program (`python test_encoding_kill.py FOLDER KIND`) forks jobs and kills them (see `killing`); the test judges what
+it saw.  tests/kill_commands.py kills jobs without workers at random moments.
 """
 
 import json
 import shutil
 import sys
-import time
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,7 +18,6 @@ from killing import die_at, fork, run_program
 pytestmark = pytest.mark.slow
 
 SEED = 20261115
-KILLS = 20
 KILLS_WITH_WORKERS = 2
 RENAMES = 16
 """More than a job has."""
@@ -62,27 +60,13 @@ class Killer:
         return same and left == [name]
 
     def run(self, kind: str) -> dict[str, Any]:
-        begin = time.monotonic()
         fork(lambda: self.job("whole", slow=True))
-        longest = time.monotonic() - begin
         self.whole = self.fake.contents(self.folder / "stores" / "whole")
         seen = {"files": sorted(self.whole), "itself": self.judge("whole")}
-        if kind == "renames":
-            moments = [(number, before) for before in (True, False) for number in range(1, RENAMES + 1)]
-            return {**seen, "renames": [self.at_rename(*moment) for moment in moments]}
-        return {
-            "random": self.at_random(KILLS, longest),
-            "workers": [self.with_workers() for _ in range(KILLS_WITH_WORKERS)],
-        }
-
-    def at_random(self, enough: int, longest: float) -> dict[str, Any]:
-        kills, same, resumed = 0, [], 0
-        while kills < enough:
-            while fork(lambda: self.job("killed", slow=True), self.random.uniform(0, longest)):
-                kills += 1
-                resumed += any((self.folder / "stores").glob("killed.job/unit-*"))
-            same.append(self.judge("killed"))
-        return {"kills": kills, "same": same, "resumed": resumed}
+        if kind == "workers":
+            return {**seen, "workers": [self.with_workers() for _ in range(KILLS_WITH_WORKERS)]}
+        moments = [(number, before) for before in (True, False) for number in range(1, RENAMES + 1)]
+        return {**seen, "renames": [self.at_rename(*moment) for moment in moments]}
 
     def with_workers(self) -> tuple[bool, bool]:
         """The same two answers, after a kill while a worker process was busy, or still starting."""
@@ -102,42 +86,23 @@ class Killer:
         return killed, self.judge("renamed")
 
 
-@pytest.fixture(scope="module")
-def seen(tmp_path_factory) -> dict[str, Any]:
-    return run_program(__file__, tmp_path_factory.mktemp("kill"), "renames")
+def test_jobs_with_workers_killed_at_random_moments_end_the_same(tmp_path):
+    seen = run_program(__file__, tmp_path, "workers")["workers"]
+    assert any(killed for killed, _ in seen)
+    assert all(same for _, same in seen)
 
 
-@pytest.fixture(scope="module")
-def seen_at_random(tmp_path_factory) -> dict[str, Any]:
-    return run_program(__file__, tmp_path_factory.mktemp("kill"), "random")
-
-
-def test_jobs_killed_at_random_moments_end_the_same(seen_at_random):
-    random = seen_at_random["random"]
-    assert random["kills"] >= KILLS
-    assert random["resumed"] >= 3, "most moments should be in the midst"
-    assert all(random["same"])
-
-
-def test_jobs_with_workers_killed_at_random_moments_end_the_same(seen_at_random):
-    assert any(killed for killed, _ in seen_at_random["workers"])
-    assert all(same for _, same in seen_at_random["workers"])
-
-
-def test_jobs_killed_at_every_rename_end_the_same(seen):
+def test_jobs_killed_at_every_rename_end_the_same(tmp_path):
+    seen = run_program(__file__, tmp_path, "renames")
+    assert seen["itself"], "two whole jobs are the same: the control"
+    whole = ["features-00000.safetensors", "index.parquet", "problems.csv", "report.json", "store.json"]
+    assert seen["files"] == sorted([*whole, "statistics.jsonl", "values.json"]), "two scans are lacking"
     assert all(same for _, same in seen["renames"])
     kills = [killed for killed, _ in seen["renames"]]
     half = len(kills) // 2
     for moments in (kills[:half], kills[half:]):  # before, after
         assert 10 <= sum(moments) < half, "all of them were met, and then there were no more"
         assert moments == sorted(moments, reverse=True)
-
-
-def test_two_whole_jobs_are_the_same(seen):
-    """The control of the tests above."""
-    assert seen["itself"]
-    whole = ["features-00000.safetensors", "index.parquet", "problems.csv", "report.json", "store.json"]
-    assert seen["files"] == sorted([*whole, "statistics.jsonl", "values.json"]), "two scans are lacking"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from normal_guidance.scans.features.encoding_machine import in_threads
 from working import wait_until, work
 
 
-def test_the_background_is_ahead_but_not_far():
+def test_the_background_is_ahead_but_not_far_and_stops_when_it_is_left():
     made = []
 
     def make():
@@ -24,9 +24,6 @@ def test_the_background_is_ahead_but_not_far():
     time.sleep(0.05)
     assert len(made) == 4
     assert list(items) == list(range(1, 10))
-
-
-def test_an_error_in_the_background_comes_to_the_front_and_an_endless_one_stops_when_it_is_left():
     items = in_background((1 // number for number in (1, 0)), depth=2)
     assert next(items) == 1
     with pytest.raises(ZeroDivisionError):

@@ -6,17 +6,17 @@ from functools import partial
 
 import fake_scans
 import pytest
-from fake_scans import PREPROCESSING, contents, load, make_manifest, make_parts
+from fake_scans import contents, make_manifest, make_parts
+from test_encoding import StopError, run, stop_at
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.encoding import EncodingOptions
 from small_cluster import quiet, started
 
 ray = pytest.importorskip("ray", reason="RAY IS NOT INSTALLED: encoding on a cluster is not tested")
 
 pytestmark = quiet
 
-OPTIONS = EncodingOptions(batch_size=4, unit=10, threads=1)
 LENGTHS = [5, 3, 8, 1, 6, 4, 9, 2, 7, 3] * 3
 
 
@@ -26,16 +26,11 @@ def cluster():
         yield small
 
 
-def run(manifest, out, **changes):
-    arguments = {"preprocessing": PREPROCESSING, "read": fake_scans.read_slowly, "options": OPTIONS}
-    return encode(manifest, changes.pop("load", load), out, **{**arguments, **changes})
-
-
 @pytest.mark.slow
 def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
     cluster, (victim, _) = cluster
     manifest = make_manifest(tmp_path / "data", LENGTHS, {4: "unreadable", 13: "strange"})
-    job = {"parts": make_parts(manifest)}
+    job = {"parts": make_parts(manifest), "statistics": None, "read": fake_scans.read_slowly}
     run(manifest, tmp_path / "local", **job)
     seen = []
 
@@ -52,15 +47,8 @@ def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
     assert seen[-1].slices == seen[-1].of
 
     # What one machine began, the cluster ends.
-    class StopError(Exception):
-        pass
-
-    def stop(now):
-        if now.stage == "encoding" and now.slices > 40:
-            raise StopError
-
     with pytest.raises(StopError):
-        run(manifest, tmp_path / "both", watch=stop, **job)
+        run(manifest, tmp_path / "both", watch=stop_at("encoding", 41), **job)
     run(manifest, tmp_path / "both", ray=cluster.address, **job)
     assert contents(tmp_path / "both") == contents(tmp_path / "local")
 
@@ -69,7 +57,7 @@ def test_a_cluster_gives_the_same_bytes_and_survives_a_node(cluster, tmp_path):
 def test_machines_that_differ_are_refused(cluster, tmp_path):
     cluster, _ = cluster
     manifest = make_manifest(tmp_path / "data", [3, 4])
-    at = {"ray": cluster.address, "parts": dict.fromkeys(manifest.scan_ids, "train")}
+    at = {"ray": cluster.address, "parts": dict.fromkeys(manifest.scan_ids, "train"), "statistics": None}
     with pytest.raises(UserError, match=r"^machine \S+ of the Ray cluster has other weights of tiny; copy the same f"):
         run(manifest, tmp_path / "weights", load=partial(fake_scans.load_by_process, os.getpid()), **at)
     with pytest.raises(UserError, match=r"none of the cluster's \d machines has 64 CPU; ask for less \(--threads"):

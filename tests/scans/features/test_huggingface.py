@@ -41,12 +41,10 @@ MODELS = {
 
 
 def make(kind: str) -> torch.nn.Module:
-    """A tiny model with random weights."""
     return MODELS[kind]().eval()
 
 
 def features_of(kind: str, model: torch.nn.Module, normalised: Tensor) -> Tensor:
-    """What the encoder should give, from the model itself."""
     with torch.no_grad():
         output = model(pixel_values=normalised)
     return output.last_hidden_state[:, 0] if kind in ("vit", "dinov2") else output.pooler_output.flatten(1)
@@ -83,9 +81,6 @@ def no_network(monkeypatch) -> list[str]:
     return attempts
 
 
-# Features
-
-
 @pytest.mark.parametrize(
     ("kind", "size", "width"),
     [("vit", SIZE, 24), ("dinov2", SIZE, 24), ("resnet", 224, 16), ("convnext", 224, 32), ("swin", 32, 16)],
@@ -102,7 +97,6 @@ def test_features_are_the_models_own(tmp_path, no_network, kind, size, width, ch
 
 
 def test_a_model_in_hugging_faces_cache_loads_offline_by_its_id(tmp_path, no_network, monkeypatch):
-    """The cache is laid out as a download leaves it."""
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -116,29 +110,22 @@ def test_a_model_in_hugging_faces_cache_loads_offline_by_its_id(tmp_path, no_net
     assert no_network == []
 
 
-def test_mean_sd_and_size_are_the_preprocessors(tmp_path):
-    model = make("dinov2")
-    mean, sd = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    crop, size = {"height": 42, "width": 42}, {"shortest_edge": 56}
-    folder = save(tmp_path / "model", model, image_mean=mean, image_std=sd, crop_size=crop, size=size)
-    encoder = load_encoder(folder)
-    assert encoder.size == 42
-    images = torch.rand(2, 1, 42, 42)
-    normalised = (images - column(mean)) / column(sd)
-    torch.testing.assert_close(encoder.encode(images), features_of("dinov2", model, normalised))
-
-
 @pytest.mark.parametrize(
     ("preprocessor", "size"),
     [
         ({"size": {"height": 42, "width": 56}}, 42),
-        ({"size": {"shortest_edge": 42}}, 42),
+        ({"size": {"shortest_edge": 56}, "crop_size": {"height": 42, "width": 42}}, 42),
         ({"size": 42, "crop_size": 56}, 56),
         ({"size": 42, "crop_size": 56, "do_center_crop": False}, 42),
     ],
 )
-def test_the_size_is_what_the_preprocessor_ends_with(tmp_path, preprocessor, size):
-    assert load_encoder(save(tmp_path / "model", make("dinov2"), **preprocessor)).size == size
+def test_mean_sd_and_size_are_the_preprocessors(tmp_path, preprocessor, size):
+    model, mean, sd = make("dinov2"), (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    encoder = load_encoder(save(tmp_path / "model", model, image_mean=mean, image_std=sd, **preprocessor))
+    assert encoder.size == size
+    images = torch.rand(2, 1, size, size)
+    normalised = (images - column(mean)) / column(sd)
+    torch.testing.assert_close(encoder.encode(images), features_of("dinov2", model, normalised))
 
 
 def test_a_one_channel_model_takes_the_mean_of_the_preprocessors_means(tmp_path):
@@ -153,21 +140,14 @@ def test_a_one_channel_model_takes_the_mean_of_the_preprocessors_means(tmp_path)
     torch.testing.assert_close(encoder.encode(images), features_of("vit", model, (images - 0.3) / 0.5))
 
 
-def test_a_classifiers_folder_gives_its_encoder(tmp_path):
-    classifier = ViTForImageClassification(ViTConfig(intermediate_size=30, **TOKENS)).eval()
-    encoder = load_encoder(save(tmp_path / "model", classifier, do_normalize=False))
-    images = torch.rand(2, 3, SIZE, SIZE)
-    expected = features_of("vit", classifier.vit, images[:, :1].expand(-1, 3, -1, -1))
-    torch.testing.assert_close(encoder.encode(images[:, :1].contiguous()), expected)
-
-
-# Fingerprint
-
-
-def test_what_transformers_makes_up_is_not_in_the_fingerprint(tmp_path):
+def test_a_classifiers_folder_gives_its_encoder_and_what_transformers_makes_up_is_not_in_the_fingerprint(tmp_path):
     """A ViT without pooling layer: transformers adds a random one each time."""
-    folder = save(tmp_path / "model", ViTModel(ViTConfig(intermediate_size=30, **TOKENS), add_pooling_layer=False))
-    assert load_encoder(folder).fingerprint == load_encoder(folder).fingerprint
+    classifier = ViTForImageClassification(ViTConfig(intermediate_size=30, **TOKENS)).eval()
+    folder = save(tmp_path / "model", classifier, do_normalize=False)
+    encoder, images = load_encoder(folder), torch.rand(2, 1, SIZE, SIZE)
+    expected = features_of("vit", classifier.vit, images.expand(-1, 3, -1, -1))
+    torch.testing.assert_close(encoder.encode(images), expected)
+    assert load_encoder(folder).fingerprint == encoder.fingerprint
 
 
 @pytest.mark.parametrize("kind", ["vit", "dinov2", "resnet"])
@@ -185,9 +165,6 @@ def test_the_fingerprint_follows_weights_config_and_normalisation(tmp_path, kind
         next(model.parameters()).view(-1)[0] += 1
     prints.append(load_encoder(save(folder, model)).fingerprint)
     assert len(set(prints)) == 4
-
-
-# Guards
 
 
 def test_offline_an_unknown_id_is_an_error_and_nobody_is_asked(no_network, monkeypatch):

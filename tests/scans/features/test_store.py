@@ -422,7 +422,6 @@ def test_memory_disk_order_and_shards_do_not_change_the_fingerprint(tmp_path):
 
 
 def test_any_change_changes_the_fingerprint():
-    """By as little as possible."""
     bags = make("a", [3, 4])
     features, slices = bags.features.clone(), bags.slice_labels.clone()
     features[1, 2], slices[-1] = torch.nextafter(features[1, 2], torch.tensor(9.0)), slices[-1] ^ 1

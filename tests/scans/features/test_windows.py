@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_scans import PREPROCESSING, contents, load
+from fake_scans import PREPROCESSING, contents
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
+from test_encoding import run as encode_scans
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.features import windows as module
-from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.encoding import EncodingOptions
 from normal_guidance.scans.features.encoding_machine import _on_host
-from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.windows import (
     MAX_SIDE,
     PIECE,
@@ -31,29 +31,19 @@ from normal_guidance.scans.features.windows import (
     parse_windows,
     plane_of,
     range_of,
-    window_as_json,
-    window_from_json,
 )
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import KINDS, Problem, read_problems
 
 
-def test_presets():
-    assert WINDOWS["head"] == (-100, 300)  # the paper's
-    assert WINDOWS["none"] is None
-    assert WINDOWS["adc"] == (0, 3000)  # 10^-6 mm2/s
-    assert WINDOWS["percentile"] == Percentiles(1, 99)
-    ct = {name: window for name, window in WINDOWS.items() if isinstance(window, tuple) and name != "adc"}
+def test_presets_and_parse():
+    """The paper's window of the head; the levels of the others are those of radiologists; ADC is in 10^-6 mm2/s."""
+    ct = {name: parse_windows(name)[0] for name in WINDOWS.keys() - {"none", "adc", "percentile"}}
     levels = {name: (sum(window) / 2, window[1] - window[0]) for name, window in ct.items()}
     assert levels == {"head": (100, 400), "lung": (-600, 1500), "mediastinum": (40, 400), "abdomen": (50, 400)}
-
-
-def test_parse():
-    assert parse_windows("none") == (None,)
-    assert parse_windows("-1e2:3.5") == ((-100, 3.5),)
-    assert parse_windows("head, lung ,0:80") == (WINDOWS["head"], WINDOWS["lung"], (0, 80))
-    assert parse_windows("ADC,Percentile:5-95,NONE") == (WINDOWS["adc"], Percentiles(5, 95), None)
-    assert parse_windows("percentile,percentile:0.5-99.5") == (Percentiles(), Percentiles(0.5, 99.5))
+    assert parse_windows("head, lung ,-1e2:3.5") == (WINDOWS["head"], WINDOWS["lung"], (-100, 3.5))
+    assert parse_windows("ADC,Percentile:5-95,NONE") == ((0, 3000), Percentiles(5, 95), None)
+    assert parse_windows("percentile,percentile:0.5-99.5") == (Percentiles(1, 99), Percentiles(0.5, 99.5))
 
 
 NO_WINDOWS = ("", "brain", "1", "1:2:3", "a:b", "head,", "300:-100", "5:5", "nan:1", "0:inf", "percentile:")
@@ -93,14 +83,9 @@ def test_percentiles_are_those_of_the_voxels_above_the_minimum():
             range_of(Percentiles(), constant)
 
 
-def test_windows_survive_json_and_the_default_is_by_modality():
-    for window in (None, (0.0, 3000.0), Percentiles(), Percentiles(0.5, 100)):
-        assert window_from_json(json.loads(json.dumps(window_as_json(window)))) == window
+def test_the_default_window_is_by_modality_and_planes_by_orientation():
     assert default_window(["CT", "CT"]) == "none"
     assert default_window({"MR"}) == default_window({"CT", "MR"}) == "percentile"
-
-
-def test_planes():
     axes = {"axial": (1, 0, 0, 0, 1, 0), "coronal": (1, 0, 0, 0, 0, -1), "sagittal": (0, 1, 0, 0, 0, -1)}
     for plane, values in axes.items():
         for sign in (1.0, -1.0):
@@ -151,7 +136,7 @@ def test_scans_are_cut_into_pieces_of_consecutive_slices():
         assert len(cut(make_row(LONG, **change))) == 1
 
 
-def test_scans_are_read_whole_for_their_percentiles():
+def test_scans_are_read_whole_for_their_percentiles_and_where_their_field_is_not_square():
     """The whole scan's percentiles are sent, of the field where there is one; a window in units needs none."""
     row = make_row(LONG, pixel_spacing=(1.0, 1.0))
     assert cut(row, whole=True) == [row]
@@ -163,8 +148,6 @@ def test_scans_are_read_whole_for_their_percentiles():
     assert (low, high) == Percentiles().range_of(volume[:, 3:9, 3:9])
     assert Decoding(read, Path(), True).pixels(row)[0].ranges == ()
 
-
-def test_scans_are_cut_where_their_field_is_square():
     for changes, count in (
         ({"pixel_spacing": (1.0, 1.0)}, 3),
         ({"pixel_spacing": (1.0, 1.0), "columns": 20}, 3),  # the field is square, though the slices are not
@@ -186,16 +169,9 @@ def long_scans(tmp_path) -> Manifest:
 
 
 def run(manifest: Manifest, out: Path, read, parts: dict[str, str] | None = None, field: float | None = None):
-    return encode(
-        manifest,
-        load,
-        out,
-        preprocessing=replace(PREPROCESSING, field=field),
-        read=read,
-        parts=parts,
-        statistics=None if parts else Statistics((20.0,), (80.0,)),
-        options=EncodingOptions(batch_size=16, unit=100, threads=1),
-    )
+    way, options = replace(PREPROCESSING, field=field), EncodingOptions(batch_size=16, unit=100, threads=1)
+    job = {"preprocessing": way, "read": read, "options": options}
+    return encode_scans(manifest, out, **job, **({"parts": parts, "statistics": None} if parts else {}))
 
 
 @pytest.mark.parametrize(("measured", "field"), [(False, None), (True, None), (False, 6.0)])
@@ -241,18 +217,6 @@ def test_whole_numbers_are_sent_in_16_bits_and_others_in_32(dtype):
     assert (found.hu.dtype, found.lowest) == (sent, -1024)
     assert np.array_equal(found.hu, hu)
     assert _on_host((found, []), pinned=False)[0].dtype == getattr(torch, sent)
-
-
-def test_only_the_field_is_sent():
-    hu = np.random.default_rng(0).integers(-1000, 2000, (3, 12, 12)).astype(np.int16)
-
-    decoding = Decoding(lambda row, root, repair: (hu, []), Path(), True, field=6.0)
-    found, _ = decoding.pixels(make_row(3, pixel_spacing=(1.0, 2.0)))
-    assert np.array_equal(found.hu, hu[:, 3:9, 4:7])
-    assert found.lowest == hu[:, 3:9, 4:7].min()
-    assert found.hu.flags.c_contiguous
-    with pytest.raises(UnreadableError, match="pixel spacing, which is unknown"):
-        decoding.pixels(make_row(3))
 
 
 @pytest.mark.parametrize(

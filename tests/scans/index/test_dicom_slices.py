@@ -1,12 +1,10 @@
 """Every encoding returns exactly the stored HU; headers with the defects of real files can be read."""
 
-import contextlib
 import io
 import pickle
 import runpy
 import struct
 import sys
-import zlib
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +39,6 @@ SHAPE = (40, 36)
 
 
 def values(bits: int, signed: bool, shape: tuple[int, ...] = SHAPE) -> np.ndarray:
-    """Random values of the whole range, with both extremes."""
     low, high = (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if signed else (0, 2**bits - 1)
     stored = np.random.default_rng(bits).integers(low, high + 1, shape).astype(np.int16 if signed else np.uint16)
     stored.flat[0], stored.flat[1] = low, high
@@ -102,21 +99,6 @@ def element(tag: int, kind: bytes, value: bytes) -> bytes:
     return struct.pack("<HH2sH", tag >> 16, tag & 0xFFFF, kind, len(value)) + value
 
 
-def test_a_plain_file_is_read_without_pydicom_and_as_by_it(monkeypatch):
-    def fail(*arguments, **options):
-        raise AssertionError("pydicom was asked")
-
-    content = saved(image(values(12, True), bits=12, RescaleSlope="2", PatientName="A^B"))
-    with monkeypatch.context() as patch:
-        patch.setattr(dicom_slices, "dcmread", fail)
-        plain = dicom_slices.read_elements(content, pixels._TAGS, pixels=True)
-    monkeypatch.setattr(dicom_slices, "_read_plain", lambda content, tags: None)
-    slow = dicom_slices.read_elements(content, pixels._TAGS, pixels=True)
-    assert plain.syntax == slow.syntax == ExplicitVRLittleEndian
-    for tag in pixels._TAGS:
-        assert dicom_slices.raw(plain.dataset, tag) == dicom_slices.raw(slow.dataset, tag)
-
-
 def _end_of_meta(content: bytes) -> int:
     return content.index(struct.pack("<HH", 0x0008, 0x0016))
 
@@ -145,6 +127,7 @@ def test_pydicom_reads_files_that_are_not_plain(odd):
 @given(st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), min_size=1, max_size=4))
 def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
     content = bytearray(saved(image(np.arange(16, dtype=np.int16).reshape(4, 4))))
+    assert dicom_slices._read_plain(bytes(content), frozenset(pixels._TAGS)) is not None, "pydicom is not needed"
     for share, value in changes:
         content[128 + int(share * (len(content) - 129))] = value
     plain = dicom_slices._read_plain(bytes(content), frozenset(pixels._TAGS))
@@ -153,23 +136,6 @@ def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
             slow = pydicom.dcmread(io.BytesIO(content), force=True, specific_tags=list(pixels._TAGS))
         for tag in pixels._TAGS:
             assert dicom_slices.raw(plain.dataset, tag) == dicom_slices.raw(slow, tag)
-
-
-def test_only_the_chosen_decoders_are_used(monkeypatch):
-    """pydicom decodes RLE, OpenJPEG JPEG 2000 and GDCM JPEG, whichever plugins are installed."""
-    from pydicom.pixels.decoders.base import Decoder
-
-    asked = {}
-    original = Decoder.as_array
-
-    def spy(self, *args, decoding_plugin="", **options):
-        asked[self.UID] = decoding_plugin
-        return original(self, *args, decoding_plugin=decoding_plugin, **options)
-
-    monkeypatch.setattr(Decoder, "as_array", spy)
-    for syntax in (RLELossless, JPEG2000Lossless, *JPEG):
-        read_pixels(saved(image(values(12, True), syntax=syntax, bits=12)), "x.dcm")
-    assert asked == {RLELossless: "pydicom", JPEG2000Lossless: "pylibjpeg"}
 
 
 def test_unknown_transfer_syntaxes_and_missing_packages_are_named(monkeypatch):
@@ -198,7 +164,7 @@ def item(**tags: object) -> Dataset:
     return made
 
 
-def enhanced(stored: np.ndarray, syntax: str, *, shared_rescale: bool = False, planes=None) -> Dataset:
+def enhanced(stored: np.ndarray, syntax: str, planes=None) -> Dataset:
     file = image(stored, syntax=syntax)
     file.SOPClassUID = file.file_meta.MediaStorageSOPClassUID = EnhancedCTImageStorage
     for name in ("ImagePositionPatient", "ImageOrientationPatient", "PixelSpacing", "SliceThickness"):
@@ -208,15 +174,12 @@ def enhanced(stored: np.ndarray, syntax: str, *, shared_rescale: bool = False, p
         PixelMeasuresSequence=[item(PixelSpacing=[0.7, 0.6], SliceThickness="3")],
         PlaneOrientationSequence=[item(ImageOrientationPatient=[1, 0, 0, 0, 1, 0])],
     )
-    rescale = [[item(RescaleSlope=str(2**k), RescaleIntercept=str(-1024 + k))] for k in range(len(stored))]
     frames = [item(PlanePositionSequence=[item(ImagePositionPatient=[0, 0, 3 * k])]) for k in range(len(stored))]
     for k, frame in enumerate(frames):
-        if not shared_rescale:
-            frame.PixelValueTransformationSequence = rescale[k]
+        rescale = item(RescaleSlope=str(2**k), RescaleIntercept=str(-1024 + k))
+        frame.PixelValueTransformationSequence = [rescale]
         if planes:
             frame.PlaneOrientationSequence = [item(ImageOrientationPatient=list(planes[k]))]
-    if shared_rescale:
-        shared.PixelValueTransformationSequence = rescale[1]
     if planes:
         del shared.PlaneOrientationSequence
     file.SharedFunctionalGroupsSequence, file.PerFrameFunctionalGroupsSequence = [shared], frames
@@ -260,8 +223,6 @@ def wrapped(hu: np.ndarray) -> np.ndarray:
 
 
 HU = np.array([[-1000, -1, 0, 24], [1000, 2000, 3095, -500]])
-
-
 SIGNED = np.array([[-1000, -1], [0, 2047]], np.int16)
 UNEXTENDED = (SIGNED & 0x0FFF).astype(np.int16)  # 12 bits in 16: negative numbers look large
 OVERLAY = np.array([[0x1001, 2], [3, 2047]], np.uint16)  # in an unused bit
@@ -353,17 +314,6 @@ def test_header(syntax):
     assert exclusion(header) is None
 
 
-def test_header_without_optional_tags():
-    file = image(values(16, True))
-    for name in ("PatientID", "ImageType", "InstanceNumber", "ImagePositionPatient", "ImageOrientationPatient"):
-        delattr(file, name)
-    del file.PixelSpacing, file.SliceThickness, file.Modality, file.SeriesInstanceUID
-    header = read_header(saved(file), "x.dcm")
-    assert (header.patient_id, header.image_type, header.instance_number, header.position) == ("", (), None, None)
-    assert (header.orientation, header.pixel_spacing, header.thickness, header.tilt) == (None, None, None, None)
-    assert exclusion(header) is None
-
-
 @pytest.mark.parametrize(
     ("value", "name"),
     [
@@ -408,7 +358,7 @@ def test_exclusion(header, kind):
     assert kind is None or kind in KINDS
 
 
-def test_what_has_no_pixels_is_no_image():
+def test_what_has_no_pixels_is_no_image(tmp_path):
     pdf = image(values(16, True), Modality="OT")
     pdf.SOPClassUID = EncapsulatedPDFStorage
     for name in ("PixelData", "Rows", "Columns"):
@@ -416,9 +366,6 @@ def test_what_has_no_pixels_is_no_image():
     assert_refused(saved(pdf), "no_image", "Encapsulated PDF")
     for name, why in {"reportsi.dcm": "not a scan", "DICOMDIR": "no pixels", "rtplan.dcm": "not a scan"}.items():
         assert_refused(Path(pydicom.data.get_testdata_file(name)), "no_image", why)
-
-
-def test_other_empty_and_missing_files(tmp_path):
     for content in (b"scan_id,label\nA17,1\n", b"PK\x03\x04" + b"\0" * 500, b"\0" * 500, b"\x08"):
         assert_refused(content, "no_image", "not a DICOM file")
     assert_refused(b"", "unreadable", "empty")
@@ -506,16 +453,9 @@ def test_pixels_called_compressed_and_nested_sequences_without_end_are_refused()
     depth = b"\x08\x00\x40\x11SQ\0\0\xff\xff\xff\xff\xfe\xff\x00\xe0\xff\xff\xff\xff" * 5000
     offset = content.index(b"\x10\x00\x20\x00LO")
     assert_refused(content[:offset] + depth + content[offset:], "unreadable", "RecursionError")
-
-
-STARTS = (b"\xff\xd8", b"\xff\xd8\xff\xc3", b"\xff\x4f\xff\x51", b"\0\0\0\x0cjP  \r\n\x87\n")
-
-
-@given(start=st.sampled_from(STARTS), rest=st.binary(max_size=60))
-def test_any_stream_is_parsed_or_refused(start, rest):
-    with contextlib.suppress(UnreadableError):
-        stated = parse_codestream(start + rest + b"\xff\xd9")
-        assert min(stated.rows, stated.columns) > 0
+    # Group length is missing in a deflated file.
+    content = saved(image(values(12, True), syntax=DeflatedExplicitVRLittleEndian, bits=12))
+    assert_refused(content[:132] + content[144:], "unreadable", "(0002,0000)")
 
 
 @pytest.mark.parametrize(
@@ -534,9 +474,3 @@ def test_streams_that_are_refused(code, word):
         parse_codestream(bytes.fromhex(code))
     # Other segments before the size are skipped.
     assert parse_codestream(bytes.fromhex("ffd8 ffe00004abcd ffc3000b 10 0203 0100 01 01 11 00 ffd9")) == (515, 256, 16)
-
-
-def test_deflated_without_group_length_is_refused():
-    content = saved(image(values(12, True), syntax=DeflatedExplicitVRLittleEndian, bits=12))
-    assert_refused(content[:132] + content[144:], "unreadable", "(0002,0000)")
-    assert zlib.decompress(content[144 + int.from_bytes(content[140:144], "little") :], -15)

@@ -132,18 +132,13 @@ def split_of(manifest: Manifest, parts: tuple[str, ...]) -> Split:
 THIRDS = ("train",) * 6 + ("val",) * 3 + ("test",) * 3
 
 
-def test_an_audit_compares_patients_slices_and_checksums(tmp_path: Path) -> None:
-    manifest = manifest_of(tmp_path)
-    split = split_of(manifest, THIRDS)
-    assert audit(split, manifest) == {"scans": 12, "patients": 12, "slices": 36}
-    checksums = {scan: f"{n:x}" for n, scan in enumerate(manifest.scan_ids)}
-    assert audit(split, manifest, checksums)["checksums"] == 12
-    with pytest.raises(UserError, match="checksum '3' is in part 'train' and in part 'test'"):
-        audit(split, manifest, {**checksums, "S11": "3"})
-
-
-def test_an_audit_finds_shared_slices_and_foreign_scans(tmp_path: Path) -> None:
+def test_an_audit_compares_patients_slices_and_checksums_and_finds_foreign_scans(tmp_path: Path) -> None:
     clean = manifest_of(tmp_path)
+    checksums = {scan: f"{n:x}" for n, scan in enumerate(clean.scan_ids)}
+    counts = {"scans": 12, "patients": 12, "slices": 36, "checksums": 12}
+    assert audit(split_of(clean, THIRDS), clean, checksums) == counts
+    with pytest.raises(UserError, match="checksum '3' is in part 'train' and in part 'test'"):
+        audit(split_of(clean, THIRDS), clean, {**checksums, "S11": "3"})
     shared = manifest_of(tmp_path, files=("S3/0.dcm", "S11/1.dcm", "S3/2.dcm"))
     for split, manifest, message in (
         (split_of(shared, THIRDS), shared, r"slice \('S11/1.dcm', 0\) is in part 'train' and in part 'test'"),

@@ -72,7 +72,6 @@ def test_the_share_of_positive_scans_is_exact(anatomy, share):
 
 @pytest.mark.parametrize("anatomy", ANATOMIES)
 def test_only_the_blocks_depend_on_the_label(anatomy):
-    """The same seed with all scans positive and with none: everything else is the same."""
     plans = (plan(anatomy, 50, seed=3, positive=share) for share in (1.0, 0.0))
     for scan, other in zip(*plans, strict=True):
         assert (scan.slices, scan.patient, scan.injuries) == (other.slices, other.patient, other.injuries)
