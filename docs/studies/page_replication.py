@@ -25,6 +25,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian
+from normal_guidance.core.prediction import classification
 from normal_guidance.scans.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
 from normal_guidance.scans.phantom.plan import ANATOMIES, plan
 from normal_guidance.scans.phantom.rendering import render
@@ -39,7 +40,6 @@ from normal_guidance.study.drawn import (
 from normal_guidance.study.references import published, published_choice, published_seed
 from normal_guidance.sweep.config import L1_STRENGTHS
 from normal_guidance.sweep.loop import predict_bags
-from normal_guidance.sweep.stack import objective
 
 
 def digits(value: float, places: int = 3) -> str:
@@ -310,7 +310,10 @@ def clipping() -> str:
         for guidance in (None, NormalGuidance()):
             model.zero_grad()
             prediction = model(bags.features, bags.layout)
-            objective(prediction, bags.labels, bags.layout, weights, regularizer=guidance).backward()
+            loss = classification(prediction, bags.labels)
+            if guidance is not None:
+                loss = loss + guidance(prediction.log_attention, lengths=bags.layout, from_logits=True)
+            loss.backward()
             norms.append(norm(weights))
         alphas = [short(alpha / 2 * math.sqrt(moving)) for alpha in L1_STRENGTHS[:-1]]
         rows.append((METHODS[method].title.split(" + ")[0], *alphas, *(digits(value, 2) for value in norms)))

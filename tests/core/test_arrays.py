@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.arrays import as_tensor, bag_of_rows, find_bags, place_in_bag, sum_per_bag
+from normal_guidance.core.arrays import as_tensor, sum_per_bag
 
 
 @pytest.mark.parametrize(
@@ -41,19 +41,6 @@ def test_rows_of_different_length_are_refused(values):
 
 
 LENGTHS = st.lists(st.integers(0, 9), max_size=8)
-
-
-@given(LENGTHS, st.integers(0, 5))
-def test_bags_and_places_of_rows(lengths: list[int], unused: int) -> None:
-    bags = [bag for bag, length in enumerate(lengths) for _ in range(length)]
-    given_lengths = torch.tensor(lengths, dtype=torch.int64)
-    assert bag_of_rows(given_lengths).tolist() == bags
-    assert bag_of_rows(given_lengths, sum(lengths)).tolist() == bags
-    assert place_in_bag(given_lengths).tolist() == [place for length in lengths for place in range(length)]
-    rows = torch.arange(sum(lengths) + unused)
-    assert find_bags(rows, given_lengths).tolist() == bags + [len(lengths)] * unused
-    several = torch.tensor([[2, 1], [1, 3]])
-    assert find_bags(torch.arange(4), several).tolist() == [[0, 0, 1, 2], [0, 1, 1, 1]]
 
 
 @given(LENGTHS, st.randoms(use_true_random=False))

@@ -23,7 +23,7 @@ from normal_guidance.core.prediction import Prediction, set_epoch
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.sweep.batches import check_scans_like, in_batches, slice_labels_of
 from normal_guidance.sweep.config import Config
-from normal_guidance.sweep.stack import BETA_2, balanced_weights, initial_model, objective
+from normal_guidance.sweep.stack import BETA_2, balanced_weights, initial_model
 from normal_guidance.sweep.sweep import check_scans
 
 
@@ -150,17 +150,12 @@ def _train_epoch(
     for batch in train.batches(config.batch_size, shuffle=True, generator=shuffling, drop_last=True):
         prediction = model(batch.features, batch.layout)
         targets = slice_labels_of(batch) if config.on_slices else batch.labels
-        loss = objective(
-            prediction,
-            targets,
-            batch.layout,
-            penalized,
-            l1=config.l1,
-            regularizer=regularizer,
-            features=batch.features,
-            classify=config.spec.loss,
-            class_weights=class_weights,
-        )
+        # The loss behind the published numbers: BCE + alpha/2 sum |theta| + lambda D(r, a).
+        loss = config.spec.loss(prediction, targets, class_weights)
+        loss = loss + 0.5 * config.l1 * torch.stack([parameter.abs().sum() for parameter in penalized]).sum()
+        if regularizer is not None:
+            given = {"lengths": batch.layout, "labels": targets, "features": batch.features}
+            loss = loss + regularizer(prediction.log_attention, from_logits=True, **given)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         nn.utils.clip_grad_norm_(parameters, config.clip_norm)

@@ -6,7 +6,7 @@ gradient of the sum of their losses holds the gradient of each, so ordinary auto
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -20,13 +20,7 @@ from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.guidance import DivergenceName
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.method import Loss
-from normal_guidance.core.prediction import (
-    ClassWeights,
-    Features,
-    Prediction,
-    classification,
-    set_epoch,
-)
+from normal_guidance.core.prediction import ClassWeights, Prediction, set_epoch
 from normal_guidance.sweep.config import Config, OptimizerName
 
 Parameters = dict[str, Tensor]  # name -> (configurations, *shape of the parameter)
@@ -218,33 +212,6 @@ def descend(
     for name, copy in copies.items():
         copy.copy_(parameters[name])
     return 0.5 * l1 * size
-
-
-# The training loss: classification, sparsity of the weights, and a regularizer of attention.
-
-
-def objective(
-    prediction: Prediction,
-    labels: Int[Tensor, "bags"] | Int[Tensor, "slices"],
-    layout: Layout,
-    parameters: Iterable[Tensor],
-    *,
-    l1: float = 0.0,
-    regularizer: AttentionTerm | None = None,
-    features: Features | None = None,
-    classify: Loss = classification,
-    class_weights: ClassWeights = None,
-) -> Float[Tensor, ""]:
-    r"""The loss behind the published numbers: $\mathrm{BCE} + \frac{\alpha}{2}\sum|\theta| + \lambda D(r, a)$."""
-    # The sum runs over the given parameters: all trainable ones, biases, norms and class token included, except those
-    # that a method exempts (`Method.unpenalized`; no method of the paper does).  `classify` is `Method.loss` in the
-    # place of BCE; labels are those of the scans, or of the slices for the supervised reference, which has no term.
-    loss = classify(prediction, labels, class_weights)
-    loss = loss + 0.5 * l1 * torch.stack([parameter.abs().sum() for parameter in parameters]).sum()
-    if regularizer is not None:
-        attention = prediction.log_attention
-        loss = loss + regularizer(attention, lengths=layout, from_logits=True, labels=labels, features=features)
-    return loss
 
 
 def balanced_weights(labels: Int[Tensor, "targets"]) -> Float[Tensor, "two"]:
