@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
-import zipfile
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +29,6 @@ from normal_guidance.base.workers import (
     StartError,
     ask,
     excess,
-    member_problem,
     parquet_columns,
     read_array,
 )
@@ -70,12 +69,9 @@ def test_arrays_come_whole(either):
         array += 1  # its own, and may be written to
 
 
-def test_errors_are_failures_of_their_task(either):
+def test_errors_are_failures_of_their_task_and_the_users_mistakes_end_it(either):
     tasks = [("square", 2), ("unreadable", "a report"), ("fail", "x"), ("square", 3)]
     assert list(either.map(work, tasks)) == [4, Failure("no_image", "a report"), Failure("failed", "KeyError: 'x'"), 9]
-
-
-def test_the_users_mistakes_end_it(either):
     with pytest.raises(UserError, match="install it"):
         list(either.map(work, [("mistake", "install it")]))
 
@@ -145,14 +141,6 @@ def test_workers_have_one_thread_and_are_silent(pool, capfd):
     assert capfd.readouterr().out == ""
 
 
-def test_workers_do_not_load_torch():
-    """Importing it takes seconds and hundreds of megabytes in each worker."""
-    with Pool(1) as pool:
-        (modules,) = pool.map(work, [("modules", None)])
-    assert "numpy" in modules
-    assert "torch" not in modules
-
-
 def test_workers_that_are_started_ahead_have_imported_what_they_are_told():
     """At most one worker per task starts early; a failing import is reported by the task that needs it."""
     with Pool(2, timeout=60.0) as pool:
@@ -161,25 +149,33 @@ def test_workers_that_are_started_ahead_have_imported_what_they_are_told():
         assert first.ready is False
         (modules,) = pool.map(work, [("modules", None)])
         assert pool._started == started
-        assert "wave" in modules
+        assert {"wave", "numpy"} <= set(modules)
+        assert "torch" not in modules  # importing it takes seconds and hundreds of megabytes in each worker
         pool.start(9)
         assert len(pool._started) == 2
         assert list(pool.map(work, [("square", 3)])) == [9]
     assert first.process.poll() is not None
 
 
-def test_a_task_that_cannot_be_loaded_is_an_error(tmp_path):
-    """As a `Failure`, it would repeat for every scan."""
-    (tmp_path / "passing.py").write_text("def work(task): return task")
-    sys.path.insert(0, str(tmp_path))
-    import passing
+@pytest.fixture
+def other_here(monkeypatch, tmp_path):
+    """A task whose module says something else in the workers."""
 
-    (tmp_path / "passing.py").write_text("raise ImportError('no decoder here')")
-    try:
-        with Pool(1) as pool, pytest.raises(StartError, match="cannot run its tasks: ImportError: no decoder here"):
-            list(pool.map(passing.work, [1]))
-    finally:
-        sys.path.remove(str(tmp_path))
+    def make(name: str, there: str):
+        (tmp_path / f"{name}.py").write_text("def work(task): return task")
+        monkeypatch.syspath_prepend(tmp_path)
+        task = import_module(name).work
+        (tmp_path / f"{name}.py").write_text(there)
+        return task
+
+    return make
+
+
+def test_a_task_that_cannot_be_loaded_is_an_error(other_here):
+    """As a `Failure`, it would repeat for every scan."""
+    task = other_here("passing", "raise ImportError('no decoder here')")
+    with Pool(1) as pool, pytest.raises(StartError, match="cannot run its tasks: ImportError: no decoder here"):
+        list(pool.map(task, [1]))
 
 
 @pytest.mark.parametrize(
@@ -196,17 +192,13 @@ def test_workers_that_end_or_hang_when_they_start_are_an_error(monkeypatch, tmp_
         list(pool.map(work, [("square", 1)]))
 
 
-def test_a_task_whose_import_hangs_is_ended(monkeypatch, tmp_path):
-    (tmp_path / "waiting.py").write_text("def work(task): return task")
-    monkeypatch.syspath_prepend(tmp_path)
-    import waiting
-
-    (tmp_path / "waiting.py").write_text("import time; time.sleep(600)")
+def test_a_task_whose_import_hangs_is_ended(monkeypatch, other_here):
+    task = other_here("waiting", "import time; time.sleep(600)")
     with Pool(1) as pool:
         assert list(pool.map(work, [("square", 2)])) == [4]  # the worker has started, and another will not be needed
         monkeypatch.setattr(workers, "START_TIMEOUT", 1.0)
         monkeypatch.setattr(workers, "ATTEMPTS", 1)
-        (failure,) = pool.map(waiting.work, [1])
+        (failure,) = pool.map(task, [1])
     assert failure.death == Death(silence=1.0)
 
 
@@ -246,7 +238,6 @@ def test_sizes_are_bounded_by_what_is_stored():
     assert excess(RATIO * 10**7 + 1, 10**7) == (
         "declares 1,000,000,001 bytes, more than the 1,000,000,000 that 10,000,000 stored bytes may unpack to"
     )
-    assert excess(101, 1, free=10, ratio=100)
 
 
 def test_sizes_are_bounded_by_the_free_memory(monkeypatch):
@@ -288,39 +279,6 @@ def test_headers_that_lie_are_refused(shape, message):
     header = content[10:128].replace(b"(3, 4), }", f"({shape[1:]}, }}".encode()).rstrip().ljust(117) + b"\n"
     with pytest.raises(ValueError, match=message):
         read(content[:8] + len(header).to_bytes(2, "little") + header + content[128:])
-
-
-def test_a_truncated_header_and_objects_are_refused():
-    for end in (3, 9, 60):
-        with pytest.raises(ValueError, match=r"EOF|magic"):
-            read(npy(np.ones(3))[:end])
-    with pytest.raises(ValueError, match="Object arrays could run code"):
-        read(npy(np.array([None], object)))
-
-
-def test_members_that_are_not_unpacked():
-    info = zipfile.ZipInfo("a.npy")
-    info.file_size, info.compress_size = FREE_BYTES, 100
-    assert member_problem(info) == ""
-    info.file_size += 1
-    assert "the member declares 268,435,457 bytes" in member_problem(info)
-    info.file_size, info.flag_bits = 1, 1
-    assert "encrypted" in member_problem(info)
-    info.flag_bits, info.compress_type = 0, zipfile.ZIP_LZMA
-    assert "packed by method 14" in member_problem(info)
-    info.compress_type, info.filename = zipfile.ZIP_STORED, ""
-    assert "no name" in member_problem(info)
-
-
-def test_parquet_of_equal_values_is_refused(tmp_path):
-    """34 million equal numbers take some kilobytes."""
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"f0": pa.array(np.zeros(2**25 + 2, np.float32))}), path)
-    assert path.stat().st_size < 2 * 10**5
-    with pytest.raises(ValueError, match="it declares 268,435,472 bytes"):
-        ask(parquet_columns, path)
-    pq.write_table(pa.table({"f0": pa.array(np.zeros(1000, np.float32))}), path)
-    ask(parquet_columns, path)
 
 
 @pytest.fixture

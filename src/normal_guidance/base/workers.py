@@ -452,12 +452,12 @@ PATIENCE = 15.0  # seconds for an answer of `ask`: a question reads some 64 MiB,
 ASK_BYTES = 2**31  # memory that the process behind `ask` may take
 
 
-def excess(declared: int, stored: int, *, free: int = FREE_BYTES, ratio: int = RATIO) -> str:
+def excess(declared: int, stored: int) -> str:
     """Why a declared size is too much for the stored bytes, or for the free memory; empty if it is not."""
-    most = max(free, ratio * stored)
+    most = max(FREE_BYTES, RATIO * stored)
     if declared > most:
         return f"declares {declared:,} bytes, more than the {most:,} that {stored:,} stored bytes may unpack to"
-    available = machine_memory()[1] if declared > free else None
+    available = machine_memory()[1] if declared > FREE_BYTES else None
     if available is not None and declared > available:
         return f"needs {declared:,} bytes of memory, of which {available:,} are free"
     return ""
