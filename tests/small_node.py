@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -30,23 +29,12 @@ from normal_guidance.clinic.node.series_queue import UNFINISHED
 from normal_guidance.clinic.node.serving import Taking
 from normal_guidance.clinic.predict.predicting import PredictOptions, Predictor
 from normal_guidance.fit.bundle import Bundle
-
-HANGS = 300
-"""Seconds after which something hangs, on however slow a machine."""
+from working import HANGS, wait_until
 
 PROGRAM = Path(__file__).parent / "node_program.py"
 
 RESULTS = 3
 """Objects of a result: key objects, structured report, picture."""
-
-
-def wait_until(true: Callable[[], Any], what: str = "") -> Any:
-    """Wait until something is true, and return it."""
-    begin = time.monotonic()
-    while not (found := true()):
-        assert time.monotonic() - begin < HANGS, f"still waiting: {what or true}"
-        time.sleep(0.05)
-    return found
 
 
 @dataclass

@@ -6,18 +6,23 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from normal_guidance.base.errors import UnreadableError, UserError
 
+HANGS = 300
+"""Seconds after which something hangs, on however slow a machine."""
 
-def wait_until(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Waits for a condition that other processes or threads bring about."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it never came true"
+
+def wait_until(true: Callable[[], Any], what: str = "") -> Any:
+    """Wait until something is true, which other processes or threads bring about, and return it."""
+    end = time.monotonic() + HANGS
+    while not (found := true()):
+        assert time.monotonic() < end, f"still waiting: {what or true}"
         time.sleep(0.02)
+    return found
 
 
 def work(task: tuple[str, object]) -> object:

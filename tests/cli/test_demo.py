@@ -105,16 +105,12 @@ def test_new_scans_are_of_other_patients_and_told_beside_the_truth(done: Done) -
 
 
 @pytest.mark.slow
-def test_every_place_it_names_is_there(done: Done) -> None:
+def test_every_place_it_names_is_there_and_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
     listed = done.printed.partition("Results to look at\n")[2].partition("\n\n")[0].splitlines()
     assert len(listed) == 4
     for line in listed:
         place = Path(line[13:]).relative_to(done.out)
         assert list(done.out.glob(str(place))), line
-
-
-@pytest.mark.slow
-def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
     model, new, experiment = commands(done.printed)[-3:]
     assert (model[0], model[2], model[4]) == ("view", "--index", "--store")
     gallery = open_gallery(Path(model[1]), Path(model[3]), Path(model[5]))
@@ -125,7 +121,9 @@ def test_the_viewer_opens_with_the_printed_arguments(done: Done) -> None:
 
 
 @pytest.mark.slow
-def test_started_again_it_does_what_is_missing(done: Done) -> None:
+def test_started_again_it_does_what_is_missing_and_tells_if_the_page_is_not_built(
+    done: Done, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     missing = done.out / "splits" / f"split-{SEED}.csv"
     before, report = missing.read_bytes(), (done.out / "model" / "report.html").stat().st_mtime_ns
     missing.unlink()
@@ -134,10 +132,6 @@ def test_started_again_it_does_what_is_missing(done: Done) -> None:
     assert missing.read_bytes() == before
     assert (done.out / "model" / "report.html").stat().st_mtime_ns == report
     assert closing(again.printed) == closing(done.printed)
-
-
-@pytest.mark.slow
-def test_a_page_that_is_not_built_is_told(done: Done, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(server, "STATIC", tmp_path)
     assert "Not yet: the page is not built" in run(done.out, "--scans", SCANS, "--seed", SEED).printed
 

@@ -97,17 +97,13 @@ def test_every_package_that_is_needed_is_found_under_its_modules_name():
         assert wrong_packages(needed[extra], {}) == {}
 
 
-def test_an_installed_package_says_the_same_as_the_clone(monkeypatch, tmp_path):
+def test_an_installed_package_says_the_same_as_the_clone_and_nothing_without_metadata(monkeypatch, tmp_path):
     from_clone = requirements()
     monkeypatch.setattr(system, "SOURCE_FOLDER", tmp_path)
     installed = requirements()
     for extra in ("", *checks.EXTRAS):
         assert installed[extra] == from_clone[extra]
     assert check_packages("ray", {"no-such-package": "1.0"}).fix.endswith("pip install 'normal-guidance[ray]'")
-
-
-def test_without_metadata_nobody_says_what_is_needed(monkeypatch, tmp_path):
-    monkeypatch.setattr(system, "SOURCE_FOLDER", tmp_path)
     monkeypatch.setattr(checks, "PACKAGE", "no-such-package")
     assert requirements() == {}
     check = check_packages("", {}, {})

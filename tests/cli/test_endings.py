@@ -22,9 +22,10 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import Command
 from normal_guidance.cli.commands import Commands
+from normal_guidance.scans.features.convert import export_store
 from small_command import every_command, nguide
 from small_disk import small_disk
-from small_study import make_store
+from small_study import make_store, write_splits
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "exit-codes.md"
 
@@ -165,26 +166,12 @@ def test_the_line_says_how_to_go_on_or_what_was_written(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_store(tmp_path_factory.mktemp("endings") / "store").folder
-
-
-@pytest.fixture
-def full_after(monkeypatch):
-    """Let the disk be full at the file of this number."""
-
-    def fill(number: int) -> None:
-        left, original = [number], files.sync
-
-        def sync(file: Any) -> None:
-            left[0] -= 1
-            if left[0] < 0:
-                raise os_error(errno.ENOSPC)
-            original(file)
-
-        monkeypatch.setattr(files, "sync", sync)
-
-    return fill
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("endings")
+    store = make_store(folder / "store")
+    (split,) = write_splits(folder, store.scan_ids, [1001])
+    export_store(store, folder / "npz", "npz")
+    return {"STORE": store.folder, "SPLIT": split, "NPZ": folder / "npz"}
 
 
 QUICK = ("--epochs", "1", "--batch-size", "4", "--lr", "0.1", "--l1", "0", "--device", "cpu")
@@ -202,25 +189,29 @@ WRITING = {
 
 
 @pytest.mark.parametrize("name", WRITING)
-def test_a_full_disk_ends_every_command_alike(name, store, tmp_path, full_after):
-    names = {"STORE": store, "OUT": tmp_path / "out", "SPLIT": tmp_path / "splits", "NPZ": tmp_path / "npz"}
-    if "SPLIT" in WRITING[name]:
-        nguide("split", store, "-o", names["SPLIT"], "--seeds", 1)
-        names["SPLIT"] /= "split-1.csv"
-    if "NPZ" in WRITING[name]:
-        nguide("store", "export", store, "-f", "npz", "-o", names["NPZ"])
-    full_after(0 if name == "hdf5" else 1)
+def test_a_full_disk_ends_every_command_alike(name, inputs, tmp_path, monkeypatch):
+    """The disk is full at the second file; hdf5 has only one."""
+    out, room, original = tmp_path / "out", [0] if name == "hdf5" else [1], files.sync
+
+    def sync(file: Any) -> None:
+        if not room[0]:
+            raise os_error(errno.ENOSPC)
+        room[0] -= 1
+        original(file)
+
+    monkeypatch.setattr(files, "sync", sync)
+    names = inputs | {"OUT": out}
     line = nguide(*(names.get(word, word) for word in WRITING[name]), code=74).stderr.splitlines()[-1]
     assert line.startswith("error: no space left on device (")
-    assert f"at {names['OUT']}; free some space" in line
+    assert f"at {out}; free some space" in line
     resumes = WRITING[name][0] in endings.RESUMING
-    after = "start the same command again to go on" if resumes else f"{names['OUT']} holds the files"
+    after = "start the same command again to go on" if resumes else f"{out} holds the files"
     assert line.endswith(after if resumes else "nothing was written") or (name == "split" and after in line)
     assert list(tmp_path.rglob("*.partial")) == []
 
 
 @pytest.mark.parametrize("room", [0, 1, 1_000, 5_000, 12_345, 20_000])
-def test_hdf5_survives_a_full_disk_at_any_byte(room, store, tmp_path, monkeypatch):
+def test_hdf5_survives_a_full_disk_at_any_byte(room, inputs, tmp_path, monkeypatch):
     """HDF5 crashes the process when a write fails while it closes a file."""
     original, left = os.pwrite, [room]
 
@@ -232,26 +223,19 @@ def test_hdf5_survives_a_full_disk_at_any_byte(room, store, tmp_path, monkeypatc
         return original(descriptor, part, place)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    nguide("store", "export", store, "-f", "hdf5", "-o", tmp_path / "out.h5", code=74)
+    nguide("store", "export", inputs["STORE"], "-f", "hdf5", "-o", tmp_path / "out.h5", code=74)
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def full_disk(tmp_path):
-    """A real file system of 16 kB."""
-    with small_disk(tmp_path / "disk", "16k") as disk:
-        yield disk
-
-
 @pytest.mark.parametrize("name", ["hdf5", "npz"])
-def test_a_real_full_disk(name, store, full_disk):
-    words = [str({"STORE": store, "OUT": full_disk / "out"}.get(word, word)) for word in WRITING[name]]
-    done = subprocess.run([sys.executable, "-m", "normal_guidance.cli", *words], capture_output=True, text=True)
+def test_a_real_full_disk(name, inputs, tmp_path):
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        words = [str((inputs | {"OUT": disk / "out"}).get(word, word)) for word in WRITING[name]]
+        done = subprocess.run([sys.executable, "-m", "normal_guidance.cli", *words], capture_output=True, text=True)
+        assert list(disk.iterdir()) == []
     assert done.returncode == 74, done.stderr
-    assert re.fullmatch(
-        r"error: no space left on device \(16.0 KiB free now\) at .*; nothing was written\n", done.stderr
-    )
-    assert list(full_disk.iterdir()) == []
+    line = r"error: no space left on device \(16.0 KiB free now\) at .*; nothing was written\n"
+    assert re.fullmatch(line, done.stderr)
 
 
 def test_the_error_counts_and_not_the_draft_that_cannot_be_deleted(tmp_path):

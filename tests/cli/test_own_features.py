@@ -11,7 +11,7 @@ import torch
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.scans.features.store import open_store
-from small_command import nguide, refusal
+from small_command import document, nguide, refusal
 
 
 def draw(scans: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -61,10 +61,8 @@ def test_a_store_is_split_by_patient_and_audited(imported):
     with_scan.to_csv(imported / "other.csv", index=False)
     said = nguide("audit", imported / "store", imported / "other.csv", code=2).stderr
     assert "scan 'S99' is not in the store" in said
-    assert (
-        "is neither an index (no manifest.parquet) nor a feature store"
-        in nguide("split", imported / "splits", "-o", imported / "x", code=2).stderr
-    )
+    said = refusal("split", imported / "splits", "-o", imported / "x")
+    assert "is neither an index (no manifest.parquet) nor a feature store" in said
 
 
 def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, tmp_path):
@@ -103,11 +101,9 @@ def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, 
 
 def test_anonymous_results_and_json(run, tmp_path):
     np.savez(tmp_path / "ZEBEDEE.npz", x=np.ones((4, 6), np.float32), patient_id="ZEBEDEE")
-    said = nguide(
-        "predict", tmp_path / "ZEBEDEE.npz", "-m", run, "-o", tmp_path / "out", "--json", "--anonymize"
-    ).stdout
-    assert json.loads(said)["scan_id"] == "scan-001"
-    assert "ZEBEDEE" not in said
+    told = document("predict", tmp_path / "ZEBEDEE.npz", "-m", run, "-o", tmp_path / "out", "--anonymize")
+    assert told["scan_id"] == "scan-001"
+    assert "ZEBEDEE" not in str(told)
     assert not any(b"ZEBEDEE" in path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file())
 
 

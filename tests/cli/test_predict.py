@@ -14,6 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import unquote
 
+import nibabel
+import numpy as np
 import pytest
 from pydicom import dcmread
 
@@ -76,11 +78,8 @@ def test_from_a_run_to_a_bundle_to_a_prediction(trained, scans, tmp_path):
     assert "ng on tiny, made for CT, axial" in said
     assert document("bundle", trained.run, "-o", tmp_path / "json") == read_json(tmp_path / "json" / "bundle.json")
     assert "a sensitivity of at least 1): sensitivity 1.000" in said
-    said = nguide(
-        "predict", scans / "good", "--model", tmp_path / "bundle", "-o", tmp_path / "out", "--workers", 0
-    ).stdout
-    assert said.startswith("scan good: probability 0.")
-    assert "1 of 1 scans" in said
+    words = ("--model", tmp_path / "bundle", "-o", tmp_path / "out", "--workers", 0)
+    assert nguide("predict", scans / "good", *words).stdout.startswith("scan good: probability 0.")
     held = read_json(tmp_path / "out" / "good" / "prediction.json")
     assert held["model"]["operation"]["point"]["target"] == 1.0
     nguide("bundle", trained.run, "-o", tmp_path / "bundle", code=2)
@@ -177,9 +176,9 @@ def test_the_sentence_and_the_summary_count_the_same(trained, scans, tmp_path, p
     assert "3 of 4 scans predicted, 1 refused; 2 lack DICOM results (" in (tmp_path / "out/index.html").read_text()
 
 
-def test_json_is_one_object_a_scan(trained, scans, tmp_path):
-    words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--keys", 2, "--share", 0.9, "--json")
-    result = nguide("predict", scans / "good", scans / "mr", *words, code=1)
+def test_json_is_one_object_a_scan(scans, tmp_path, predicting):
+    words = predicting(scans / "good", scans / "mr")
+    result = nguide(*words, "--keys", 2, "--share", 0.9, "--json", code=1)
     refused, good = map(json.loads, result.stdout.splitlines())
     assert (refused["scan_id"], refused["state"]) == ("mr", "refused")
     assert (good["state"], good["interval"]["share"], len(good["key_slices"])) == ("predicted", 0.9, 2)
@@ -188,18 +187,15 @@ def test_json_is_one_object_a_scan(trained, scans, tmp_path):
     assert file.items() <= good.items()
 
 
-def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path):
-    import nibabel
-    import numpy as np
-
+def test_a_volume_has_no_dicom_results_but_all_others(trained, tmp_path, predicting):
     row = trained.manifest[0]
     volume = np.random.default_rng(0).uniform(-1024, 1500, (16, 16, len(row))).astype(np.float32)
     nibabel.save(nibabel.Nifti1Image(volume, np.diag([1.0, 1.0, row.slice_spacing, 1.0])), tmp_path / "v.nii.gz")
-    words = ("-m", trained.run, "-o", tmp_path / "out", "--workers", 0, "--dicom")
-    result = nguide("predict", tmp_path / "v.nii.gz", *words, code=1)
+    words = (*predicting(tmp_path / "v.nii.gz"), "--dicom")
+    result = nguide(*words, code=1)
     assert "scan v: no DICOM results: " in result.stderr
     assert "1 of 1 scans predicted; 1 lacks DICOM results (scan 'v' is the NIfTI file v.nii.gz" in result.stdout
-    assert nguide("predict", tmp_path / "v.nii.gz", *words, code=1).stdout.startswith(f"{tmp_path / 'out'} is complete")
+    assert nguide(*words, code=1).stdout.startswith(f"{tmp_path / 'out'} is complete")
     assert (tmp_path / "out" / "v" / "report.html").exists()
 
 
@@ -316,11 +312,8 @@ PLACES = {
 
 @pytest.mark.slow(but="scan")
 @pytest.mark.parametrize("place", PLACES)
-def test_a_full_disk_is_told_and_resumed_from(trained, scans, tmp_path, monkeypatch, place):
-    def command(out: str) -> tuple[object, ...]:
-        return ("predict", scans / "good", "-m", trained.run, "-o", tmp_path / out, "--workers", 0, "--dicom")
-
-    nguide(*command("whole"))
+def test_a_full_disk_is_told_and_resumed_from(scans, tmp_path, monkeypatch, place, predicting):
+    nguide(*predicting(scans / "good", out="whole"), "--dicom")
     for name in PLACES[place]:
 
         def sync(file, original=files.sync, name=name):
@@ -330,13 +323,13 @@ def test_a_full_disk_is_told_and_resumed_from(trained, scans, tmp_path, monkeypa
 
         with monkeypatch.context() as patch:
             patch.setattr(files, "sync", sync)
-            said = nguide(*command("out"), code=74).stderr
+            said = nguide(*predicting(scans / "good"), "--dicom", code=74).stderr
         line = said.splitlines()[-1]
         assert line.startswith("error: no space left on device (")
         assert f" at {tmp_path / 'out'}; free some space, or choose a folder on another disk; " in line
         assert line.endswith("; start the same command again to go on")
         assert "Traceback" not in said
-    nguide(*command("out"))
+    nguide(*predicting(scans / "good"), "--dicom")
     assert known(every_file(tmp_path / "out")) == known(every_file(tmp_path / "whole"))
 
 
@@ -428,5 +421,3 @@ def test_a_study_comes_from_a_server_and_its_results_go_there(trained, tmp_path)
         assert read_json(out / name / "prediction.json")["probability"] == pytest.approx(local["probability"], abs=1e-6)
         said = nguide("predict", archive.dicomweb, "--model", trained.run, "-o", tmp_path / "x", code=2).output
         assert "names no study" in said
-    said = nguide("predict", study, "--model", trained.run, "-o", tmp_path / "y", code=2).output
-    assert "cannot be reached" in said

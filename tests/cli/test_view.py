@@ -27,11 +27,8 @@ def test_anonymous_results_say_why_there_are_no_images(small_experiment, tmp_pat
     monkeypatch.setattr(server, "serve", lambda gallery, port, announce: None)
     assert "images: no, give --index INDEX to see them" in nguide("view", tmp_path).stdout
     (tmp_path / "summary.json").write_text('{"anonymous": true}')
-    said = nguide("view", tmp_path).stdout
-    assert (
-        "images: no, anonymous results do not record where the scans are; predict without --anonymize to see them"
-        in said
-    )
+    said = "images: no, anonymous results do not record where the scans are; predict without --anonymize to see them"
+    assert said in nguide("view", tmp_path).stdout
     (missing,) = open_gallery(tmp_path).about()["missing"]
     assert "these results are anonymous" in missing["why"]
     assert missing["command"].startswith("nguide predict SCAN")
