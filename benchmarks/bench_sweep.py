@@ -333,7 +333,10 @@ def replay(engine: SlottedEngine, slots: Sequence[int]) -> None:
     """The steps of the epoch trained last, of so many slots, and nothing else."""
     engine.step.zero_()
     for rows in slots:
-        engine._graphs[rows].replay()
+        if engine.graphed:
+            engine._graphs[rows].replay()
+        else:
+            engine._train_step(rows)
 
 
 def kernels(engine: SlottedEngine, slots: Sequence[int], most: int = 30) -> str:

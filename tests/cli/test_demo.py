@@ -72,14 +72,14 @@ def test_what_it_tells_of_the_model_is_scikit_learns(done: Done) -> None:
     table = pd.read_parquet(done.out / "model" / "predictions.parquet")
     test = table[table["part"] == "test"]
     truth = labels.loc[test["scan_id"]]
-    told = re.search(r"scan(?:s apart with an)? AUROC (?:of )?(\d\.\d{3})", done.printed)
+    told = re.search(r"scan(?:s apart with an)? AUROC (?:of )?(\d?\.\d{3})", done.printed)
     assert float(told[1]) == pytest.approx(roc_auc_score(truth["label"], test["logit"]), abs=6e-4)
     slices = [
         roc_auc_score([int(word) for word in words.split()], attention)
         for words, attention in zip(truth["slice_labels"], test["attention"], strict=True)
         if "1" in words
     ]
-    found = re.search(r"localization AUROC (\d\.\d{3})", done.printed)
+    found = re.search(r"localization AUROC (\d?\.\d{3})", done.printed)
     assert float(found[1]) == pytest.approx(np.mean(slices), abs=6e-4)
     assert "how well it works on patients" in done.printed
 

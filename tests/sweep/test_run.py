@@ -397,7 +397,7 @@ def test_damaged_and_foreign_states_are_refused(tmp_path: Path) -> None:
 
 def test_states_are_due_by_epochs_or_time(tmp_path: Path) -> None:
     path = tmp_path / "state"
-    by_epochs, by_time = StateFile(path, save_epochs=3), StateFile(path, save_seconds=9)
+    by_epochs, by_time = StateFile(path, save_epochs=3), StateFile(path, save_seconds=9.0)
     by_time._saved -= 10.0
     assert [by_epochs.due() for _ in range(3)] == [False, False, True]
     assert by_time.due()

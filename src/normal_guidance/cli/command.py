@@ -169,7 +169,7 @@ def _parameters(command: Any) -> Iterator[Parameter]:
     for name, default in defaults.items():
         if is_dataclass(kinds[name]):
             yield from _parameters(kinds[name])
-        elif kinds[name] is typer.Context:
+        elif name == "context":
             yield Parameter(name, Parameter.KEYWORD_ONLY, annotation=typer.Context)
         else:
             kind = _described(name, kinds[name], default, *options.get(name, ("", None)))

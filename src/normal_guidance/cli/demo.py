@@ -32,7 +32,7 @@ COLUMNS = 72  # longer command lines are continued on the next line
 
 
 def demo(
-    context: typer.Context,
+    context: Any,  # typer's; its class differs between releases
     out: Out = Path("demo-output"),
     scans: Annotated[int, typer.Option(min=40)] = 120,
     seed: Annotated[int, typer.Option(min=0, max=2**31)] = 1001,
@@ -133,7 +133,7 @@ def _open(out: Path, options: Mapping[str, Any]) -> None:
         raise UserError(f"{out} holds another demo: {changed}; choose another folder (-o), or delete it first")
 
 
-def _run_stage(context: typer.Context, console: Console, stage: Stage, number: str) -> None:
+def _run_stage(context: Any, console: Console, stage: Stage, number: str) -> None:
     """Run a stage, unless its result exists."""
     console.print(f"\n{number}  {stage.title}", style="bold")
     for line in command_lines(stage.words):

@@ -80,11 +80,10 @@ class AttentionTerm(nn.Module):
 
         The first call of a term looks at the values of attention: it warns where they look like logits without
         `from_logits`, the mask inverted, or slices not last, and refuses NaN.  Later calls do not, so a GPU waits once
-        at most; compiled code never looks.
+        at most; compiled code never looks.  Attention, its form and `positions` are as for `normal_reference`, but
+        attention must be a tensor, because no gradient flows through an array.
 
         Args:
-            attention, mask, lengths, from_logits, positions: as for `normal_reference`, but attention must be a tensor,
-                because no gradient flows through an array.
             labels: 0 or 1 for each bag; other numbers are refused on the CPU, and make the loss NaN elsewhere if it
                 depends on labels.
             features: the embeddings of the slices, in the same form as attention.

@@ -198,11 +198,11 @@ class Bags:
     ) -> Bags:
         """The bags of a list with one array `(slices, features)` for each scan.
 
-        An array `(scans, slices, features)` is taken, too, if no scan in it ends with padding.
+        An array `(scans, slices, features)` is taken, too, if no scan in it ends with padding.  Labels and ids are as
+        in `Bags`.
 
         Args:
             arrays: the features of each scan, as tensors, numpy arrays or lists.
-            labels, scan_ids, patient_ids: as for `Bags`.
             slice_labels: for each scan one 0 or 1 per slice, or None for a scan without slice labels.
 
         Example:

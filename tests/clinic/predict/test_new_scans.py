@@ -8,7 +8,7 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
-from pydicom import dcmread
+from pydicom import Dataset, dcmread
 from pydicom.uid import UID
 
 from normal_guidance.base.errors import UserError
@@ -205,15 +205,18 @@ OBJECTS = {
 
 def write_object(like: Path, path: Path, kind: str) -> None:
     sop_class, modality, content = OBJECTS[kind]
-    made = dcmread(like)
-    del made.PixelData
+    source, made = dcmread(like), Dataset()
+    for name in ("PatientID", "StudyInstanceUID", "Rows", "Columns", "BitsAllocated", "ImageOrientationPatient"):
+        if content or name in ("PatientID", "StudyInstanceUID"):
+            setattr(made, name, getattr(source, name))
+    made.file_meta = source.file_meta
     made.SOPClassUID = made.file_meta.MediaStorageSOPClassUID = UID(sop_class)
     made.Modality, made.SOPInstanceUID = modality, "1.2.9"
     made.SeriesInstanceUID = f"1.2.{list(OBJECTS).index(kind) + 7}"
     for name, value in content.items():
         setattr(made, name, value)
     path.parent.mkdir(parents=True, exist_ok=True)
-    made.save_as(path)
+    made.save_as(path, enforce_file_format=True)
 
 
 @pytest.mark.parametrize("kind", OBJECTS)

@@ -23,6 +23,7 @@ from normal_guidance.clinic.predict.new_scans import find_scans
 from normal_guidance.clinic.predict.predicting import predict_found
 from normal_guidance.scans.features.encoding import encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
+from normal_guidance.scans.index import volumes
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.localization import APART_MM, key_slices, smallest_interval
@@ -204,7 +205,7 @@ def test_a_slice_that_cannot_be_decoded_fails_its_scan_only(copy, bundle, tmp_pa
 def test_a_decoder_that_dies_takes_its_scan_only(copy, bundle, tmp_path, monkeypatch):
     copy("two/good", SeriesInstanceUID="1.1")
     copy("two/deadly", scan=1, SeriesInstanceUID="1.2")
-    monkeypatch.setattr(predicting, "read_volume", read_or_die)
+    monkeypatch.setattr(volumes, "read_volume", read_or_die)
     deadly, good = predict_found(find_scans([tmp_path / "two"]), bundle, options=PredictOptions(workers=1))
     assert isinstance(good, ScanPrediction)
     assert "SIGSEGV" in deadly.reason.detail
@@ -215,7 +216,7 @@ def test_two_thousand_slices_go_through_in_batches(copy, bundle, tmp_path):
     copy("long", slices=2000)
     encoder, sizes = tiny(), []
     encoder.module.register_forward_hook(lambda module, images, features: sizes.append(len(images[0])))
-    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=PredictOptions(workers=0))
+    (one,) = predict(tmp_path / "long", bundle, encoder=encoder, options=PredictOptions(workers=0, force=True))
     assert (max(sizes), sum(sizes)) == (64, 2000)
     assert one.attention.shape == (2000,)
     assert one.attention.sum().item() == pytest.approx(1.0)

@@ -80,7 +80,7 @@ def test_a_file_of_many_slices_is_decoded_once(open_images, manifest, count, tmp
 
 def test_values_beyond_16_bits_are_clipped(manifest, monkeypatch):
     volume = np.array([[[-1e6, -0.4], [0.6, 1e6]]], np.float32)
-    monkeypatch.setattr("normal_guidance.clinic.viewer.images.read_volume", lambda row, root: (volume, []))
+    monkeypatch.setattr("normal_guidance.scans.index.volumes.read_volume", lambda row, root: (volume, []))
     got = decode(module.SliceRequest(manifest.root, manifest[0]))
     np.testing.assert_array_equal(got, [[[-32768, 0], [1, 32767]]])
 

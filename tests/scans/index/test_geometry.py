@@ -100,11 +100,21 @@ NUMBERLESS = [header(0, file=f"{name}.dcm", position=None, instance_number=None)
     ("headers", "order", "kind", "says"),
     [
         (unplaced(position=None), ["1", "2", "3"], "no_position", f"ImagePositionPatient is {BY_NUMBER}"),
-        (unplaced(position=(0, 0, math.nan)), ["1", "2", "3"], "no_position", f"ImagePositionPatient is {BY_NUMBER}"),
-        (unplaced(orientation=None), ["1", "2", "3"], "no_position", f"ImageOrientationPatient is {BY_NUMBER}"),
-        (unplaced(orientation=(1.0, 0, 0, 1, 0, 0)), ["1", "2", "3"], "no_position", f"Orientation.* {BY_NUMBER}"),
         (
-            unplaced(orientation=(1.0, 0, 0, 0, math.inf, 0)),
+            unplaced(position=(0.0, 0.0, math.nan)),
+            ["1", "2", "3"],
+            "no_position",
+            f"ImagePositionPatient is {BY_NUMBER}",
+        ),
+        (unplaced(orientation=None), ["1", "2", "3"], "no_position", f"ImageOrientationPatient is {BY_NUMBER}"),
+        (
+            unplaced(orientation=(1.0, 0.0, 0.0, 1.0, 0.0, 0.0)),
+            ["1", "2", "3"],
+            "no_position",
+            f"Orientation.* {BY_NUMBER}",
+        ),
+        (
+            unplaced(orientation=(1.0, 0.0, 0.0, 0.0, math.inf, 0.0)),
             ["1", "2", "3"],
             "no_position",
             f"Orientation.* {BY_NUMBER}",
@@ -336,7 +346,15 @@ def test_edges_name_the_side_that_they_show(orientation, edges):
 
 def test_the_first_letters_are_highdicoms_and_there_are_none_where_the_orientation_is_unknown():
     """Of any orientation: highdicom names the nearest axis only, as long as rows and columns have different ones."""
-    for unknown in (None, (), (1.0, 0.0, 0.0), (0.0,) * 6, (*X, *X), (math.nan, 0, 0, *Y), (math.inf, 0, 0, *Y)):
+    for unknown in (
+        None,
+        (),
+        (1.0, 0.0, 0.0),
+        (0.0,) * 6,
+        (*X, *X),
+        (math.nan, 0.0, 0.0, *Y),
+        (math.inf, 0.0, 0.0, *Y),
+    ):
         assert orientation_letters(unknown) is None
     random, compared = np.random.default_rng(0), 0
     for _ in range(200):

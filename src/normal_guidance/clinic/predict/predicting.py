@@ -46,7 +46,6 @@ from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.features.windows import Decoding
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
-from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.localization import KEYS, key_slices, smallest_interval
 
@@ -128,6 +127,8 @@ class Predictor:
 
     def predict(self, found: FoundScans, known: Known = lambda row, root: None) -> Iterator[Outcome]:
         """Predict scans that `find_scans` found; those that are `known` are not read again."""
+        from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
+
         _, preprocessing = self.bundle.encoding()
         yield from found.unusable
         rows: list[ScanRow] = []

@@ -24,7 +24,6 @@ from normal_guidance.fit.bundle import Bundle
 from normal_guidance.scans.features.windows import Percentiles, Window, apply_windows, in_field, plane_of, range_of
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
-from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show import html
 from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, label_slices, rounded, save, styled
 from normal_guidance.show.html import Section
@@ -256,6 +255,8 @@ def draw_strip(
     """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan."""
     # `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
     # `field` is the mm of each slice's middle that they are of (None: the whole slice).
+    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
+
     row, places = prediction.row, sorted(prediction.key_slices)
     if isinstance(window, Percentiles):  # only these need the other slices
         whole, _ = read_volume(row, prediction.root, repair=repair)

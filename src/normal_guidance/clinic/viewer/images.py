@@ -21,7 +21,6 @@ from jaxtyping import Int16
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.workers import Failure, Pool
 from normal_guidance.scans.index.manifest import ScanRow
-from normal_guidance.scans.index.volumes import read_volume
 
 LOWEST, HIGHEST = -32768, 32767  # the HU that 16 bits hold; values outside are set to these
 
@@ -35,6 +34,8 @@ class SliceRequest(NamedTuple):
 
 def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
     """Decode slices to whole HU: half the memory, and as exact as CT scanners are."""
+    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
+
     hu, _ = read_volume(wanted.row, wanted.root)
     whole = np.empty(hu.shape, np.int16)
     for place, image in enumerate(hu):  # one at a time: a scan of 2 GB is not copied as a whole
@@ -42,10 +43,9 @@ def decode(wanted: SliceRequest) -> Int16[np.ndarray, "slices rows columns"]:
     return whole
 
 
-def prepare(kind: str) -> None:
-    """Import what such scans need, so that the first slice does not wait for it."""
-    if kind != "nifti":
-        import normal_guidance.scans.index.dicom_slices  # noqa: F401
+def prepare(_: None) -> None:
+    """Import what scans need, so that the first slice does not wait for it."""
+    import normal_guidance.scans.index.volumes  # noqa: F401
 
 
 CacheKey = TypeVar("CacheKey", bound=Hashable)
@@ -123,10 +123,10 @@ class SliceImages:
             raise UnreadableSliceError(f"Slice {place + 1} cannot be read: {file.error}")
         return file.slices[place].astype("<i2", copy=False).tobytes()
 
-    def prepare(self, kind: str) -> None:
-        """Start the workers in the background, for scans of this kind."""
+    def prepare(self) -> None:
+        """Start the workers in the background."""
         for _ in range(WORKERS):
-            self._threads.submit(lambda: list(self._pool().map(prepare, [kind])))
+            self._threads.submit(lambda: list(self._pool().map(prepare, [None])))
 
     def close(self) -> None:
         """End the workers at once."""

@@ -189,8 +189,8 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC) -> App:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        if images is not None and gallery.manifest:
-            images.prepare(gallery.manifest[0].kind)
+        if images is not None:
+            images.prepare()
         yield
         if images is not None:
             images.close()

@@ -50,7 +50,7 @@ def _prior(a: Padded, layout: Layout) -> Padded:
     reached = sums(layout.mask.to(a.dtype).expand(len(REACHES), -1, -1)).movedim(0, 1)
     given_out = a[:, :, None] / reached[:, None].clamp_min(torch.finfo(a.dtype).tiny)
     given_out = given_out.masked_fill((reached == 0)[:, None], 0)
-    parts = sums(given_out.movedim(2, 0).flatten(1, 2)).movedim(0, 1).unflatten(0, a.shape[:2])
+    parts = sums(given_out.movedim(2, 0).flatten(1, 2)).movedim(0, 1).reshape(*a.shape[:2], len(REACHES), -1)
     parts = parts * layout.mask[:, None, None].to(a.dtype)
     weights = torch.full_like(parts[..., :1], 1 / len(REACHES))
     for _ in range(STEPS):

@@ -305,9 +305,9 @@ def _keep_acquisition(slices: list[_Slice], findings: list[Problem]) -> list[_Sl
     return slices
 
 
-def _runs(values: Sequence[float | str | None], heights: Sequence[float]) -> list[_Run]:
+def _runs(values: Sequence[int | float | str | None], heights: Sequence[float]) -> list[_Run]:
     """Divides the slices, in the order of an attribute, where they come back to a part of the body; none if unknown."""
-    groups: dict[float | str, list[int]] = {}
+    groups: dict[int | float | str, list[int]] = {}
     for member, value in enumerate(values):
         if value is None:
             return []
