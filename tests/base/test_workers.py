@@ -172,7 +172,7 @@ def other_here(monkeypatch, tmp_path):
 
 
 def test_a_task_that_cannot_be_loaded_is_an_error(other_here):
-    """As a `Failure`, it would repeat for every scan."""
+    """A `Failure` would repeat for every scan."""
     task = other_here("passing", "raise ImportError('no decoder here')")
     with Pool(1) as pool, pytest.raises(StartError, match="cannot run its tasks: ImportError: no decoder here"):
         list(pool.map(task, [1]))

@@ -60,7 +60,7 @@ finally:
     ],
 )
 def test_what_fits_is_offered(line, names):
-    """To a line that ends at the cursor, as bash asks; zsh asks the same functions, in typer's other words."""
+    """What a line that ends at the cursor is offered, as bash asks; zsh asks the same functions."""
     asked = {"_NGUIDE_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split(" ")) - 1)}
     result = CliRunner().invoke(app, [], env=asked, prog_name="nguide")
     assert (result.exit_code, result.stderr, result.stdout.split()) == (0, "", list(names))

@@ -141,7 +141,7 @@ def test_split_then_audit(index, tmp_path):
     lines = files[0].read_text().splitlines()
     first = next(n for n, line in enumerate(lines) if line.endswith(",test"))
     files[0].write_text("\n".join([*lines[:first], lines[first].replace(",test", ",train"), *lines[first + 1 :]]))
-    assert "put all of a patient into one part" in refusal("audit", index, files[0])
+    assert "put all its scans into one part" in refusal("audit", index, files[0])
     assert nguide("audit", index, files[0], "--json", code=2).stdout == ""
 
 

@@ -78,7 +78,7 @@ def dense_log_attention(
 def test_attention_equals_the_dense_formula_in_log_space(
     bells: bool, lengths: list[int], sigma: float, beta: float, kappa: float, shape: float, dense: int
 ) -> None:
-    """By one matrix, and by blocks of it."""
+    """The result by one matrix, and that by blocks of it."""
     form = {"bells": True, "kappa": kappa, "shape": shape} if bells else {"bells": False}
     scores = [torch.randn(length, dtype=torch.float64) for length in lengths]
     layout, near = Layout.packed(lengths), 1e-5 if bells else 1e-9  # of steep sides

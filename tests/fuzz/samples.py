@@ -274,7 +274,7 @@ def read_job(folder: Path) -> Read:
 
 
 def read_study(folder: Path) -> Read:
-    """As `nguide experiment` with a complete study, and then `nguide bundle` of one run."""
+    """Does what `nguide experiment` does with a complete study, and `nguide bundle` with one of its runs."""
     train_study(_study(folder), make_grid=_grid)
     results, runs = collect(folder / "study", NAME), sorted((folder / "study").glob("*/*"))
     trained = [run for run in runs if (run / "report.json").exists()]

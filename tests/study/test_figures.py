@@ -317,7 +317,7 @@ TWO_GROUPS = pd.DataFrame({name: [1, 2] for name in ("config", "val_auroc", "sel
 @pytest.mark.parametrize(
     ("draw", "said"),
     [
-        (lambda: figures.plot_divergences(torch.tensor([0.0, 1.0, 0.0])), "there is no pull to draw"),
+        (lambda: figures.plot_divergences(torch.tensor([0.0, 1.0, 0.0])), "it has no pull to draw"),
         (lambda: figures.plot_divergences([[0.5, 0.5]]), r"attention has the shape \(1, 2\); give \(slices\)"),
         (lambda: figures.plot_divergences([0.1, 0.6, 0.3], slice_labels=[1]), "slice_labels are 1 for 3 slices"),
         (lambda: figures.plot_heads({}), "no heads to draw"),
@@ -354,7 +354,7 @@ TWO_GROUPS = pd.DataFrame({name: [1, 2] for name in ("config", "val_auroc", "sel
         ),
         (lambda: figures.plot_methods([]), "no method to draw"),
         (lambda: figures.plot_sensitivity([]), "no setting to draw"),
-        (lambda: figures.plot_density({}), "no density to draw"),
+        (lambda: figures.plot_density({}), "densities are empty"),
         (lambda: figures.plot_differences([]), "no difference to draw"),
         (lambda: save(Figure(), Path("a.pdf")), r"a\.pdf: figures are written as png or svg"),
         (lambda: save(Figure(), Path(__file__) / "a.png"), "lies under, a file"),

@@ -168,7 +168,7 @@ def in_background(items: Iterable[Result], depth: int) -> Generator[Result, None
         except BaseException as error:
             put(False, error)
 
-    # A daemon: a program that ends with an error or Ctrl-C does not wait until what was begun is made.
+    # A daemon: a second Ctrl-C ends the program while the item in progress is waited for below.
     thread = threading.Thread(target=make, daemon=True)
     thread.start()
     try:

@@ -139,7 +139,7 @@ def encode(
         return
     with watch(console, "encoding", show_progress) as update:
         outcome = encoding.encode(manifest, load, out, ray=ray, watch=update, **arguments)
-    print_result(as_json, read_json(outcome.store.folder / REPORT) if as_json else None, outcome_lines(outcome))
+    print_result(as_json, read_json(outcome.store.folder / REPORT), outcome_lines(outcome))
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
 

@@ -169,7 +169,7 @@ def as_csv(records: Sequence[Mapping[str, object]], cell: Callable[[object], obj
 
 
 def as_json(value: Mapping[str, object]) -> str:
-    """JSON for a file; NaN becomes null."""
+    """JSON for a file; NaN and infinity become null."""
     return json.dumps(valid_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -398,7 +398,7 @@ def test_parts_are_assigned(tmp_path, kind):
         ({"val-0": "dev"}, "the mapping: scan 'val-0': part 'dev' is unknown; choose one of train, val, test"),
         (
             {"val-0": "train"},
-            "patient 'val-patient-0' is in part 'train' and in part 'val'; put all of a patient into one part",
+            "patient 'val-patient-0' is in part 'train' and in part 'val'; put all its scans into one part",
         ),
     ):
         with pytest.raises(UserError, match=message):

@@ -32,7 +32,7 @@ from normal_guidance.scans.index.source import (
     read_texts,
     report_some,
     series_folders,
-    slices_of_mask,
+    slices_of_masks,
 )
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from normal_guidance.scans.index.geometry import Ordered
 
 
-class ChallengeScans(ScanSource):
-    """What the challenges share: tables beside a folder of images, one folder for a series, labels by file."""
+class KaggleScans(ScanSource):
+    """What Kaggle's challenges share: tables beside a folder of images, one folder for a series, labels by file."""
 
     competition: str
     tables: tuple[str, ...]
@@ -127,7 +127,7 @@ FINDINGS = (Finding("any", "1386000", "Intracranial hemorrhage"), *map(Finding, 
 HEAD_FOLDER = "stage_2_train"
 
 
-class HeadScans(ChallengeScans):
+class HeadScans(KaggleScans):
     """The 2019 challenge: labels by slice, as bits in the order of `TYPES`."""
 
     competition = "rsna-intracranial-hemorrhage-detection"
@@ -234,7 +234,7 @@ UIDS = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID")
 LABEL, NEGATIVE, INDETERMINATE = "pe_present_on_image", "negative_exam_for_pe", "indeterminate"
 
 
-class ChestScans(ChallengeScans):
+class ChestScans(KaggleScans):
     """The 2020 challenge; rows are sorted by study/series: millions stay in Arrow's memory and are found at once."""
 
     competition = "rsna-str-pulmonary-embolism-detection"
@@ -319,7 +319,7 @@ INJURIES = (
 )
 
 
-class AbdomenScans(ChallengeScans):
+class AbdomenScans(KaggleScans):
     """The 2023 challenge."""
 
     competition = "rsna-2023-abdominal-trauma-detection"
@@ -469,24 +469,23 @@ def _read_patients(path: Path, report: Report) -> dict[str, dict[str, int]]:
 
 LESIONS = "Files/lesions"  # the folder of the clone that holds the table, the images and the masks
 
-TABLE, ADC_MAPS, MASKS = "PROSTATEx_Classes.csv", "Images/ADC", "Masks/ADC"
-DERIVED = "labels.csv"
-ID, SIGNIFICANT = "ID", "Clinically Significant"
-MODALITY = "MR"
+CLASSES, ADC_MAPS, ADC_MASKS = "PROSTATEx_Classes.csv", "Images/ADC", "Masks/ADC"
+OWN_LABELS = "labels.csv"
+FINDING_ID, SIGNIFICANT = "ID", "Clinically Significant"
 
 ATTRIBUTION = (
     'Masks: Cuocolo et al., "PROSTATEx masks" (github.com/rcuocolo/PROSTATEx_masks, CC BY 4.0).',
     "Images: SPIE-AAPM-NCI PROSTATEx challenge (The Cancer Imaging Archive). Cite both.",
 )
-"""What a page with results on these scans says."""
+"""What a page with results on PROSTATEx says."""
 
 
 def open_prostatex(root: Path, options: SourceOptions, report: Report) -> ScanSource:
     """Opens the clone, its folder Files/lesions, or a folder with labels.csv."""
     if not root.is_dir():
         raise UserError(f"{root} is not a folder; give the clone of github.com/rcuocolo/PROSTATEx_masks")
-    if (root / DERIVED).is_file() and not (root / TABLE).is_file():
-        return FolderScans(root, SourceOptions(table=root / DERIVED), report, MODALITY)
+    if (root / OWN_LABELS).is_file() and not (root / CLASSES).is_file():
+        return FolderScans(root, SourceOptions(table=root / OWN_LABELS), report, "MR")
     return ProstateScans(root / LESIONS if (root / LESIONS).is_dir() else root, report)
 
 
@@ -494,12 +493,12 @@ class ProstateScans(ScanSource):
     """The ADC maps and masks as the public repository holds them."""
 
     def __init__(self, base: Path, report: Report) -> None:
-        for name in (TABLE, ADC_MAPS, MASKS):
+        for name in (CLASSES, ADC_MAPS, ADC_MASKS):
             if not (base / name).exists():
                 clone = f"the clone of github.com/rcuocolo/PROSTATEx_masks, which has {LESIONS}/{name}"
                 raise UserError(f"{base / name} is not there; give {clone}")
         self.root, self.report = base.resolve(), report
-        self.significant = _read_classes(base / TABLE, report)
+        self.significant = _read_classes(base / CLASSES, report)
         self.images = self._find_images()
         self.masks = self._find_masks()
         self.expected_groups = len(self.images)
@@ -525,11 +524,11 @@ class ProstateScans(ScanSource):
     def _find_masks(self) -> dict[str, list[str]]:
         """The masks of each patient's significant findings; those that the table does not list are reported."""
         masks: dict[str, list[str]] = defaultdict(list)
-        for file in self._volumes(MASKS):
+        for file in self._volumes(ADC_MASKS):
             named = re.match(r"(ProstateX-\d+)[-_](Finding\d+)[-_]", PurePosixPath(file).name)
             patient, finding = named.groups() if named else ("", "")
             if finding not in self.significant.get(patient, {}):
-                detail = f"{TABLE} has no row {patient}_{finding}" if named else "the name has no patient and finding"
+                detail = f"{CLASSES} has no row {patient}_{finding}" if named else "the name has no patient and finding"
                 self.report(Problem(patient, file, "image_without_label", detail, "mask ignored"))
             elif self.significant[patient][finding]:
                 masks[patient].append(file)
@@ -537,7 +536,7 @@ class ProstateScans(ScanSource):
 
     def groups(self) -> Iterator[FileGroup]:
         for patient, file in self.images.items():
-            yield FileGroup(patient, [file], self.masks.get(patient, ()), MODALITY)
+            yield FileGroup(patient, [file], self.masks.get(patient, ()), "MR")
 
     def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
         if headers:
@@ -547,7 +546,7 @@ class ProstateScans(ScanSource):
         patient = candidate.scan_id
         known = self.significant.get(patient)
         if known is None:
-            detail = f"no row of {TABLE}"
+            detail = f"no row of {CLASSES}"
             self.report(Problem(patient, "", "image_without_label", detail, "no finding: counts as negative"))
         if not any((known or {}).values()):
             return Labels(0, np.zeros(len(ordered.slices), np.int8))
@@ -556,14 +555,14 @@ class ProstateScans(ScanSource):
         for finding, significant in self.significant[patient].items():
             if significant and not any(re.match(rf"{patient}[-_]{finding}[-_]", name) for name in names):
                 action = "its slices count as negative" if names else "positive without slice labels"
-                detail = f"{finding} is clinically significant and has no mask in {MASKS}"
+                detail = f"{finding} is clinically significant and has no mask in {ADC_MASKS}"
                 self.report(Problem(patient, "", "label_mismatch", detail, action))
         if not wanted:
             return Labels(1, None)
         try:
             if len(masks) < len(wanted):
                 raise ValueError(f"{len(wanted) - len(masks)} of {len(wanted)} masks cannot be read")
-            slices = np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
+            slices = slices_of_masks(masks, ordered)
             if not slices.any():
                 raise ValueError(f"mask {wanted[0]} has no voxel")
         except ValueError as error:
@@ -579,12 +578,12 @@ class ProstateScans(ScanSource):
 
 def _read_classes(path: Path, report: Report) -> dict[str, dict[str, bool]]:
     """Whether each finding of each patient is clinically significant."""
-    texts = read_texts(path, (ID, SIGNIFICANT), report)
+    texts = read_texts(path, (FINDING_ID, SIGNIFICANT), report)
     classes: dict[str, dict[str, bool]] = {}
-    for name, word in zip(texts[ID].to_pylist(), texts[SIGNIFICANT].to_pylist(), strict=True):
+    for name, word in zip(texts[FINDING_ID].to_pylist(), texts[SIGNIFICANT].to_pylist(), strict=True):
         named = re.fullmatch(r"(ProstateX-\d+)[-_](Finding\d+)", name)
         if named is None or word.lower() not in BINARY:
-            report(bad_row(path, f"{ID} is {name!r}, {SIGNIFICANT} is {word!r}"))
+            report(bad_row(path, f"{FINDING_ID} is {name!r}, {SIGNIFICANT} is {word!r}"))
             continue
         (patient, finding), value = named.groups(), bool(BINARY[word.lower()])
         known = classes.setdefault(patient, {})
@@ -594,5 +593,5 @@ def _read_classes(path: Path, report: Report) -> dict[str, dict[str, bool]]:
             report(Problem(patient, path.name, kind, f"{finding} is {known[finding]} and {value}", action))
         known[finding] = value or known.get(finding, False)
     if not classes:
-        raise UserError(f"{path} has no usable row; it needs {ID} (ProstateX-0000_Finding1) and {SIGNIFICANT}")
+        raise UserError(f"{path} has no usable row; it needs {FINDING_ID} (ProstateX-0000_Finding1) and {SIGNIFICANT}")
     return classes

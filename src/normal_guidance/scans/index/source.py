@@ -181,6 +181,11 @@ def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
     return patient
 
 
+def slices_of_masks(masks: Sequence[Mask], ordered: Ordered) -> np.ndarray:
+    """1 for every slice in which one of the masks has a voxel."""
+    return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0)
+
+
 def slices_of_mask(mask: Mask, ordered: Ordered) -> np.ndarray:
     """Labels a slice positive if a nonzero slice of the mask is nearer than half the larger of the two steps."""
     if not ordered.located or ordered.orientation is None:
@@ -321,7 +326,7 @@ class FolderScans(ScanSource):
         if len(given) > 1:
             raise ValueError(f"{' and '.join(given)} are given; give one of them")
         if row.get("mask"):
-            return np.max([slices_of_mask(mask, ordered) for mask in masks], axis=0) if masks else None
+            return slices_of_masks(masks, ordered) if masks else None
         if not given and label == 0 and not row.keys().isdisjoint(SLICES):
             return np.zeros(len(ordered.slices), np.int8)
         return slice_labels_in(row, len(ordered.slices))

@@ -262,5 +262,5 @@ def refuse_overlap(
         before = part_of.setdefault(member, part)
         if before != part:
             raise UserError(
-                f"{what} {member!r} is in part {before!r} and in part {part!r}; put all of a {what} into one part"
+                f"{what} {member!r} is in part {before!r} and in part {part!r}; put all its scans into one part"
             )

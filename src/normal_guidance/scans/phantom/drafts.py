@@ -81,7 +81,6 @@ class Draft:
     slice_spacing: float
     encoding: Encoding
     extras: list[Image] = field(default_factory=list)  # images that are not slices of the scan
-    tilt: float = 0.0
     oddity: str | None = None  # its name in `ODDITIES`
     compression: str = "none"
 
@@ -182,7 +181,6 @@ def _named(detail: str, encoding: Encoding | None = None) -> Change:
 
 def _tilt(draft: Draft, random: np.random.Generator) -> tuple[str, list[Image]]:
     angle = math.radians(TILT)
-    draft.tilt = TILT
     draft.change(orientation=(1.0, 0.0, 0.0, 0.0, math.cos(angle), math.sin(angle)))
     return f"gantry tilted by {TILT} degrees", []
 

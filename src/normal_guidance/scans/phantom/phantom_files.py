@@ -20,7 +20,7 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.files import folder_atomically, read_json, write_atomically, write_json
 from normal_guidance.base.system import importing
-from normal_guidance.scans.phantom.drafts import ODDITIES, Draft, Image, assign_oddities, checksum, make_draft
+from normal_guidance.scans.phantom.drafts import ODDITIES, TILT, Draft, Image, assign_oddities, checksum, make_draft
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
 from normal_guidance.scans.phantom.rendering import render
 
@@ -81,7 +81,7 @@ def _write(path: Path, dataset: Dataset, compression: str) -> None:
 
 def transcode(path: Path, syntax: str) -> None:
     """Compresses a file by GDCM, in the transfer syntax that it calls so: pydicom cannot write these."""
-    with importing("dicom", f"{syntax} is written with gdcm"):
+    with importing("dicom", "--compression jpeg-lossless, jpeg-ls and mixed need gdcm"):
         import gdcm
     reader, change, writer = gdcm.ImageReader(), gdcm.ImageChangeTransferSyntax(), gdcm.ImageWriter()
     reader.SetFileName(str(path))
@@ -113,7 +113,7 @@ def _single(draft: Draft, image: Image) -> Dataset:
         return dataset
     dataset.KVP = "120"
     dataset.AcquisitionNumber = 1
-    dataset.GantryDetectorTilt = _number(draft.tilt)
+    dataset.GantryDetectorTilt = _number(TILT if draft.oddity == "tilt" else 0.0)
     dataset.WindowCenter, dataset.WindowWidth = "40", "400"
     if image.position is not None and image.orientation is not None:
         dataset.ImagePositionPatient = [_number(value) for value in image.position]

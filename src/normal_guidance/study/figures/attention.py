@@ -286,7 +286,7 @@ def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> 
     farthest = (reference - attention).abs().max()
     if not 1e-9 < farthest < 1:
         raise UserError(
-            "attention equals its normal reference or is not finite, so there is no pull to draw; give another scan's"
+            "attention equals its normal reference or is not finite, so it has no pull to draw; give another scan's"
         )
     figure = Figure(figsize=(WIDTH, 2.9), layout="constrained")
     panels = figure.subplots(1, len(DIVERGENCES), sharex=True, sharey=True)
@@ -373,7 +373,7 @@ def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path)
 def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
     """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
     if not densities:
-        raise UserError("there is no density to draw; give the density of at least one dataset")
+        raise UserError("densities are empty; give the density of at least one dataset")
     figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")
     panels = figure.subplots(1, len(densities), squeeze=False, sharey=True)[0]
     for panel, (title, density), color in zip(panels, densities.items(), cycle(COLORS), strict=False):
