@@ -135,7 +135,7 @@ def test_a_scan_shorter_than_the_block_is_named(oracle):
         ({}, r"scan 'B17' has 11 slices, fewer than a block of 12 \(1 such scans\); leave"),
         ({"block": 4, "blocks": 2}, r"'B17' has 11 slices, fewer than the 12 that 2 blocks of 4 need \(1 such"),
         ({"block": 0}, "block is 0; give a whole number of at least 1"),
-        ({"shift": math.nan}, "shift is nan; it must be finite"),
+        ({"shift": math.nan}, "shift is nan; give a finite number"),
     ):
         with pytest.raises(UserError, match=message):
             oracle(bags, **options)
@@ -385,9 +385,10 @@ def test_parts_of_a_table(tmp_path, monkeypatch):
 WRONG = [
     ({"n": 0}, "n is 0; give a whole number of at least 1"),
     ({"min_slices": 0}, "min_slices is 0; give a whole number of at least 1"),
-    ({"max_slices": 19}, "max_slices is 19; give a whole number of at least 20"),
+    ({"max_slices": 0}, "max_slices is 0; give a whole number of at least 1"),
+    ({"max_slices": 19}, r"max_slices is 19, below min_slices \(20\); exchange them or raise it"),
     ({"block": 21}, "block is 21, but a scan may have 20 slices; raise min_slices or shorten block"),
-    ({"shift": math.inf}, "shift is inf; it must be finite"),
+    ({"shift": math.inf}, "shift is inf; give a finite number"),
     ({"prevalence": 1.5}, "prevalence is 1.5; give a probability"),
     ({"seed": -1}, "seed is -1; give a whole number from 0 to 18446744073709551615"),
     ({"blocks": 0}, "blocks is 0; give a whole number of at least 1"),

@@ -70,9 +70,10 @@ def shifted_mean(
     """
     # The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every
     # scan draws a start; negative ones do not use it.  All arrangements of several blocks are equally probable.
-    for name, value in (("n", n), ("features", features), ("min_slices", min_slices)):
+    for name, value in (("n", n), ("features", features), ("min_slices", min_slices), ("max_slices", max_slices)):
         checked_whole(name, value)
-    checked_whole("max_slices", max_slices, min_slices)
+    if max_slices < min_slices:
+        raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
     checked_whole("seed", seed, 0, 2**64 - 1)
     _check_block(block, shift, blocks, signals, features)
     if (least := _least_slices(block, blocks)) > min_slices:
@@ -238,7 +239,7 @@ def _check_block(block: int, shift: float, blocks: int, signals: int, features: 
     for name, value, most in (("block", block, math.inf), ("blocks", blocks, math.inf), ("signals", signals, features)):
         checked_whole(name, value, most=most)
     if not math.isfinite(shift):
-        raise UserError(f"shift is {shift}; it must be finite")
+        raise UserError(f"shift is {shift}; give a finite number")
 
 
 # A scan at real positions has the length of a random patient and, scaled to it, the pattern of a random patient with

@@ -1,9 +1,10 @@
-"""The report of an experiment: tables (`reproduction.py`), comparisons, figures, and one page with all of them.
+"""The report of an experiment: tables (`study_tables.py`), comparisons, figures, and one page with all of them.
 
-DIR/differences.md .tex .csv .json    which differences are real
+DIR/tables.md .tex .csv .json         the paper's tables
+DIR/sensitivity/METHOD.md ...         the same of a guided method, at each divergence and λ
+DIR/differences.md ...                which differences are real
 DIR/measures.md ...                   hits, errors and overlaps
-DIR/figures/*.png
-DIR/report.html                       all of these, findings first, in one file that needs no network
+DIR/figures/*.png, DIR/report.html    the figures; and all of these, findings first, in one file that needs no network
 """
 
 from __future__ import annotations

@@ -313,10 +313,9 @@ def _row(
     scores = tuple(of_seeds[seed] for seed in seeds)
     for metric, number in printed.items():
         values = tuple(value for of_seed in scores if (value := getattr(of_seed, metric)) is not None)
-        if values and len(values) < len(seeds):
-            raise UserError(
-                f"{method} has {metric} for {len(values)} of {len(seeds)} seeds; complete its runs, or leave seeds out"
-            )
+        if values and (lacking := [seed for seed in seeds if getattr(of_seeds[seed], metric) is None]):
+            which = f"{_count_seeds(lacking)} of {len(seeds)}"
+            raise UserError(f"{method} has no {metric} for {which}; train these again, or leave them out")
         cells.append(Comparison(metric, values, references.published_sd_kind(metric, method, dataset), number))
     return TableRow(method, title, seeds, scores, tuple(cells), setting)
 

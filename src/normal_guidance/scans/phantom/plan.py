@@ -85,7 +85,7 @@ ORGANS = {"liver": 0.1, "spleen": 0.1, "kidney": 0.06}
 
 @dataclass(frozen=True)
 class LesionBlock:
-    """Neighbouring slices [start, stop) that show one lesion."""
+    """Neighbouring slices [start, stop) that show one lesion, or one look-alike."""
 
     start: int
     stop: int
