@@ -30,8 +30,8 @@ def read_all(images: SliceImages, wanted: list[tuple[int, int]]) -> list[bytes |
 def open_images(manifest):
     opened = []
 
-    def start(row_of=manifest.__getitem__, root=manifest.root, **options):
-        opened.append(SliceImages(row_of, root, **options))
+    def start(row_of=manifest.__getitem__, root=manifest.root):
+        opened.append(SliceImages(row_of, root))
         return opened[-1]
 
     yield start
@@ -85,10 +85,11 @@ def test_values_beyond_16_bits_are_clipped(manifest, monkeypatch):
     np.testing.assert_array_equal(got, [[[-32768, 0], [1, 32767]]])
 
 
-def test_memory_is_bounded_when_all_scans_are_browsed(open_images, manifest):
+def test_memory_is_bounded_when_all_scans_are_browsed(open_images, manifest, monkeypatch):
     row = manifest[0]
     limit = 5 * (2 * row.rows * row.columns + module.FAILURE_BYTES)
-    images = open_images(limit=limit)
+    monkeypatch.setattr(module, "CACHE_BYTES", limit)
+    images = open_images()
     for scan in range(6):
         read_all(images, [(scan, place) for place in range(len(manifest[scan]))])
         assert images.cache.bytes <= limit

@@ -280,7 +280,7 @@ class FhirDestination(TextDestination):
 
 def parse_fhir(text: str) -> FhirDestination:
     """Make a destination from fhir:URL; a token is not sent in the clear."""
-    url = text.removeprefix("fhir:").rstrip("/")
+    url = text.removeprefix(FhirDestination.kind).rstrip("/")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
         raise UserError(f"{shorten(text)!r} is not fhir:URL; write for example fhir:https://server/fhir")

@@ -97,18 +97,18 @@ class Sending:
 
 
 def _to_folder(text: str, identity: Identity) -> Destination:
-    path = text.removeprefix("folder:")
+    path = text.removeprefix(FolderDestination.kind)
     if not path:
         raise UserError("--to folder: names no folder; write for example folder:/data/results")
     return FolderDestination(Path(path))
 
 
 def _to_reading_list(text: str, identity: Identity) -> Destination:
-    from normal_guidance.clinic.node.send_text import Hl7Destination, parse_fhir
+    from normal_guidance.clinic.node.send_text import FhirDestination, Hl7Destination, parse_fhir
 
-    if text.startswith("fhir:"):
+    if text.startswith(FhirDestination.kind):
         return parse_fhir(text)
-    return Hl7Destination(parse_peer(text.removeprefix("hl7:"), needs_port=True), identity)
+    return Hl7Destination(parse_peer(text.removeprefix(Hl7Destination.kind), needs_port=True), identity)
 
 
 def _to_web(text: str, identity: Identity) -> Destination:
@@ -116,7 +116,7 @@ def _to_web(text: str, identity: Identity) -> Destination:
 
 
 KINDS: dict[str, Callable[[str, Identity], Destination]] = {
-    "folder:": _to_folder,
+    FolderDestination.kind: _to_folder,
     "hl7:": _to_reading_list,
     "fhir:": _to_reading_list,
     "https://": _to_web,

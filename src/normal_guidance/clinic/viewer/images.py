@@ -105,9 +105,9 @@ Key = tuple[int, str]  # a scan's number and the name of one of its files
 class SliceImages:
     """Slices by scan and place; everything but decoding happens in the one thread of the server's loop."""
 
-    def __init__(self, row_of: Callable[[int], ScanRow], root: Path, *, limit: int = CACHE_BYTES) -> None:
+    def __init__(self, row_of: Callable[[int], ScanRow], root: Path) -> None:
         self._row_of, self._root = row_of, root
-        self.cache: Cache[Key, _File] = Cache(limit, _File.bytes)
+        self.cache: Cache[Key, _File] = Cache(CACHE_BYTES, _File.bytes)
         self._pending: dict[Key, asyncio.Future[_File]] = {}
         self._threads = ThreadPoolExecutor(WORKERS, thread_name_prefix="decoding")
         self._local = threading.local()

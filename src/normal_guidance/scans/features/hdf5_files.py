@@ -254,9 +254,6 @@ class SafeDisk(io.RawIOBase):
         self.position = begin + offset
         return self.position
 
-    def tell(self) -> int:
-        return self.position
-
     def write(self, content: Buffer) -> int:
         given, done = memoryview(content).cast("B"), 0
         try:
