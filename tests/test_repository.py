@@ -120,6 +120,20 @@ def test_the_path_guard_can_fail():
     assert not MACHINE_PATHS.search("docs/" + "work/flow.md and https://example.org/" + "root/x")
 
 
+def lost_tests(text: str) -> list[str]:
+    """The files of tests, and the tests in backticks, that a document cites and that do not exist."""
+    files = [file for file in re.findall(r"tests/(?:\w+/)*test_\w+\.py", text) if not (ROOT / file).is_file()]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    return files + sorted({*re.findall(r"`(test_\w+)`", text)} - {*re.findall(r"^def (test_\w+)", code, re.MULTILINE)})
+
+
+def test_the_tests_that_documents_cite_exist():
+    texts = [path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").rglob("*.md"))]
+    assert lost_tests("\n".join(texts)) == []
+    cited = "`test_the_path_guard_can_fail`, `test_gone` and [a file](../tests/core/test_gone.py), tests/test_house.py"
+    assert lost_tests(cited) == ["tests/core/test_gone.py", "test_gone"]
+
+
 def test_words_of_the_glossary_are_in_alphabetical_order():
     """Sorted as small letters without punctuation; one row a word."""
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
