@@ -32,7 +32,7 @@ from normal_guidance.base.workers import Failure, Pool
 
 HERE = Path(__file__).parent
 PATIENCE = 20.0
-"""Seconds after which a case counts as hanging: HDF5 that hangs is ended after 15 s (`foreign_files.PATIENCE`)."""
+"""Seconds after which a case counts as hanging: HDF5 that hangs is ended after 15 s (`workers.PATIENCE`)."""
 
 
 def outcomes(setup: Setup, numbers: Sequence[int], jobs: int, patience: float) -> Iterator[tuple[int, Outcome]]:

@@ -1,4 +1,4 @@
-"""The sweep gives the same results as the plain loop in `training.loop`, for every configuration, by either engine."""
+"""The sweep gives the same results as the plain loop in `sweep.loop`, for every configuration, by either engine."""
 
 import math
 import weakref
