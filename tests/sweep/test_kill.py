@@ -76,6 +76,7 @@ class Killer:
         die: tuple[Any, ...] = (),
         chunk: int | None = None,
         patience: int | None = None,
+        save_epochs: int = SAVE_EPOCHS,
     ) -> bool:
         """Start a run once, and return whether it was killed, by the clock or at a call."""
         from normal_guidance.sweep.config import Config, Execution, grid
@@ -89,7 +90,7 @@ class Killer:
             if die:
                 die_at(*die)
             configs = grid(base, lr=(0.03, 0.01), l1=(0.0, 0.001))  # whose best epochs are late
-            run_sweep(self.folder / name, configs, *self.sets, Execution(chunk=chunk), save_epochs=SAVE_EPOCHS)
+            run_sweep(self.folder / name, configs, *self.sets, Execution(chunk=chunk), save_epochs=save_epochs)
 
         killed = fork(run, kill_after)
         self.kills += killed
@@ -137,6 +138,14 @@ class Killer:
         self.attempt("half", "ng", 24)
         return differences(self.folder / "ng-whole", self.folder / "half")
 
+    def seldom_saved(self) -> list[str]:
+        """The log of a run that is killed before it was ever saved."""
+        from normal_guidance.sweep.sweep import StateFile
+
+        self.attempt("seldom", "ng", 24, save_epochs=50, die=(StateFile, "due", 10))
+        self.attempt("seldom", "ng", 24, save_epochs=50)
+        return (self.folder / "seldom.log").read_text().splitlines()
+
 
 def serve(folder: Path, kind: str) -> dict[str, Any]:
     killer = Killer(folder)
@@ -152,6 +161,7 @@ def serve(folder: Path, kind: str) -> dict[str, Any]:
     return {
         "writes": killer.in_every_write(WRITES[kind]),
         "half": killer.in_a_state(),
+        "seldom": killer.seldom_saved(),
     }
 
 
@@ -203,6 +213,10 @@ def test_a_kill_inside_any_write_leaves_no_trace(seen: dict[str, Any]) -> None:
     assert not any(seen["writes"])
     assert seen["half"] == []
     assert differences(seen["folder"] / "ng-whole", seen["folder"] / "mhng-whole") == list(RESULTS), "they can differ"
+
+
+def test_the_count_of_lost_epochs_can_be_too_high(seen: dict[str, Any]) -> None:
+    assert max(lost_epochs(seen["seldom"])) > SAVE_EPOCHS
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import threading
 from contextlib import closing
 
 import pytest
@@ -12,7 +13,7 @@ from pynetdicom.sop_class import CTImageStorage, EncapsulatedPDFStorage, Verific
 
 from normal_guidance.clinic.node import receiver
 from normal_guidance.clinic.node.send_dicom import ALL_STORED, COMMITMENT, INSTANCE, SOME_MISSING, request_dataset
-from small_node import associate, send, wait_until
+from small_node import RESULTS, associate, send, wait_until
 
 
 @pytest.fixture
@@ -161,6 +162,31 @@ def test_associations_are_bounded_and_connections_that_say_nothing_do_not_keep_o
     finally:
         for connection in silent:
             connection.close()
+
+
+@pytest.mark.slow
+def test_good_series_go_through_while_others_attack(node, archive, series):
+    ended = threading.Event()
+
+    def attack():
+        while not ended.is_set():
+            for content in (REQUEST, b"\x04\x00\xff\xff\xff\xff", bytes(40)):
+                with closing(socket.create_connection(("127.0.0.1", run.port))) as connection:
+                    connection.sendall(content)
+
+    with node(to=archive.to) as run:
+        attacker = threading.Thread(target=attack)
+        attacker.start()
+        try:
+            association = wait_until(lambda: (one := associate(run.port)).is_established and one)
+            assert {association.send_c_store(dcmread(file)).Status for file in series()} == {0}
+            association.release()
+            assert run.wait_finished() == {"done": 1}
+            assert attacker.is_alive(), "it attacked to the end"
+        finally:
+            ended.set()
+            attacker.join()
+    assert len(archive.got) == RESULTS
 
 
 def collect(reports):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.scans.index import containers
 from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.problems import KINDS, Problem
 
@@ -182,6 +183,17 @@ def test_members_that_cannot_be_used_are_reported(tmp_path, members, method, dam
         assert detail in problem.detail
         if read is not None:
             assert_refused(tmp_path, problem.file, kind, read)
+
+
+def test_bombs_are_reported_and_not_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(containers, "MEMBER_BYTES", 100_000)
+    zipped(tmp_path / "z.zip", {"bomb.dcm": bytes(100_001), "good.dcm": bytes(100_000)})
+    files, [problem] = listed(tmp_path)
+    assert files == ["z.zip!good.dcm"]
+    assert (problem.file, problem.kind) == ("z.zip!bomb.dcm", "unreadable")
+    assert "100,001 bytes" in problem.detail
+    assert_refused(tmp_path, "z.zip!bomb.dcm", "unreadable", "100,001 bytes")
+    assert len(read_bytes(tmp_path, "z.zip!good.dcm")) == 100_000
 
 
 def test_a_member_that_declares_less_than_it_inflates_to_takes_no_memory(tmp_path):

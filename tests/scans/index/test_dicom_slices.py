@@ -138,6 +138,23 @@ def test_a_damaged_header_is_read_as_pydicom_reads_it(changes):
             assert dicom_slices.raw(plain.dataset, tag) == dicom_slices.raw(slow, tag)
 
 
+def test_only_the_chosen_decoders_are_used(monkeypatch):
+    """pydicom decodes RLE, OpenJPEG JPEG 2000 and GDCM JPEG, whichever plugins are installed."""
+    from pydicom.pixels.decoders.base import Decoder
+
+    asked = {}
+    original = Decoder.as_array
+
+    def spy(self, *args, decoding_plugin="", **options):
+        asked[self.UID] = decoding_plugin
+        return original(self, *args, decoding_plugin=decoding_plugin, **options)
+
+    monkeypatch.setattr(Decoder, "as_array", spy)
+    for syntax in (RLELossless, JPEG2000Lossless, *JPEG):
+        read_pixels(saved(image(values(12, True), syntax=syntax, bits=12)), "x.dcm")
+    assert asked == {RLELossless: "pydicom", JPEG2000Lossless: "pylibjpeg"}
+
+
 def test_unknown_transfer_syntaxes_and_missing_packages_are_named(monkeypatch):
     """Without the extra, a user learns what to install, and the file is not blamed."""
     file = image(values(16, False))

@@ -14,6 +14,7 @@ from normal_guidance.scans.index.problems import (
     folder_name,
     read_problems,
     safe_name,
+    same_name,
     summarize,
     write_problems,
 )
@@ -86,3 +87,9 @@ def test_a_safe_name_is_the_name_of_its_folder(text, number):
     assert not {unicodedata.category(one)[0] for one in name} & {"C", "Z", "S"}
     for one in (name, f"{name}-{number}"):  # as the second scan of that name is called
         assert folder_name(one) == one
+
+
+def test_names_that_a_disk_may_take_for_one_are_the_same():
+    assert same_name("Straße") == same_name("STRASSE")
+    assert same_name("Ａ") == same_name("a")
+    assert same_name("山") != same_name("川")

@@ -74,6 +74,12 @@ def test_folds_without_both_labels_are_refused(patients: str, labels: list[int],
         fold_scans(list(patients), labels, folds, seed=0)
 
 
+def test_too_few_patients_are_counted_in_our_own_words() -> None:
+    """scikit-learn's own words name `test_size`, which nobody gave."""
+    with pytest.raises(UserError, match=r"^1 positive and 0 negative patients are too few to be split so that .*; add"):
+        split_scans(["a", "b"], ["P", "P"], [1, 1], seed=1)
+
+
 def test_wrong_proportions() -> None:
     for wrong in ((4, 1), (4, 0, 1)):
         with pytest.raises(UserError, match="proportions"):
