@@ -33,6 +33,7 @@ from normal_guidance.base.workers import (
     read_array,
 )
 from normal_guidance.scans.index.labels import read_labels
+from small_files import npy
 from working import wait_until, work
 
 HERE = Path(__file__).parents[1]
@@ -246,12 +247,6 @@ def test_sizes_are_bounded_by_the_free_memory(monkeypatch):
     assert excess(10**9 + 1, 10**9) == "needs 1,000,000,001 bytes of memory, of which 1,000,000,000 are free"
     monkeypatch.setattr(workers, "machine_memory", lambda: (None, None))  # unknown
     assert excess(10**12, 10**12) == ""
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 def read(content: bytes) -> np.ndarray:

@@ -1,6 +1,5 @@
 """`nguide bundle` and `nguide predict` as a user runs them: what is said, what is written, which exit code."""
 
-import csv
 import errno
 import json
 import os
@@ -33,6 +32,7 @@ from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import copy_series, tiny, use_tiny
 from small_command import document, nguide
 from small_disk import small_disk
+from small_files import rows_of_csv
 
 
 @pytest.fixture(autouse=True)
@@ -224,8 +224,7 @@ def test_names_of_any_script_go_all_the_way(trained, tmp_path, monkeypatch, pred
         nguide(*command)
     assert sorted(written + rest) == sorted(given.values())  # each was written once
     assert {path.name for path in out.iterdir() if path.is_dir()} == set(given.values())
-    with (out / "summary.csv").open(encoding="utf-8", newline="") as file:
-        assert {line["scan_id"] for line in csv.DictReader(file)} == set(given.values())
+    assert {row["scan_id"] for row in rows_of_csv(out / "summary.csv")} == set(given.values())
     links = re.findall(r"<a href='([^']+/report.html)'>", (out / "index.html").read_text(encoding="utf-8"))
     assert {unquote(link) for link in links} == {f"{name}/report.html" for name in given.values()}
     for name in given.values():

@@ -1,6 +1,5 @@
 """What lies in the folder: the same numbers in every file, pages that need nothing, no patient where none may be."""
 
-import csv
 import json
 import shutil
 from dataclasses import replace
@@ -29,6 +28,7 @@ from normal_guidance.sweep.predictions import PREDICTIONS
 from pages import check_page
 from small_bundle import PATIENT, WINDOW, copy_series, tiny
 from small_dicom import change
+from small_files import rows_of_csv
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
 
@@ -63,11 +63,6 @@ def written(scans, trained, tmp_path_factory) -> tuple[Path, list[Written], list
     return folder, write(scans, load_bundle(trained.run), folder, watch=reported.append), reported
 
 
-def lines(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def read(path: Path) -> Any:
     """What a JSON file holds, which has no NaN."""
     return json.loads(path.read_text(), parse_constant=pytest.fail)
@@ -80,7 +75,7 @@ def test_everything_is_there(scans, bundle, written, tmp_path):
     of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
     of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
     assert names == of_all | {f"{scan}/{name}" for scan in ("a", "b") for name in of_scan}
-    summary = lines(out / "summary.csv")
+    summary = rows_of_csv(out / "summary.csv")
     assert [line["state"] for line in summary] == ["predicted", "predicted", "refused", "failed"]
     assert [line["scan_id"] for line in summary[2:]] == ["mr", "torn"]
     probabilities = [float(line["probability"]) for line in summary[:2]]
@@ -118,7 +113,7 @@ def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
         assert line["attention"] == max(one.attention[line["slice"] - 1].tolist(), 0)
     assert content["source"]["series_uid"] == header.SeriesInstanceUID
     assert content["model"]["encoder"] == {"name": "tiny", "fingerprint": "tiny-1.0"}
-    table = lines(folder / "slices.csv")
+    table = rows_of_csv(folder / "slices.csv")
     assert [float(line["attention"]) for line in table] == content["attention"]
     assert [int(line["slice"]) for line in table] == list(range(1, content["slices"] + 1))
     inside = [int(line["slice"]) for line in table if line["in_interval"] == "1"]
@@ -140,7 +135,7 @@ def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_
     ends = {"first": int(first) + 1, "last": int(last) + 1}
     assert content["interval"] == {**ends, "share": None, "coverage": 0.9, "meaning": words}
     assert content["model"]["intervals"]["scans"] == 30
-    assert [line["interval_meaning"] for line in lines(tmp_path / "out" / "summary.csv")] == [words]
+    assert [line["interval_meaning"] for line in rows_of_csv(tmp_path / "out" / "summary.csv")] == [words]
     page = (written.folder / "report.html").read_text()
     assert sentence in page
     assert f"interval: {words} (calibrated on 30 scans)" in page
@@ -166,8 +161,8 @@ def test_tables_serve_the_viewer(written):
 def test_heads_have_their_columns_and_cells_that_spreadsheets_would_run_are_quoted(one, bundle, tmp_path):
     two = replace(one, row=replace(one.row, patient_id="=HYPERLINK(1)"), log_attention=one.log_attention.repeat(2, 1))
     (written,) = write_predictions([two], bundle, tmp_path / "out")
-    assert lines(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
-    first = lines(written.folder / "slices.csv")[0]
+    assert rows_of_csv(tmp_path / "out" / "summary.csv")[0]["patient_id"] == "'=HYPERLINK(1)"
+    first = rows_of_csv(written.folder / "slices.csv")[0]
     assert first["attention_head_1"] == first["attention_head_2"] == first["attention"]
     assert len(prediction_json(two, bundle)["head_attention"]) == 2
 
@@ -254,7 +249,7 @@ def test_every_result_says_what_was_sought_where_by_which_model_and_how_far_to_t
     assert content["cautions"] == list(WARNED)
     assert (content["sought"], content["source"]["body_part"]) == (odd.sought, "HEAD")
     assert content["model"]["identity"] == bundle.identity.as_json()
-    line = lines(tmp_path / "out" / "summary.csv")[0]
+    line = rows_of_csv(tmp_path / "out" / "summary.csv")[0]
     assert (line["sought"], line["body_part"], line["model"]) == (odd.sought, "HEAD", bundle.identity.short)
     assert line["cautions"] == summary["scans"][0]["cautions"] == " ".join(WARNED)
     assert f"CAUTION: {WARNED[0]}" in scan_lines(written, bundle)[0]
@@ -363,7 +358,7 @@ def test_pixels_that_name_the_patient_are_in_no_anonymous_result(trained, bundle
     assert "No picture: its pixels name the patient (BurnedInAnnotation is YES)" in page
     check_page(page)
     assert (named.complete, named.lacks) == (False, "picture and DICOM results" if dicom else "picture")
-    (line,) = (line for line in lines(tmp_path / "anonymous" / "summary.csv") if line["scan_id"] == "scan-001")
+    (line,) = (line for line in rows_of_csv(tmp_path / "anonymous" / "summary.csv") if line["scan_id"] == "scan-001")
     assert (line["state"], line["lacks"]) == ("predicted", named.lacks)
     assert "burned_in" in (tmp_path / "anonymous" / "problems.csv").read_text()
     known = write(tmp_path / "in", bundle, tmp_path / "open", dicom=dicom)  # who may know the patient sees the scan

@@ -1,7 +1,6 @@
 """Features of other programs: every arrangement gives the same store, an exported store comes back exactly, and what
 does not fit is named."""
 
-import io
 import pickle
 import sys
 import zipfile
@@ -26,6 +25,7 @@ from normal_guidance.scans.features.convert import EXPORT_FORMATS, export_store,
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import Finding, parse_findings
 from normal_guidance.scans.index.problems import file_name
+from small_files import npy
 
 IDS, LABELS, PATIENTS, PARTS = ("A", "B", "C"), [0, 1, 1], ["P1", "P2", "P2"], ["train", "val", "val"]
 LENGTHS = [2, 4, 3]
@@ -474,12 +474,6 @@ def zip_of(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFL
         for name, content in members.items():
             archive.writestr(name, content)
     return path.read_bytes()
-
-
-def npy(array: np.ndarray) -> bytes:
-    buffer = io.BytesIO()
-    np.save(buffer, array)
-    return buffer.getvalue()
 
 
 NPY, LABEL = npy(FEATURES[0]), {"label.npy": npy(np.array(1))}

@@ -25,6 +25,7 @@ from normal_guidance.scans.features.weights import (
     network,
     read_state_dict,
 )
+from small_files import put
 
 CONTENT = b"weights" * 1000
 NAME = "net"
@@ -45,17 +46,11 @@ def known(monkeypatch) -> KnownWeights:
     return KNOWN_WEIGHTS[NAME]
 
 
-def put(path: Path, content: bytes = CONTENT) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
-
-
 def test_weights_are_found_in_our_cache_where_they_are_imported_then_in_torchvisions(tmp_path, known, monkeypatch):
     assert find_weights(NAME) is None
-    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth")
+    theirs = put(tmp_path / "torch/hub/checkpoints/net.pth", CONTENT)
     assert find_weights(NAME) == theirs
-    file, ours = put(tmp_path / "downloads/whatever.pth"), tmp_path / "cache/net.pth"
+    file, ours = put(tmp_path / "downloads/whatever.pth", CONTENT), tmp_path / "cache/net.pth"
     assert import_weights(NAME, file) == find_weights(NAME) == fetch_weights(NAME, offline=True) == ours
     assert ours.read_bytes() == file.read_bytes() == CONTENT
     put(ours, b"damaged")
@@ -69,7 +64,7 @@ def test_weights_are_found_in_our_cache_where_they_are_imported_then_in_torchvis
 
 
 def test_another_file_is_not_imported(tmp_path, known):
-    before = put(tmp_path / "cache/net.pth")
+    before = put(tmp_path / "cache/net.pth", CONTENT)
     for content, reason in (
         (b"other", "other.pth is not net.pth: its sha256 is d9298a10d1b07358"),
         (b"", "is not net.pth"),
@@ -136,9 +131,9 @@ def test_what_cannot_be_found_or_imported_says_what_to_do(known, tmp_path):
     ):
         with pytest.raises(UserError, match=message):
             call()
-    put(tmp_path / "cache")
+    put(tmp_path / "cache", CONTENT)
     with pytest.raises(UserError, match="cache is, or lies under, a file"):
-        import_weights(NAME, put(tmp_path / "net.pth"))
+        import_weights(NAME, put(tmp_path / "net.pth", CONTENT))
 
 
 def test_offline_asks_nobody(server, monkeypatch):

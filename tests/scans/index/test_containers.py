@@ -13,12 +13,7 @@ from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.scans.index import containers
 from normal_guidance.scans.index.containers import list_files, locate
 from normal_guidance.scans.index.problems import KINDS, Problem
-
-
-def put(path: Path, content: bytes = b"x") -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(content)
-    return path
+from small_files import put
 
 
 def zipped(path: Path, members: dict[str, bytes], method: int = zipfile.ZIP_DEFLATED) -> Path:

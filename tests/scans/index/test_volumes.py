@@ -17,6 +17,7 @@ from normal_guidance.scans.index import volumes
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import read_nifti, read_nifti_header, read_volume
+from small_files import put
 
 HU = np.random.default_rng(0).integers(-1000, 2000, (4, 6, 5)).astype(np.int16)
 
@@ -31,23 +32,22 @@ def row(files: tuple[str, ...], frames: tuple[int, ...] | None = None, kind: str
     return ScanRow("A17", "P1", 1, None, kind, files, frames or (0,) * len(files), places, **sizes)
 
 
-def put(root: Path, contents: dict[str, bytes]) -> None:
+def put_all(root: Path, contents: dict[str, bytes]) -> None:
     for name, content in contents.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_bytes(content)
+        put(root / name, content)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (1, 0, 2), (1, 2, 0)])
 def test_one_slice_in_fractions_makes_the_scan_float32(tmp_path, order):
     slopes = ("1", "0.5", "1")
-    put(tmp_path, {f"{i}.dcm": dicom(HU[i], RescaleSlope=slopes[i]) for i in range(3)})
+    put_all(tmp_path, {f"{i}.dcm": dicom(HU[i], RescaleSlope=slopes[i]) for i in range(3)})
     volume, _ = read_volume(row(tuple(f"{i}.dcm" for i in order)), tmp_path)
     assert volume.dtype == np.float32
     assert np.array_equal(volume, [HU[i] * float(slopes[i]) for i in order])
 
 
 def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
-    put(tmp_path, {"a.dcm": dicom(HU), "b.dcm": dicom(HU[0])})
+    put_all(tmp_path, {"a.dcm": dicom(HU), "b.dcm": dicom(HU[0])})
     read, original = [], volumes.read_pixels
 
     def noting(content, file, **options):
@@ -62,7 +62,7 @@ def test_several_frames_in_one_file_are_decoded_once(tmp_path, monkeypatch):
 
 def test_repairs_are_reported_and_can_be_switched_off(tmp_path):
     wrapped = (HU % 4096).astype(np.uint16)
-    put(tmp_path, {f"{i}.dcm": dicom(wrapped[i], BitsStored=12, HighBit=11) for i in range(2)})
+    put_all(tmp_path, {f"{i}.dcm": dicom(wrapped[i], BitsStored=12, HighBit=11) for i in range(2)})
     scan = row(("0.dcm", "1.dcm"))
     volume, problems = read_volume(scan, tmp_path)
     assert np.array_equal(volume, HU[:2])
@@ -75,7 +75,7 @@ def test_repairs_are_reported_and_can_be_switched_off(tmp_path):
 
 def test_a_slice_that_cannot_be_read_is_named(tmp_path):
     large = dicom(np.zeros((7, 5), np.int16))
-    put(tmp_path, {"0.dcm": dicom(HU[0]), "cut.dcm": dicom(HU[0])[:-10], "a.dcm": b"text", "large.dcm": large})
+    put_all(tmp_path, {"0.dcm": dicom(HU[0]), "cut.dcm": dicom(HU[0])[:-10], "a.dcm": b"text", "large.dcm": large})
     for scan, message in (
         (row(("0.dcm", "cut.dcm")), "cut.dcm: 1 x 6 x 5 pixels"),
         (row(("0.dcm", "a.dcm")), "a.dcm: not a DICOM file"),

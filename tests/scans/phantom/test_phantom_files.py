@@ -1,7 +1,6 @@
 """Datasets are the same for the same seed, complete or absent; their files are standard CT images that other software
 reads, with the HU that were drawn; and only pixels and label tables, which are Kaggle's, give the labels away."""
 
-import csv
 import json
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.scans.phantom.drafts import ENCODINGS, Draft, make_draft
 from normal_guidance.scans.phantom.phantom_files import COMPRESSIONS, LAYOUTS, write_draft, write_phantom
 from normal_guidance.scans.phantom.plan import plan
+from small_files import rows_of_csv
 
 SMALL = {"size": 32, "slices": 12}
 
@@ -206,18 +206,13 @@ def datasets(tmp_path_factory) -> dict[str, Path]:
     return {layout: root / layout for layout in LAYOUTS}
 
 
-def rows_of(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def truth_of(folder: Path) -> list[dict]:
     return json.loads((folder / "phantom.json").read_text())["scans"]
 
 
 def test_chest_exams(datasets):
     """The labels of slices are compared by tests/test_chain.py."""
-    rows = rows_of(datasets["rsna-pe"] / "train.csv")
+    rows = rows_of_csv(datasets["rsna-pe"] / "train.csv")
     assert list(rows[0]) == ["StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", *CHEST_COLUMNS.split()]
     exams = {(row["SeriesInstanceUID"], *list(row.values())[4:]): row for row in rows}
     for scan in truth_of(datasets["rsna-pe"]):
@@ -230,7 +225,7 @@ def test_chest_exams(datasets):
 
 def test_abdomen_patients(datasets):
     folder = datasets["rsna-at"]
-    patients = rows_of(folder / "train_2024.csv")
+    patients = rows_of_csv(folder / "train_2024.csv")
     assert list(patients[0]) == ["patient_id", *ABDOMEN_COLUMNS.split(), "any_injury"]
     for row in patients:
         scans = [scan for scan in truth_of(folder) if scan["patient_id"] == row["patient_id"]]
