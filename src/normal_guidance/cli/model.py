@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -24,6 +24,7 @@ def fit(
     store: Store,
     out: Out,
     split: Path | None = None,
+    keep_test: bool = False,
     sensitivity: float | None = None,
     coverage: float | None = None,
     finding: str | None = None,
@@ -32,29 +33,32 @@ def fit(
     track: Track = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit a model to stored features and scan labels: folds, penalties and a committee are chosen by themselves.
+    """Fit a model to stored features and scan labels, with nothing to choose, and say what it can do.
 
     The folder is a bundle with a report for people, report.html: nguide predict takes it as it is, nguide bundle makes
     a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
-    never train. A store with several findings gives a folder with a model for each, which nguide predict takes as a
-    whole.
+    never train. Every scan is predicted by models that did not see its patient, so all scans say what the model can do.
+    A store with several findings gives a folder with a model for each, which nguide predict takes as a whole. Start a
+    killed command again to go on where it was.
 
     Args:
         out: Folder for the model; it must be new or empty.
         split: Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the parts
             that the store records, if any.
+        keep_test: Keep the part test aside even if it has fewer than 30 scans; else they are trained on, too.
         sensitivity: Set the threshold to find this share of the positive scans, such as 0.95.
         coverage: Probability with which an interval shall contain the whole finding of a positive scan; it needs slice
             labels. Default: 0.9, if enough scans have them.
         finding: Findings to fit, of a store that has several: any,epidural. Default: all of them.
-        seed: Seed of the folds.
+        seed: Seed of the folds, of initial weights and of the order of scans.
     """
     from normal_guidance.scans.features.store_place import check_store
 
     check_store(store)  # before the imports below, which take seconds
-    from normal_guidance.cli.progress import Shown, make_console, say, watch
-    from normal_guidance.fit.fit_committee import make_plan
-    from normal_guidance.fit.fit_page import PAGE
+    from normal_guidance.base.system import time_text
+    from normal_guidance.cli.progress import Shown, make_console, print_grid, say, watch
+    from normal_guidance.fit.fit_ensemble import make_plan
+    from normal_guidance.fit.fit_page import PAGE, leaderboard
     from normal_guidance.fit.fitting import fit_findings, fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.statistics.calibration import describe
@@ -76,19 +80,29 @@ def fit(
         if len(names) > 1:
             say(console, f"{len(opened)} scans of {len({*opened.patient_ids})} patients, findings {', '.join(names)}")
             of_each = fit_findings(
-                opened, out, names, seed=seed, watch=lambda name, share: update((f"fit {name}", share)), **options
+                opened,
+                out,
+                names,
+                seed=seed,
+                keep_test=keep_test,
+                watch=lambda name, share: update((f"fit {name}", share)),
+                **options,
             )
             models, bundle = of_each.models, of_each.bundle
             document, lines = _findings_result(out, of_each)
         else:
-            scans, test = training_scans(opened.of_finding(names[0]) if names else opened)
+            scans, test = training_scans(opened.of_finding(names[0]) if names else opened, keep_test=keep_test)
             positive = int(scans.labels.sum())
             say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {positive} positive")
             plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
+            options["begin"] = lambda seconds: say(console, f"At most {time_text(seconds)} on this machine")
             fitted = fit_model(scans, out, test=test, plan=plan, watch=lambda share: update(("fit", share)), **options)
             models, bundle = {"fit": fitted}, fitted.bundle
             document = _model_json(out, fitted)
             lines = [*fitted.sentences(), *describe(bundle.operation), *fitted.intervals.sentences()]
+    if not as_json:
+        for name, model in models.items():
+            print_grid(console, replace(leaderboard(model), title=name if len(names) > 1 else ""))
     print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
 
@@ -118,7 +132,8 @@ def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
     return {
         "folder": out,
         "report": out / PAGE,
-        "members": len(fitted.fit.committee),
+        "members": len(fitted.fit.ensemble),
+        "leaderboard": [asdict(row) for row in fitted.leaderboard],
         "plan": asdict(fitted.fit.plan),
         "sentences": fitted.sentences(),
         "intervals": fitted.intervals.as_json(),

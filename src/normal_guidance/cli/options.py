@@ -90,7 +90,7 @@ def methods_option(show_default: bool | str = True) -> Any:
     """Return the option ``--methods``; each command has its own default."""
     return typer.Option(
         help="Names of methods, separated by commas (nguide methods lists them); all: the paper's, beyond: ours, "
-        "field: those that others compare with. A study also takes committee, what nguide fit makes.",
+        "field: those that others compare with. A study also takes ensemble, what nguide fit makes.",
         autocompletion=some_of((*METHODS, *BEYOND, *FIELD), "all", "beyond", "field"),
         show_default=show_default,
     )

@@ -12,6 +12,7 @@ from normal_guidance.base.system import time_text
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from normal_guidance.show.text_tables import Grid
     from normal_guidance.sweep.sweep import SweepProgress
 
 
@@ -31,6 +32,16 @@ def make_console(*, stderr: bool = False) -> Console:
 def say(console: Console, text: str) -> None:
     """Print one line as it is: no colours, no line breaks."""
     console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def print_grid(console: Console, grid: Grid) -> None:
+    """Print a table."""
+    from rich.table import Table
+
+    table = Table(*grid.header, title=grid.title or None)
+    for row in grid.rows:
+        table.add_row(*row)
+    console.print(table)
 
 
 class Shown(NamedTuple):

@@ -179,13 +179,13 @@ def run_study(
     say(console, f"Report: {page}")
 
 
-EVERY_ROW = "all,field,committee"  # the methods of a study of public scans, unless the user names others
+EVERY_ROW = "all,field,ensemble"  # the methods of a study of public scans, unless the user names others
 
 
 def reproduce(
     dataset: Annotated[str, one_of((*DATASETS, *SCAN_RECIPES))],
     out: Out,
-    methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,committee")] = None,
+    methods: Annotated[str | None, methods_option("all; with --sensitivity ng; on scans all,field,ensemble")] = None,
     seeds: str = "1001,2001,3001",
     report: bool = False,
     sensitivity: bool = False,
@@ -328,7 +328,7 @@ def reproduce_scans(
     """Index, split and encode what OUT lacks, each by the command of that name, and compare the methods."""
     from normal_guidance.cli.features import encode
     from normal_guidance.cli.scans import split
-    from normal_guidance.core.methods import COMMITTEE, COMPARED, NAMED
+    from normal_guidance.core.methods import COMPARED, ENSEMBLE, NAMED
     from normal_guidance.scans.features.encoders import ENCODERS
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.scans.index.indexing import SOURCES
@@ -339,7 +339,7 @@ def reproduce_scans(
         raise UserError(f"{name} is read, not drawn: give its folder (--root DIR), {recipe.origin}")
     for method in methods:  # before the first scan is read, what the study would refuse after minutes of encoding
         if method not in COMPARED:
-            raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
+            raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {ENSEMBLE}")
     training.check_guidance(methods)
     training.study_axes()
     training.execution()

@@ -24,7 +24,7 @@ from normal_guidance.cli.options import (
     parse_list,
     print_estimates,
 )
-from normal_guidance.cli.progress import make_console, say, watch_run
+from normal_guidance.cli.progress import make_console, print_grid, say, watch_run
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -103,8 +103,6 @@ def trust(
         group: Name of the winner, where the run has several.
         by: Remove by share of slices or of attention.
     """
-    from rich.table import Table
-
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.scans.index.manifest import refuse_several
     from normal_guidance.study.figures.deletion import draw_trust
@@ -128,11 +126,7 @@ def trust(
     if as_json:
         print_json(written)
         return
-    grid = verdict_table(trusted)
-    table = Table(*grid.header, title=grid.title)
-    for row in grid.rows:
-        table.add_row(*row)
-    console.print(table)
+    print_grid(console, verdict_table(trusted))
     for note in trusted.notes:
         say(console, note)
     for finding in trusted.findings:
@@ -161,7 +155,7 @@ def track_fits(
     trained = []
     for name, model in models.items():
         plan = model.fit.plan
-        options = {"folds": plan.folds, "repeats": plan.repeats, "members": len(model.fit.committee)}
+        options = {"folds": plan.folds, "members": len(model.fit.ensemble)}
         trained.append(Training(name, given | options, _metrics(model)))
     say(make_console(stderr=as_json), f"Tracked: {track(trained, tracker, out)}")
 
@@ -170,10 +164,10 @@ def _metrics(model: FittedModel) -> dict[str, float]:
     metrics = {}
     for part, measured in (("out_of_fold", model.out_of_fold), ("test", model.test)):
         if measured is not None:
-            located, skill = measured.localization, measured.skill
+            located, gain = measured.localization, measured.gain
             metrics[f"{part}/scan_auroc"] = measured.scans.value
             metrics[f"{part}/localization_auroc"] = math.nan if located is None else located.auroc
-            metrics[f"{part}/skill"] = math.nan if skill is None else skill.skill
+            metrics[f"{part}/gain_over_position"] = math.nan if gain is None else gain.gain
     return metrics
 
 

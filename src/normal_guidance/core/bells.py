@@ -1,4 +1,4 @@
-r"""Bells along the slices: attention from window sums, places of findings, and the normals that guidance aims at.
+r"""Bells along the slices: attention from window sums, and the normals that guidance aims at.
 
 With K a kernel matrix along the slices, every slice collects the scores x around it, and attention is their softmax.
 Guidance enforces a bell by a loss; a mixture of bells has it by construction: each slice's softmax weight is spread as
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -325,97 +324,6 @@ class WindowAttention(nn.Module):
 
 def _starting_at(value: float) -> nn.Parameter:
     return nn.Parameter(torch.tensor(math.log(value)))
-
-
-# Where a finding may lie.  A place is a window around slice $c$ with a flat top; its evidence $s_c$ is the mean of the
-# log-odds $e_j$ of all slices that it reaches, those beyond the scan counted as 0.  With the prior $\pi_c$, Bayes' rule
-# gives the odds of the scan, the posterior $q$ of the places, and attention, which is how much of $q$ covers a slice:
-# $$ s_c = \frac{(K e)_c}{\sum_d K_d}, \quad \mathrm{odds} = \sum_c \pi_c e^{s_c}, \quad
-#    q = \mathrm{softmax}_c(\log \pi_c + s_c), \quad a_j \propto (K q)_j $$
-# Findings in $n$ independent places have the $n$-th power of these odds, and the same $q$.  Evidence of 0 leaves the
-# prior, so a model that knows nothing looks where findings usually lie, and not at noise.
-
-CENTRAL_WIDTH = 0.2  # standard deviation of the central prior, in lengths of the scan
-Window = Float64[Tensor, "reach"]  # from its middle to its last slice
-Evidence = Float64[Tensor, "bags members longest"]
-
-INSIDE = 4.0  # the prior of a window is this power of the part of it that is inside the scan
-FLATNESS = 8.0  # the shape of windows: 2 would be a normal's bell, and large numbers are boxes
-
-
-@dataclass(frozen=True)
-class Places:
-    """The kind of places that a finding may have."""
-
-    reach: float | None
-    """Half the width of the windows, in slices; 0 for single slices, None where the whole scan is the one place."""
-    central: bool
-    """Whether places around the middle are more likely; else all are alike, but windows that extend beyond the scan."""
-
-    @property
-    def whole_scan(self) -> bool:
-        """Whether the whole scan is the one place."""
-        return self.reach is None
-
-    def of(self, layout: Layout) -> ScanPlaces:
-        """The places of these scans."""
-        device = layout.mask.device
-        if self.reach is None:
-            alike = layout.log_softmax(torch.zeros(layout.bags, layout.longest, dtype=torch.float64, device=device))
-            return ScanPlaces(layout, None, layout.lengths.double()[:, None, None], alike)
-        farthest = math.ceil(2.0 * self.reach)  # beyond it a window is 0
-        half = farthest if torch.compiler.is_exporting() else min(farthest, layout.longest - 1)
-        distance = torch.arange(half + 1, device=device, dtype=torch.float64)
-        taps = torch.exp(-0.5 * (distance / max(self.reach, 1e-9)) ** FLATNESS)
-        whole = 1.0 + 2.0 * sum(math.exp(-0.5 * (d / self.reach) ** FLATNESS) for d in range(1, farthest + 1))
-        prior = INSIDE * (smooth(layout.mask.double(), taps) / whole).clamp_min(1e-300).log()
-        if self.central:
-            place = torch.arange(layout.longest, device=device, dtype=torch.float64) + 0.5
-            prior = prior - 0.5 * ((place / layout.lengths[:, None] - 0.5) / CENTRAL_WIDTH).square()
-        return ScanPlaces(layout, taps, torch.tensor(whole, dtype=torch.float64), layout.log_softmax(prior))
-
-
-@dataclass(frozen=True, eq=False)
-class ScanPlaces:
-    """The places of some scans; `Places.of` makes it."""
-
-    layout: Layout
-    taps: Window | None
-    """None for a window that is the whole scan."""
-    whole: Float64[Tensor, "*bags_1_1"]  # the size of a window that is inside the scan, or of each scan
-    log_prior: Float64[Tensor, "bags longest"]
-
-    def windows(self, evidence: Float[Tensor, "bags members longest"]) -> Evidence:
-        """The evidence of the window around every slice; 0 in the padding."""
-        padding = ~self.layout.mask[:, None]
-        sums = smooth(evidence.masked_fill(padding, 0.0).flatten(0, 1), self.taps).view(evidence.shape)
-        return (sums / self.whole).masked_fill(padding, 0.0)
-
-    def log_odds(self, windows: Evidence) -> Float64[Tensor, "bags members"]:
-        """log-odds of the scans, but for a constant."""
-        return self.layout.hide(self.log_prior[:, None] + windows).logsumexp(2)
-
-    def attend(self, windows: Evidence) -> Evidence:
-        """log-attention; very low in the padding."""
-        places = self.layout.log_softmax(self.log_prior[:, None] + windows)
-        spread = smooth(places.exp().flatten(0, 1), self.taps).view(windows.shape)
-        # The place of the slice itself is a lower bound, and exact where all others are too small for float64.
-        return self.layout.log_softmax(torch.maximum(spread.clamp_min(1e-300).log(), places))
-
-
-def smooth(values: Float[Tensor, "rows longest"], taps: Window | None) -> Float64[Tensor, "rows longest"]:
-    """Sums under a window of any shape around every slice, or over all; `values` are 0 beyond the scan."""
-    values, longest = values.double(), values.shape[1]
-    if taps is None:
-        return values.sum(1, keepdim=True).expand(-1, longest)
-    if len(taps) == 1:
-        return values * taps
-    if not torch.compiler.is_exporting() and longest <= 128:  # one matrix product
-        place = torch.arange(longest, device=values.device)
-        distance = (place[:, None] - place).abs()
-        kernel = torch.where(distance < len(taps), taps[distance.clamp_max(len(taps) - 1)], 0.0)
-        return values @ kernel
-    return window_sums(values, taps)
 
 
 # Reference distributions: from log-attention that sums to one over a bag's slices to log r, a constant to the gradient.

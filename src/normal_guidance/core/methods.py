@@ -155,8 +155,8 @@ SLICE_REFERENCE = "slice_reference"
 """The method name of the supervised reference for localization, in configurations and folders."""
 
 SCAN_REFERENCE = "scan_reference"  # the method name of the supervised reference for scan scores, in folders
-COMMITTEE = "committee"  # the method name of what `nguide fit` makes
-COMPARED: tuple[str, ...] = (*EVERY_METHOD, COMMITTEE)  # the rows of a table, apart from the ceiling
+ENSEMBLE = "ensemble"  # the method name of what `nguide fit` makes
+COMPARED: tuple[str, ...] = (*EVERY_METHOD, ENSEMBLE)  # the rows of a table, apart from the ceiling
 
 REFERENCE_TITLES = {SLICE_REFERENCE: "Slice reference", SCAN_REFERENCE: "Scan reference"}
 """The titles of the two runs that make up the supervised reference."""
@@ -174,8 +174,8 @@ def method_title(method: str, dataset: str = "") -> str:
     """A method's title; that of the ceiling depends on the dataset."""
     if method == CEILING:
         return "Bayes oracle" if dataset in DRAWN else "Supervised reference"
-    if method == COMMITTEE:
-        return "Committee"
+    if method == ENSEMBLE:
+        return "Ensemble"
     return REFERENCE_TITLES.get(method) or EVERY_METHOD[method].title
 
 

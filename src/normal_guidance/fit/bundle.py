@@ -28,8 +28,8 @@ from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.files import folder_atomically, make_folder, read_json, write_json
 from normal_guidance.base.records import Between, read_as
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
-from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
-from normal_guidance.fit.committee import Committee
+from normal_guidance.core.methods import ENSEMBLE, EVERY_METHOD
+from normal_guidance.fit.ensemble import Ensemble
 from normal_guidance.scans.features.encoders import Encoder, Precision, load_encoder
 from normal_guidance.scans.features.preprocessing import Preprocessing, ScanSummary, is_encoded, scans_behind
 from normal_guidance.scans.features.store import DtypeName
@@ -216,7 +216,7 @@ class Bundle(BundleFacts):
     """A model, ready for new scans.
 
     Args:
-        config: method and hyperparameters; None for a committee (`nguide fit`), which needs none.
+        config: method and hyperparameters; None for an ensemble (`nguide fit`), which needs none.
         model: with its weights, in eval mode.
         features: number of features per slice.
         dtype: dtype of the store that it was trained on; features are rounded to it.
@@ -246,8 +246,8 @@ class Bundle(BundleFacts):
 
     @property
     def method(self) -> str:
-        """A name in `METHODS`, or `COMMITTEE`."""
-        return COMMITTEE if self.config is None else self.config.method
+        """A name in `METHODS`, or `ENSEMBLE`."""
+        return ENSEMBLE if self.config is None else self.config.method
 
     @property
     def threshold(self) -> float | None:
@@ -281,7 +281,7 @@ class Bundle(BundleFacts):
             "normal_guidance": __version__,
             "method": self.method,
             **facts,
-            "committee": self.model.as_json() if isinstance(self.model, Committee) else None,
+            "ensemble": self.model.as_json() if isinstance(self.model, Ensemble) else None,
             "preprocessing": None if self.preprocessing is None else self.preprocessing.to_dict(),
             "intervals": None if self.intervals is None else self.intervals.to_dict(),
             "training": dict(self.training),
@@ -509,7 +509,7 @@ def _read(folder: Path) -> Bundle:
             **{each.name: getattr(known, each.name) for each in fields(BundleFacts)},
             model=winner_model(known.config, known.features, weights)
             if known.config
-            else Committee.from_json(known.committee or {}, weights),
+            else Ensemble.from_json(known.ensemble or {}, weights),
             preprocessing=None if known.encoder is None else Preprocessing.from_dict(known.preprocessing or {}),
             training=content["training"],
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),
@@ -543,7 +543,6 @@ class _Training:
     epoch: int | None = None
     members: int | None = None
     folds: int | None = None
-    repeats: int | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -552,7 +551,7 @@ class BundleFile(BundleFacts):
 
     normal_guidance: str
     method: str
-    committee: dict[str, Any] | None
+    ensemble: dict[str, Any] | None
     preprocessing: dict[str, Any] | None
     intervals: dict[str, Any] | None
     training: _Training

@@ -35,6 +35,7 @@ from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction, attention_per_head
 from normal_guidance.fit.bundle import Bundle
+from normal_guidance.fit.ensemble import Ensemble
 from normal_guidance.scans.features.store import DTYPES
 
 ONNX, PROGRAM = ".onnx", ".pt2"
@@ -129,11 +130,12 @@ def export_model(
 
 
 def _width(model: nn.Module) -> int | None:
-    for part, size in (("classifier", "in_features"), ("scaling", "features")):
-        width = getattr(getattr(model, part, None), size, None)
-        if width is not None:
-            return int(width)
-    return None
+    width = (
+        model.features
+        if isinstance(model, Ensemble)
+        else getattr(getattr(model, "classifier", None), "in_features", None)
+    )
+    return None if width is None else int(width)
 
 
 def write_graph(

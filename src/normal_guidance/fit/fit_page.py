@@ -19,10 +19,10 @@ from sklearn.metrics import roc_curve
 from torch import Tensor
 
 from normal_guidance.core.bags import LabelledScans
-from normal_guidance.core.bells import Places
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.fit.fit_committee import CLEARLY, CommitteeFit, Kind
-from normal_guidance.fit.measured import ASSUMPTIONS, Measured, MeasuredFit
+from normal_guidance.fit.ensemble import prior_attention
+from normal_guidance.fit.fit_ensemble import CLEARLY, KEPT, EnsembleFit
+from normal_guidance.fit.measured import ASSUMPTIONS, COLUMNS, Measured, MeasuredFit
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.show import html
 from normal_guidance.show.figure_style import (
@@ -40,7 +40,6 @@ from normal_guidance.show.html import CAUTION, Section
 from normal_guidance.show.text_tables import Grid, digits, interval, signed
 from normal_guidance.statistics.calibration import Calibration, Operation, describe, wilson
 from normal_guidance.statistics.differences import student_quantile
-from normal_guidance.statistics.skill import PatientSpecific, Skill
 
 PAGE = "report.html"
 ALONG = (np.arange(50) + 0.5) / 50  # relative positions at which mean attention is drawn
@@ -145,28 +144,23 @@ def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]])
     return figure
 
 
-WHOLE = (
-    "The mean of the whole scan tells scans apart no worse than attention does. Members that see only this mean have "
-    "half of the log-odds, and no part in the attention."
-)
-NOT_SHOWN = (
-    "No setting that looks for places clearly tells scans apart, so attention is the prior: where findings usually lie."
-)
+NOT_SHOWN = "The score is not shown to tell scans apart, so attention is the prior: where findings usually lie."
 
 EXAMPLES = 6
 
 
 def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None = None) -> str:
     """The page, in one file.  `scans` are the training scans."""
-    measured = result.test or result.out_of_fold
-    shown = (measured.scans.shown, measured.finds, False)
+    measured = result.out_of_fold
+    shown = (measured.finds, measured.scans.shown, False, False)[: len(result.sentences())]
     lead = [html.findings(zip(result.sentences(), shown, strict=True)), html.paragraph(CAUTION, note=True)]
-    prior = result.fit.committee.prior(scans.lengths)
+    prior = prior_attention(scans.lengths)
     promised = [html.bullets(result.intervals.sentences())]
     if result.intervals.calibration is not None:
         promised.append(html.paragraph(ASSUMPTIONS, note=True))
     sections = [
         Section("Results", [_results(result), _meanings(measured)]),
+        Section("Members", [leaderboard(result).html()]),
         Section("Scans", [_scans(result, scans, test), *map(html.paragraph, describe(bundle.operation))]),
         Section("Slices", [_positions(result, scans, prior), _examples(result, scans, prior)]),
         Section("Intervals", promised),
@@ -183,33 +177,29 @@ def _results(result: MeasuredFit) -> str:
     rows = [[name, *(column.get(name, NO_LABELS) for column in measures)] for name in max(measures, key=len)]
     caption = (
         "Numbers in brackets are 95 % intervals, with patients as units. Out of fold: each training scan, predicted by "
-        "members of the committee that were not trained on it"
+        "models that did not see its patient"
         f"{'. Test: scans of other patients, kept aside.' if result.test else '; no scans were kept aside for a test.'}"
     )
     return Grid("", caption, ["Measure", *columns], rows).html()
 
 
 def _column(measured: Measured) -> dict[str, str]:
-    skill, specific = measured.skill, measured.specific
+    gain, specific = measured.gain, measured.specific
     column = {
         "Positive and negative scans": f"{measured.positive} and {measured.negative}",
         "Scan AUROC (chance: .5)": str(measured.scans),
     }
-    if skill is None or measured.localization is None or specific is None:
+    if gain is None or measured.localization is None or specific is None:
         return {**column, "Localization AUROC": NO_LABELS}
     return {
         **column,
         "Localization AUROC": str(measured.localization),
-        "The best guess by position alone": digits(skill.prior_auroc),
-        "Skill (0: as good as that guess, 1: perfect)": _signed(skill.skill, skill),
+        "The best guess by position alone": digits(gain.position),
+        "Gain over position": str(gain),
         "Localization AUROC by other patients' attention": digits(specific.others),
-        "Patient-specific: own minus others'": _signed(specific.difference, specific),
-        "Scans with labels for both kinds of slices": str(skill.scans),
+        "Patient-specific: own minus others'": f"{signed(specific.difference)} {interval(specific.low, specific.high)}",
+        "Scans with labels for both kinds of slices": str(gain.scans),
     }
-
-
-def _signed(value: float, measure: Skill | PatientSpecific) -> str:
-    return f"{signed(value)} {interval(measure.low, measure.high)}"
 
 
 def _meanings(measured: Measured) -> str:
@@ -218,9 +208,9 @@ def _meanings(measured: Measured) -> str:
         "Localization AUROC: how often, within a positive scan, a slice with the finding gets more attention than one "
         "without.",
     ]
-    if measured.skill is not None:
+    if measured.gain is not None:
         lines += [
-            "Skill: how far attention gets from the best guess by position alone to perfect localization.",
+            "Gain over position: localization AUROC beyond that of a bell in the middle of every scan.",
             "Patient-specific: how much better a scan's own attention is than that of other patients' scans, laid over "
             "it. What is left is about this patient; 0 means that attention knows where findings lie in general, "
             "and nothing more.",
@@ -281,76 +271,30 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
     return _embed(plot_examples(examples), caption)
 
 
-def _choices(fit: CommitteeFit, scans: LabelledScans) -> list[str]:
-    plan, kept = fit.plan, [fit.settings[number] for number in fit.choice.kept]
-    usual = sum(setting.usual for setting in fit.settings)
-    looking = sum(not setting.places.whole_scan for setting in fit.settings)
-    candidates = looking if fit.choice.unusual else usual
-    whole = sum(setting.places.whole_scan for setting in kept)
-    scaling, strengths = fit.committee.scaling, dict[str, set[float]]()
-    for setting in kept:
-        strengths.setdefault(setting.penalty.kind, set()).add(setting.penalty.strength)
-    penalties = " and ".join(
-        f"{kind} of strength {', '.join(f'{strength:g}' for strength in sorted(values))}"
-        for kind, values in sorted(strengths.items(), reverse=True)
-    )
-    words = {1: "one turn", 2: "two turns"}
-    turns = " or ".join(words.get(turn, f"{turn} turns") for turn in sorted({setting.turn for setting in kept}))
-    folds = f"{len(scans)} scans of {len({*scans.patient_ids})} patients were divided into {plan.folds} folds"
-    again = "once" if plan.repeats == 1 else f"{plan.repeats} times, with other folds each time"
-    better = f"predict scans clearly better (by more than {CLEARLY:g} standard errors) than blocks around the middle "
-    better += "and than the mean of the whole scan"
-    others = "Places anywhere in the scan, single slices or several places"
-    lines = [
-        f"{folds} by patient, {again} (seed {plan.seed}). Members were trained on all folds but one.",
-        f"The {scaling.features} features of a slice were scaled to one size."
-        if scaling.rotation is None
-        else f"The {scaling.features} features of a slice repeat each other and became {scaling.inputs} principal "
-        "components of one size.",
-        f"{len(fit.settings)} settings were compared by their log loss out of fold.",
-        f"Unusual places were needed. {others} {better}."
-        if fit.choice.unusual
-        else f"Unusual places were not needed. {others} do not {better}, so their {looking - usual} settings were "
-        "left out.",
-        f"Of {candidates} settings, {len(kept) - whole} were kept. The others were clearly worse than the best one.",
-        *([WHOLE] if whole else []),
-        *([] if fit.choice.shown else [NOT_SHOWN]),
-        f"Kept: {penalties}; {turns} of weights and attention.",
-        f"The committee is the mean of {len(fit.committee)} members: {len(kept)} settings x {plan.folds} folds x "
-        f"{plan.repeats} {'repeat' if plan.repeats == 1 else 'repeats'}.",
-    ]
-    return [html.bullets(lines), html.details("All kinds of places", _settings(fit, scans).html())]
-
-
-def _settings(fit: CommitteeFit, scans: LabelledScans) -> Grid:
-    """One row for each kind of places, the best first."""
-    groups: dict[Kind, list[int]] = {}
-    for number, setting in enumerate(fit.settings):
-        groups.setdefault((setting.places, setting.power), []).append(number)
-    losses = fit.choice.losses
-    rows = []
-    for (places, power), numbers in sorted(groups.items(), key=lambda group: losses[group[1]].min().item()):
-        kept = len({*numbers} & {*fit.choice.kept})
-        needed = fit.settings[numbers[0]].usual or fit.choice.unusual
-        state = f"{kept} of {len(numbers)}" if kept else "none" if needed else "not needed"
-        rows.append([place_words(places, power), digits(losses[numbers].min().item()), state])
-    share = scans.labels.double().mean().item()
-    nothing = -(share * np.log(share) + (1 - share) * np.log(1 - share))
+def leaderboard(result: MeasuredFit) -> Grid:
+    """The ensemble beside its kinds of members and position, out of fold."""
     caption = (
-        "Log loss out of fold, the best of each kind's penalties and turns; less is better. Knowing only how frequent "
-        f"positive scans are gives {digits(nothing)}."
+        "All out of fold, the best score first. Attention and score are the means of the kinds that count in them. A "
+        "guided kind is trained toward attention in one bell; mean pooling and the kinds without guidance show what "
+        "that is worth. Less log loss is better."
     )
-    return Grid("", caption, ["Where a finding may lie", "Log loss", "Settings kept"], rows)
+    return Grid("", caption, list(COLUMNS), [row.cells() for row in result.leaderboard])
 
 
-def place_words(places: Places, power: float = 1.0) -> str:
-    if places.reach is None:
-        return "the whole scan at once"
-    one, many = "single slice", "single slices"
-    if places.reach > 0.0:
-        one, many = (f"{word} of about {round(2 * places.reach) + 1} slices" for word in ("block", "blocks"))
-    what = f"a {one}" if power == 1.0 else f"several {many}" if power > 1.0 else f"the clearest {one}"
-    return f"{what} {'around the middle' if places.central else 'anywhere'}"
+def _choices(fit: EnsembleFit, scans: LabelledScans) -> list[str]:
+    folds = fit.plan.folds
+    lines = [
+        f"{len(scans)} scans of {len({*scans.patient_ids})} patients were divided into {folds} folds by patient (seed "
+        f"{fit.plan.seed}). Models were trained on all folds but two, and chosen on one of them to predict the other.",
+        f"Of the models with different learning rates and penalties the best {KEPT} by validation loss stayed.",
+        "Guided kinds attend: none without guidance predicts unseen scans clearly better."
+        if fit.choice.usual
+        else "Kinds without guidance attend: they predict unseen scans clearly better (by more than "
+        f"{CLEARLY:g} standard errors) than every guided one, so findings are no single block of slices.",
+        *([] if fit.choice.shown else [NOT_SHOWN]),
+        f"The ensemble is the mean of {len(fit.ensemble)} models.",
+    ]
+    return [html.bullets(lines)]
 
 
 def _record(bundle: Bundle) -> str:
@@ -368,8 +312,8 @@ def _record(bundle: Bundle) -> str:
 
 
 HEADER = (
-    *("finding", "SNOMED CT", "measured on", "positive and negative scans"),
-    *("scan AUROC (chance: .5)", "localization AUROC", "skill (0: as good as position)"),
+    *("finding", "SNOMED CT", "positive and negative scans"),
+    *("scan AUROC (chance: .5)", "localization AUROC", "gain over position"),
 )
 
 
@@ -383,15 +327,14 @@ def findings_page(models: Mapping[Finding, MeasuredFit], skipped: Mapping[str, s
     )
     rows = []
     for finding, result in models.items():
-        measured = result.test or result.out_of_fold
-        skill, localized = measured.skill, measured.localization
+        measured = result.out_of_fold
+        gain, localized = measured.gain, measured.localization
         cells = [
             finding.code or "",
-            "test scans" if result.test else "scans out of fold",
             f"{measured.positive} and {measured.negative}",
             str(measured.scans),
-            NO_LABELS if skill is None else str(localized),
-            "" if skill is None else _signed(skill.skill, skill),
+            NO_LABELS if gain is None else str(localized),
+            "" if gain is None else str(gain),
         ]
         rows.append([f"<a href='{finding.name}/{PAGE}'>{escape(finding.name)}</a>", *map(escape, cells)])
     reasons = [*((name, f"skipped: {reason}") for name, reason in skipped.items()), *notes.items()]

@@ -1,17 +1,19 @@
-"""`nguide fit`: a committee for a store, with calibration and threshold, in a folder that is a bundle.
+"""`nguide fit`: an ensemble for a store, with calibration and threshold, in a folder that is a bundle.
 
     bundle.json, model.safetensors    the model (`bundle.py`)
     predictions.parquet               out-of-fold predictions for the training scans, and those for test scans
     report.html                       what it does on scans that it was not trained on (`fit_page.py`)
+    leaderboard.json                  its kinds of members beside it, with position and mean pooling
 
-Out of fold means: by the members of the committee that were not trained on the scan.  Several findings have a model
+Out of fold means: by the members of the ensemble that were not trained on the scan.  Several findings have a model
 each, on the same features, in a folder of its name; beside them are findings.json and a report about all.
 """
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,10 +22,10 @@ from typing import Any
 import torch
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import folder_atomically, write_atomically
+from normal_guidance.base.files import folder_atomically, write_atomically, write_json
 from normal_guidance.core.arrays import check_device
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle, training_record
-from normal_guidance.fit.fit_committee import make_plan
+from normal_guidance.fit.fit_ensemble import make_plan
 from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
 from normal_guidance.fit.measured import OUT_OF_FOLD, MeasuredFit, fit_and_measure
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
@@ -35,6 +37,9 @@ from normal_guidance.sweep.config import Execution
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
 
+LEADERBOARD = "leaderboard.json"
+FEWEST = 30  # test scans that are kept aside without being asked for
+
 
 @dataclass(frozen=True, eq=False)
 class FittedModel(MeasuredFit):
@@ -44,13 +49,14 @@ class FittedModel(MeasuredFit):
 
 
 def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None = None, **options: Any) -> FittedModel:
-    """Fit a committee (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
+    """Fit an ensemble (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
     features = features_of(scans)
     assert features is not None
+    done = Path(out).absolute().with_name(f".{Path(out).absolute().name}.kinds")  # from which a killed fit goes on
     with folder_atomically(out) as draft:
-        result = fit_and_measure(scans, test=test, **options)
+        result = fit_and_measure(scans, test=test, resume=done, **options)
         training, calibrated = _training(scans, test, result), result.intervals.calibration
-        bundle = make_bundle(None, result.fit.committee, features, result.operation, training, calibrated)
+        bundle = make_bundle(None, result.fit.ensemble, features, result.operation, training, calibrated)
         bundle = replace(bundle, cautions=result.cautions(bundle.finding.name if bundle.finding else ""))
         tables = []
         for part, store, prediction in ((OUT_OF_FOLD, scans, result.predicted), ("test", test, result.tested)):
@@ -59,7 +65,9 @@ def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None
                 tables.append(prediction_table(store, prediction, part=part, probability=torch.tensor(odds)))
         write_predictions_table(draft / PREDICTION_TABLE, tables)
         write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
+        write_json(draft / LEADERBOARD, {"leaderboard": [asdict(row) for row in result.leaderboard]})
         fill_folder(bundle, draft)
+    shutil.rmtree(done, ignore_errors=True)
     return FittedModel(**vars(result), bundle=bundle)
 
 
@@ -78,17 +86,20 @@ def _training(scans: FeatureStore, test: FeatureStore | None, result: MeasuredFi
         scans={"train": len(scans), **({} if test is None else {"test": len(test)})},
         out_of_fold_auroc=result.out_of_fold.scans.value,
         test=scores,
-        members=len(result.fit.committee),
+        members=len(result.fit.ensemble),
         folds=plan.folds,
-        repeats=plan.repeats,
         seed=plan.seed,
     )
 
 
-def training_scans(store: FeatureStore) -> tuple[FeatureStore, FeatureStore | None]:
-    """All scans but those of the part test, and those if there are any."""
+def training_scans(store: FeatureStore, *, keep_test: bool = False) -> tuple[FeatureStore, FeatureStore | None]:
+    """All scans but those of the part test, and those; fewer than `FEWEST` are trained on, unless they shall be kept.
+
+    All scans are predicted by models that did not see their patient: a few test scans would say less than that.
+    """
     tested = (store.scans["part"] == "test").to_numpy()
-    return (store.select(~tested), store.part("test")) if tested.any() else (store, None)
+    kept = tested.sum() >= FEWEST or (keep_test and tested.any())
+    return (store.select(~tested), store.part("test")) if kept else (store, None)
 
 
 ScansToFit = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
@@ -101,6 +112,7 @@ def fit(
     labels: Labels | None = None,
     patient_ids: Sequence[str] | None = None,
     test: ScansToFit | None = None,
+    keep_test: bool = False,
     finding: str | None = None,
     sensitivity: float | None = None,
     coverage: float | None = None,
@@ -115,12 +127,13 @@ def fit(
 
     Args:
         scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
-            or the folder of one.  The scans of a store's part "test" are kept for testing.
+            or the folder of one.  The scans of a store's part "test" are kept for testing, if they are 30 or more.
         out: the folder for the model; it must be new or empty.
         labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.
         patient_ids: one per scan, for arrays, or in place of those of the bags; a patient's scans share a fold.
             Without it, each array is a patient of its own.
         test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
+        keep_test: keep the scans of a store's part "test" aside even if they are fewer than 30.
         finding: which finding of a store with several is fitted.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         coverage: the probability with which intervals shall contain the finding; refused if too few scans have slice
@@ -139,7 +152,7 @@ def fit(
         ...     probabilities = [scan.probability for scan in predict(new, f"{folder}/model")]
         ...     again = [scan.probability for scan in predict(arrays[:3], f"{folder}/model")]
         >>> len(probabilities), len(again), made.sentences()[0]
-        (20, 3, 'It tells scans apart with an AUROC of ...')
+        (20, 3, 'It finds the slices better than position does: ...')
     """
     if not isinstance(out, str | Path):
         raise UserError(
@@ -151,7 +164,7 @@ def fit(
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):
             raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
         store = _as_store("scans", scans, Path(folder) / "scans", labels, patient_ids)
-        train, own_test = training_scans(_of_finding(store, finding))
+        train, own_test = training_scans(_of_finding(store, finding), keep_test=keep_test)
         if test is not None and own_test is not None:
             raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
         tested = own_test if test is None else _of_finding(_as_store("test", test, Path(folder) / "test"), finding)
@@ -214,6 +227,7 @@ def fit_findings(
     names: Sequence[str] = (),
     *,
     seed: int = 0,
+    keep_test: bool = False,
     watch: Callable[[str, float], None] | None = None,
     **options: Any,
 ) -> FittedFindings:
@@ -234,7 +248,7 @@ def fit_findings(
         for number, name in enumerate(finding.name for finding in chosen):
             report(name, number, 0.0)
             try:
-                train, test = training_scans(store.of_finding(name))
+                train, test = training_scans(store.of_finding(name), keep_test=keep_test)
                 plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
                 if test is not None and len(test.labels.unique()) == 1:
                     alike = "positive" if test.labels.any() else "negative"

@@ -24,14 +24,14 @@ from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, reason
 from normal_guidance.base.files import folder_atomically, write_atomically
 from normal_guidance.base.system import importing
-from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import BUNDLE, WEIGHTS, Bundle, fill_folder, load_bundle
-from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
+from normal_guidance.fit.measured import OUT_OF_FOLD
 from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.calibration import wilson
+from normal_guidance.statistics.scan_auroc import ScanAuroc, scan_auroc
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import PREDICTION_TABLE
 
@@ -302,12 +302,11 @@ def aurocs_of(folder: Path, bundle: Bundle) -> dict[str, Aurocs]:
     for model, path in _tables(folder, bundle):
         by_part = {}
         for part in (OUT_OF_FOLD, "val", "test"):
-            rows = read_predictions(path, ("scan_id", "patient_id", "label", "logit"), part=part)
+            rows = read_predictions(path, ("patient_id", "label", "logit"), part=part)
             labels = torch.tensor(rows["label"].to_numpy()).long()
             if len(labels.unique()) == 2:
-                ids = (tuple(rows[name].to_pylist()) for name in ("scan_id", "patient_id"))
-                scans = Bags(torch.ones(len(labels), 1), torch.ones(len(labels)).long(), labels, None, *ids)
                 logits = torch.tensor(rows["logit"].to_numpy()).double()
-                by_part["validation" if part == "val" else part] = scan_auroc(scans, logits)
+                auroc = scan_auroc(labels, rows["patient_id"].to_pylist(), logits)
+                by_part["validation" if part == "val" else part] = auroc
         aurocs[_name(model)] = by_part
     return aurocs

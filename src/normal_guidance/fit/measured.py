@@ -1,17 +1,16 @@
-"""A committee with its calibration and threshold, and what it does on scans that it was not trained on.
+"""An ensemble with its calibration and threshold, and what it does on scans that it was not trained on.
 
 Both ways to fit share this: `nguide fit` (`fitting.py`) and `SliceFinder` (`slice_finder.py`).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -19,10 +18,20 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
-from normal_guidance.core.methods import COMMITTEE
+from normal_guidance.core.methods import ENSEMBLE, method_title
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.fit_committee import CommitteeFit, FoldPlan, fit_committee
-from normal_guidance.show.text_tables import digits, interval
+from normal_guidance.fit.ensemble import MemberKind, prior_attention
+from normal_guidance.fit.fit_ensemble import (
+    FREE,
+    KINDS,
+    Choice,
+    EnsembleFit,
+    FoldPlan,
+    OutOfFold,
+    fit_ensemble,
+    log_losses,
+)
+from normal_guidance.show.text_tables import digits
 from normal_guidance.statistics.calibration import FEW, Operation, check_sensitivity, choose_operation
 from normal_guidance.statistics.conformal import (
     IntervalCalibration,
@@ -31,16 +40,15 @@ from normal_guidance.statistics.conformal import (
     promise,
     scans_needed,
 )
-from normal_guidance.statistics.differences import delong, separated_low
+from normal_guidance.statistics.scan_auroc import ScanAuroc, scan_auroc
 from normal_guidance.statistics.skill import (
+    Gain,
     MeanAuroc,
     PatientSpecific,
-    Skill,
     mean_auroc,
-    measure_skill,
+    measure_gain,
     patient_specific,
 )
-from normal_guidance.statistics.split_results import MethodResults, SplitResults
 from normal_guidance.sweep.loop import predict_bags
 
 COVERAGE = 0.9  # the probability that is promised where labels allow it, unless another one is asked for
@@ -50,7 +58,7 @@ UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind 
 ASSUMPTIONS = (
     "The promise is for new positive scans of the same kind of patients, scanners and findings as the labelled ones, "
     "and is an average over such scans: it is not a probability for one scan in particular. Labelled scans were seen "
-    "by the members that were not trained on them, new scans are seen by the whole committee, which is assumed to find "
+    "by the members that were not trained on them, new scans are seen by the whole ensemble, which is assumed to find "
     "slices no worse."
 )
 
@@ -62,7 +70,7 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True)
 class PromisedIntervals:
-    """The calibration of a committee's intervals, and what they do on test scans."""
+    """The calibration of an ensemble's intervals, and what they do on test scans."""
 
     coverage: float  # the probability to promise
     labelled: int  # patients with a positive scan that has slice labels
@@ -181,23 +189,6 @@ WHERE_USUAL = "where findings usually lie"
 NOT_OF_THE_SCAN = f"show {WHERE_USUAL}, and nothing about the patient"
 
 
-@dataclass(frozen=True)
-class ScanAuroc:
-    """A scan AUROC with its interval (DeLong, patients as units), NaN where one class has a single patient."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{digits(self.value)} {interval(self.low, self.high)}"
-
-    @property
-    def shown(self) -> bool:
-        """Whether it is above chance by its whole interval."""
-        return self.low > 0.5
-
-
 @dataclass(frozen=True, eq=False)
 class Measured:
     """What a model does on scans that it was not trained on; None where no positive scan has slice labels."""
@@ -206,74 +197,100 @@ class Measured:
     negative: int
     scans: ScanAuroc
     localization: MeanAuroc | None
-    skill: Skill | None
+    gain: Gain | None  # over the best guess by position
     specific: PatientSpecific | None
 
     @property
     def finds(self) -> bool:
-        """Whether attention is better than a guess by position, by the whole interval of skill."""
-        return self.skill is not None and math.isfinite(self.skill.low) and self.skill.low > 0
+        """Whether attention is better than a guess by position, by the whole interval of the gain."""
+        return self.gain is not None and self.gain.shown
+
+
+COLUMNS = ("out of fold", "localization AUROC", "scan AUROC", "log loss", "what for")
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """A row of the leaderboard: a kind of members, or a guess, out of fold."""
+
+    name: str
+    title: str
+    attends: bool
+    scores: bool
+    why: str
+    scans: ScanAuroc | None
+    localization: MeanAuroc | None
+    log_loss: float | None
+
+    def cells(self) -> list[str]:
+        """The texts of `COLUMNS`."""
+        measured = ["" if value is None else str(value) for value in (self.localization, self.scans)]
+        return [self.title, *measured, "" if self.log_loss is None else digits(self.log_loss), self.why]
 
 
 @dataclass(frozen=True, eq=False)
 class MeasuredFit:
     """What `fit_and_measure` has made; `tested` and `test` are None without test scans."""
 
-    fit: CommitteeFit
+    fit: EnsembleFit
     operation: Operation
     predicted: Prediction  # out of fold
     out_of_fold: Measured
+    leaderboard: tuple[Ranked, ...]
     tested: Prediction | None
     test: Measured | None
     intervals: PromisedIntervals
 
     def cautions(self, finding: str = "") -> tuple[str, ...]:
         """What it was not shown to do, for whoever reads a result of the model; nothing of what was not measured."""
-        measured, report = self.test or self.out_of_fold, "see the model's report."
+        measured, report = self.out_of_fold, "see the model's report."
         model = f"The model of {finding}" if finding else "This model"
         cautions: list[str] = []
         if not measured.scans.shown:
-            numbers = f"scan AUROC {measured.scans}"
-            cautions.append(f"{model} was not shown to tell scans apart ({numbers}); {report}")
-        if not self.fit.committee.looks:
+            cautions.append(f"{model} was not shown to tell scans apart (scan AUROC {measured.scans}); {report}")
+        if not self.fit.ensemble.shown:
             cautions.append(
                 f"{model} attends to the same places in every scan: its key slices {NOT_OF_THE_SCAN}; {report}"
             )
-        elif measured.skill is not None and not measured.finds:
-            numbers = f"skill {digits(measured.skill.skill)} {interval(measured.skill.low, measured.skill.high)}"
+        elif measured.gain is not None and not measured.finds:
             cautions.append(
-                f"{model} was not shown to find slices better than their position does ({numbers}); {report}"
+                f"{model} was not shown to find slices better than their position does (localization AUROC "
+                f"{measured.gain} beyond position); {report}"
             )
         return tuple(cautions)
 
     def sentences(self) -> list[str]:
-        """Three sentences: does it tell scans apart, does it find the slices, can it be trusted."""
-        measured, committee = self.test or self.out_of_fold, self.fit.committee
-        counts = f"{measured.positive} positive and {measured.negative} negative"
-        if self.test:  # training scans are usually more than those for testing
-            counts += f" test scans; training scans, out of fold: {self.out_of_fold.scans}"
-        else:
-            counts += " scans, each by members that were not trained on it"
-        if measured.scans.shown:
-            apart = f"It tells scans apart with an AUROC of {measured.scans} ({counts})."
-        else:
-            apart = f"It is not shown to tell scans apart: scan AUROC {measured.scans}, which may be chance ({counts})."
-        skill = measured.skill
-        if not committee.looks:
-            known = "" if skill is None else f" (localization AUROC {digits(skill.auroc)})"
-            finds = f"It does not find slices: it attends to the same places in every scan, {WHERE_USUAL}{known}."
-        elif skill is None:
-            finds = (
-                "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
-            )
-        else:
-            ends = f"skill {digits(skill.skill)} {interval(skill.low, skill.high)}, {skill.scans} scans"
-            finds = (
-                f"It {'finds' if measured.finds else 'is not shown to find'} slices better than their position in the "
-                f"scan does: localization AUROC {digits(skill.auroc)}, by position alone {digits(skill.prior_auroc)} "
-                f"({ends})."
-            )
-        return [apart, finds, _trusted(self.out_of_fold, self.fit)]
+        """Does it find the slices, does it tell scans apart, can it be trusted; test scans, if any, stand behind."""
+        measured = self.out_of_fold
+        lines = [_finds(measured, self.fit.ensemble.shown), _apart(measured)]
+        if self.test is not None:
+            of_test = "" if self.test.gain is None else f"localization AUROC {self.test.gain} beyond position, "
+            counts = f"{self.test.positive} positive and {self.test.negative} negative"
+            lines.append(f"On test scans, which no model has seen: {of_test}scan AUROC {self.test.scans} ({counts}).")
+        return [*lines, _trusted(measured, self.fit)]
+
+
+def _finds(measured: Measured, shown: bool) -> str:
+    gain = measured.gain
+    if not shown:
+        known = "" if gain is None else f" (localization AUROC {digits(gain.auroc)})"
+        return f"It does not find slices: it attends to the same places in every scan, {WHERE_USUAL}{known}."
+    if gain is None:
+        return "Whether it finds the slices is unknown: no scan has labels for some of its slices; label 30 to know."
+    ends = f"{gain}, {gain.scans} scans; localization AUROC {digits(gain.auroc)}, by position {digits(gain.position)}"
+    if gain.shown:
+        return f"It finds the slices better than position does: {ends}."
+    return f"It is not shown to find the slices better than position does: {ends}."
+
+
+def _apart(measured: Measured) -> str:
+    counts = (
+        f"{measured.positive} positive and {measured.negative} negative scans, each by models that did not see its "
+    )
+    counts += "patient"
+    if measured.scans.shown:
+        return f"It tells scans apart: AUROC {measured.scans} ({counts})."
+    return f"It is not shown to tell scans apart: AUROC {measured.scans}, which may be chance ({counts})."
 
 
 def fit_and_measure(
@@ -284,77 +301,84 @@ def fit_and_measure(
     sensitivity: float | None = None,
     coverage: float | None = None,
     device: torch.device | str = "cpu",
+    resume: Path | None = None,
+    begin: Callable[[float], None] | None = None,
     watch: Callable[[float], None] | None = None,
 ) -> MeasuredFit:
-    """Fit a committee, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
+    """Fit an ensemble, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
     check_sensitivity(sensitivity)  # before the work
     check_promise(coverage, scans)
     if test is not None and (shared := {*scans.patient_ids} & {*test.patient_ids}):
         raise UserError(f"patient {min(shared)!r} has training and test scans ({len(shared)} such); split again")
     if test is not None and test.width != scans.width:
         raise UserError(f"test scans have {test.width} features, training scans {scans.width}; encode both alike")
-    fit = fit_committee(scans, scans.patient_ids, plan, device=device, watch=watch)
-    predicted = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
+    fit = fit_ensemble(scans, scans.patient_ids, plan, device=device, resume=resume, begin=begin, watch=watch)
+    predicted = _as_prediction(fit)
     intervals = promise_intervals(scans, fit.attention, coverage)
     tested, measured, counted = None, None, None
     if test is not None:
-        tested = predict_bags(fit.committee, test)
+        tested = predict_bags(fit.ensemble, test)
         measured, counted = measure(test, tested), (tested.logit, test.labels)
         intervals = check_on(intervals, test, tested.attention)
     operation = choose_operation(fit.logits, scans.labels, sensitivity=sensitivity, test=counted, scans=OUT_OF_FOLD)
-    return MeasuredFit(fit, operation, predicted, measure(scans, predicted), tested, measured, intervals)
+    own = measure(scans, predicted)
+    return MeasuredFit(fit, operation, predicted, own, rank(fit, own, scans), tested, measured, intervals)
+
+
+def _as_prediction(found: OutOfFold) -> Prediction:
+    return Prediction(found.logits.float(), found.attention, found.attention.clamp_min(1e-38).log()[None])
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
     labels = scans.labels
-    positive, slices = int(labels.sum()), scans.slice_labels
-    counts, auroc = (positive, len(labels) - positive), scan_auroc(scans, prediction.logit)
+    positive, patients = int(labels.sum()), scans.patient_ids
+    counts, auroc = (positive, len(labels) - positive), scan_auroc(labels, patients, prediction.logit)
+    located = _localization(scans, prediction.slice_scores)
+    if located is None or scans.slice_labels is None:
+        return Measured(*counts, auroc, localization=None, gain=None, specific=None)
+    what = (prediction.slice_scores, scans.slice_labels, scans.lengths)
+    gain = measure_gain(*what, patient_ids=patients)
+    return Measured(*counts, auroc, located, gain, specific=patient_specific(*what, patient_ids=patients))
+
+
+def _localization(scans: LabelledScans, scores: Float[Tensor, "slices"]) -> MeanAuroc | None:
+    slices = scans.slice_labels
     if slices is None or not count_slices(slices, scans.lengths).mixed.any():
-        return Measured(*counts, auroc, localization=None, skill=None, specific=None)
-    what, patients = (prediction.slice_scores, slices, scans.lengths), scans.patient_ids
-    return Measured(
-        *counts,
-        auroc,
-        localization=mean_auroc(*what, patient_ids=patients),
-        skill=measure_skill(*what, patient_ids=patients),
-        specific=patient_specific(*what, patient_ids=patients),
-    )
+        return None
+    return mean_auroc(scores, slices, scans.lengths, patient_ids=scans.patient_ids)
 
 
-def scan_auroc(scans: LabelledScans, logits: Float[Tensor, "scans"]) -> ScanAuroc:
-    """The AUROC and its interval, as the difference from scores that are all the same."""
-    nothing = np.full(len(scans), np.nan)
-    scores = {COMMITTEE: logits.double().numpy(), "chance": np.zeros(len(scans))}
-    results = {name: MethodResults(nothing, nothing, values) for name, values in scores.items()}
-    split = SplitResults(scans.scan_ids, scans.patient_ids, scans.labels.numpy().astype(np.int64), results)
-    difference = delong([split], COMMITTEE, "chance")
-    value, (low, high) = 0.5 + difference.difference, difference.interval()
-    if difference.standard_error == 0 and value in (0.0, 1.0):
-        pairs = {*zip(scans.labels.tolist(), scans.patient_ids, strict=True)}
-        end = separated_low(*(sum(label == wanted for label, _ in pairs) for wanted in (1, 0)))
-        return ScanAuroc(value, end if value else 0.0, 1.0 if value else 1 - end)
-    return ScanAuroc(value, max(0.5 + low, 0.0), min(0.5 + high, 1.0))
+def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked, ...]:
+    """The ensemble, its kinds by their log loss, and position."""
+    loss = log_losses(fit.logits, scans.labels).mean().item()
+    first = Ranked(ENSEMBLE, "Ensemble", True, True, "what is kept, averaged", own.scans, own.localization, loss)
+    rows = []
+    for number, (kind, found) in enumerate(zip(KINDS, fit.kinds, strict=True)):
+        attends, scores = number in fit.choice.attends, number in fit.choice.scores
+        where = [name for name, counts in (("attention", attends), ("score", scores)) if counts]
+        why = f"counts in {' and '.join(where)}" if where else "left out: " + _why_not(kind, fit.choice)
+        auroc = scan_auroc(scans.labels, scans.patient_ids, found.logits)
+        located = _localization(scans, found.attention) if kind.attends else None
+        title = method_title(kind.method)
+        rows.append(Ranked(kind.method, title, attends, scores, why, auroc, located, fit.losses[number]))
+    guess = _localization(scans, prior_attention(scans.lengths))
+    position = Ranked("position", "Position: the middle of the scan", False, False, "for comparison", None, guess, None)
+    return (first, *sorted(rows, key=lambda row: row.log_loss or 0.0), position)
 
 
-def _trusted(measured: Measured, fit: CommitteeFit) -> str:
+def _why_not(kind: MemberKind, choice: Choice) -> str:
+    if kind.attends and not kind.scores:
+        return "a kind without guidance tells scans apart clearly better"
+    worse = "it tells scans apart clearly worse than the best kind"
+    return worse if kind.method not in FREE or not choice.usual else "it only replaces guided kinds"
+
+
+def _trusted(measured: Measured, fit: EnsembleFit) -> str:
     if min(measured.positive, measured.negative) < FEW:
         return f"Take all of it as rough: {measured.positive} positive and {measured.negative} negative scans are few."
     if not measured.scans.shown:
         return f"Do not use it: key slices, too, may only show {WHERE_USUAL}."
-    if not fit.committee.looks:
+    if not fit.ensemble.shown:
         return f"Do not use its key slices: they {NOT_OF_THE_SCAN}; better features may help."
-    return (
-        f"It expects findings {_places(fit)}, unless a scan's evidence says otherwise; try it on scans from elsewhere "
-        "before you rely on it."
-    )
-
-
-def _places(fit: CommitteeFit) -> str:
-    """Where the members expect findings: those of unusual places may still prefer the middle of the scan."""
-    if not fit.choice.unusual:
-        return "around the middle of the scan, as usual"
-    kept = [fit.settings[number] for number in fit.choice.kept]
-    central = {setting.places.central for setting in kept if not setting.places.whole_scan}
-    if central == {False}:
-        return "anywhere in the scan"
-    return "anywhere in the scan, " + ("all" if central == {True} else "some") + " members first around its middle"
+    shape = "in one block of slices, as usual" if fit.choice.usual else "anywhere in the scan, also in several places"
+    return f"It expects findings {shape}; try it on scans from elsewhere before you rely on it."

@@ -17,8 +17,7 @@ from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.core.arrays import as_tensor, check_device, checked_whole
 from normal_guidance.core.bags import Bag, Bags, checked_ids
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.committee import COMPONENTS
-from normal_guidance.fit.fit_committee import make_plan
+from normal_guidance.fit.fit_ensemble import LEAST, make_plan
 from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.sweep.loop import predict_bags
@@ -41,9 +40,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
 
     Args:
         folds: parts into which patients are divided; without it, 5, or fewer where a label has fewer patients.
-        repeats: how often patients are divided anew; without it, the more often the fewer scans there are.
-        seed: of the division, the only chance in all of this.
-        components: principal components that are kept of features that repeat each other, at most.
+        seed: of the division, of initial weights and of the order of scans.
         sensitivity: least sensitivity of the threshold, out of fold; without it, Youden's J chooses.
         coverage: the probability with which `find_intervals` shall contain the finding; refused if too few scans have
             slice labels. Without it, .9 if there are enough.
@@ -52,14 +49,14 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     Attributes:
         classes_: 0 and 1.
         n_features_in_: features per slice.
-        committee_: the fitted `Committee`, a torch module.
-        plan_: folds and repeats that were used.
+        ensemble_: the fitted `Ensemble`, a torch module.
+        plan_: the folds that were used.
         operation_: calibration and threshold, and notes about what is doubtful.
         threshold_: the probability from which on a scan is positive.
         out_of_fold_logits_: one number per training scan, by members that were not trained on it.
         out_of_fold_attention_: the same for the slices, packed.
-        out_of_fold_: scan AUROC and, where slice labels are known, localization AUROC, skill and the patient-specific
-            measure, with intervals.
+        out_of_fold_: scan AUROC and, where slice labels are known, localization AUROC, its gain over position
+            and the patient-specific measure, with intervals.
         interval_calibration_: what `find_intervals` promises, an `IntervalCalibration` with its `coverage`; None where
             too few patients have a positive scan with slice labels.
         sentences_: whether it tells scans apart, whether it finds the slices, and whether to trust it.
@@ -67,33 +64,29 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
     Example:
         >>> from normal_guidance.study.drawn import shifted_mean
         >>> train, new = (shifted_mean(60, seed, features=4, shift=2.0) for seed in (1, 2))
-        >>> finder = SliceFinder(folds=3, repeats=1).fit(train)
+        >>> finder = SliceFinder(folds=3).fit(train)
         >>> finder.predict_proba(new).shape, finder.find_slices(new).shape == new.slice_labels.shape
         ((60, 2), True)
         >>> finder.sentences_[0]
-        'It tells scans apart with an AUROC of ...'
+        'It finds the slices better than position does: ...'
     """
 
     def __init__(
         self,
         folds: int | None = None,
-        repeats: int | None = None,
         seed: int = 0,
-        components: int = COMPONENTS,
         sensitivity: float | None = None,
         coverage: float | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         self.folds = folds
-        self.repeats = repeats
         self.seed = seed
-        self.components = components
         self.sensitivity = sensitivity
         self.coverage = coverage
         self.device = device
 
     def fit(self, bags: ScansLike, y: Labels | None = None, *, patient_ids: Sequence[str] | None = None) -> SliceFinder:
-        """Fit a committee, its calibration and its threshold.
+        """Fit an ensemble, its calibration and its threshold.
 
         Args:
             bags: the training scans.
@@ -102,17 +95,14 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         """
         check_device(self.device)
         scans = with_labels(bags, y, patient_ids)
-        chosen = {
-            name: checked_whole(name, getattr(self, name), least)
-            for name, least in (("folds", 2), ("repeats", 1), ("components", 1))
-            if getattr(self, name) is not None or name == "components"
-        }
-        plan = replace(make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed), **chosen)
+        plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed)
+        if self.folds is not None:
+            plan = replace(plan, folds=checked_whole("folds", self.folds, LEAST))
         result = fit_and_measure(scans, plan, sensitivity=self.sensitivity, coverage=self.coverage, device=self.device)
         assert result.operation.point is not None  # both classes are there
         self.classes_ = np.array([0, 1])
         self.n_features_in_ = scans.width
-        self.committee_, self.plan_ = result.fit.committee, result.fit.plan
+        self.ensemble_, self.plan_ = result.fit.ensemble, result.fit.plan
         self.operation_, self.threshold_ = result.operation, result.operation.point.threshold
         self.out_of_fold_logits_, self.out_of_fold_attention_ = result.fit.logits.numpy(), result.fit.attention
         self.interval_calibration_, self._intervals = result.intervals.calibration, result.intervals
@@ -120,7 +110,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         return self
 
     def decision_function(self, bags: ScansLike) -> Float64[np.ndarray, "scans"]:
-        """The committee's log-odds, before calibration; `predict` compares probabilities with `threshold_`."""
+        """The ensemble's log-odds, before calibration; `predict` compares probabilities with `threshold_`."""
         return self._predict(bags).logit.double().numpy()
 
     def predict_proba(self, bags: ScansLike) -> Float64[np.ndarray, "scans 2"]:
@@ -169,7 +159,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
                 f"the scans have {scans.width} features per slice, but the finder was fitted to {self.n_features_in_}; "
                 "give features that were made as those of the training scans"
             )
-        return predict_bags(self.committee_, scans)
+        return predict_bags(self.ensemble_, scans)
 
 
 def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") -> Bags | FeatureStore:

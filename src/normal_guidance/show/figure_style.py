@@ -23,7 +23,7 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.core.guidance import DivergenceName
-from normal_guidance.core.methods import BEYOND, CEILING, COMMITTEE, EVERY_METHOD, FIELD, NAMED, REFERENCE_TITLES
+from normal_guidance.core.methods import BEYOND, CEILING, ENSEMBLE, EVERY_METHOD, FIELD, NAMED, REFERENCE_TITLES
 from normal_guidance.core.regularizers import REGULARIZERS
 
 WIDTH = 9.0
@@ -50,7 +50,7 @@ METHOD_COLORS = {
     "evidence_ng": "#64530C",
     "whole_bells": "#EE9F63",
     "whole_bells_ng": "#490037",
-    COMMITTEE: "#AA0044",
+    ENSEMBLE: "#AA0044",
     **dict.fromkeys((CEILING, *REFERENCE_TITLES), "#000000"),
     **{name: rgb2hex(colormaps["gist_rainbow"](place / len(FIELD))) for place, name in enumerate(FIELD)},
 }
@@ -70,7 +70,7 @@ for _name, _method in EVERY_METHOD.items():
 
 METHOD_MARKERS = {
     **{name: "s" if name in ("transmil", "smtp", "mhng") else "o" for name in METHOD_COLORS},
-    COMMITTEE: "P",
+    ENSEMBLE: "P",
     **dict.fromkeys(BEYOND, "D"),
     **{name: "^" for name, method in EVERY_METHOD.items() if method.model in FIELD},
     **{name: "v" for name in EVERY_METHOD if name not in NAMED},

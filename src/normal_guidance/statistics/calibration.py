@@ -1,7 +1,7 @@
 r"""Calibration turns a model's logit into a probability; a scan is positive from the threshold on.
 
 Both come from the validation scans of a run, which also chose its epoch and hyperparameters, so results on them are too
-good; the threshold is counted on any test scans, too.  A committee (`nguide fit`) has out-of-fold scans instead: each
+good; the threshold is counted on any test scans, too.  An ensemble (`nguide fit`) has out-of-fold scans instead: each
 was predicted by members that were not trained on it.
 """
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, NAMED, scores_scans
+from normal_guidance.core.methods import CEILING, COMPARED, ENSEMBLE, EVERY_METHOD, NAMED, scores_scans
 from normal_guidance.show.text_tables import interval, p_value, signed
 from normal_guidance.statistics.split_results import METRICS, Metric, Patients, SplitResults, patients_of
 
@@ -264,7 +264,7 @@ COUNTERPARTS = {
 }
 """A smoothed or regularized method, and its counterpart without."""
 
-RIVALS = {"ng": "smap", "mhng": "smtp", COMMITTEE: "ng"}
+RIVALS = {"ng": "smap", "mhng": "smtp", ENSEMBLE: "ng"}
 """A guided method, and smoothing of the same model; and what `nguide fit` makes, beside guidance."""
 
 MIN_DEFINED = 0.9

@@ -233,6 +233,39 @@ def measure_skill(
 
 
 @dataclass(frozen=True, kw_only=True)
+class Gain(_Interval):
+    """The localization AUROC of a method minus that of the best guess by position, with its interval."""
+
+    auroc: float
+    position: float
+    gain: float
+
+    def __str__(self) -> str:
+        return f"{signed(self.gain)} {interval(self.low, self.high)}"
+
+    @property
+    def shown(self) -> bool:
+        """Whether it is above 0 by its whole interval."""
+        return self.low > 0
+
+
+def measure_gain(
+    scores: Float[Tensor, "slices"],
+    slice_labels: Shaped[Tensor, "slices"],
+    lengths: Int[Tensor, "scans"],
+    *,
+    patient_ids: Sequence[str] | None = None,
+) -> Gain:
+    """How much better one method's slice scores localize than the best guess by position, paired by patient."""
+    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
+    _, guess = best_prior(slice_labels, lengths)
+    drawn = resampling.draw(own=resampling.auroc, guess=guess.auroc)
+    auroc, position = resampling.measured.mean_auroc.item(), guess.mean_auroc.item()
+    about = resampling.interval(auroc - position, drawn["own"] - drawn["guess"], -1.0)
+    return Gain(auroc=auroc, position=position, gain=auroc - position, **about)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PatientSpecific(_Interval):
     """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined."""
 

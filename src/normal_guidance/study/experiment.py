@@ -31,8 +31,8 @@ from normal_guidance.base.system import RETRIES, connected
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import (
     CEILING,
-    COMMITTEE,
     COMPARED,
+    ENSEMBLE,
     EVERYTHING,
     NAMED,
     REFERENCES,
@@ -42,7 +42,7 @@ from normal_guidance.core.methods import (
 )
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.fit_committee import fit_committee, make_plan
+from normal_guidance.fit.fit_ensemble import fit_ensemble, make_plan
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
@@ -84,7 +84,7 @@ SENSITIVITY = "sensitivity"
 PUBLISHED_FORM, LOG_DENSITY = "published form", "log-density"
 """How Centered Gaussian is scored: the tables show the first, the notes mention the second."""
 
-FORMS = {CEILING: (CEILING,), COMMITTEE: (COMMITTEE,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
+FORMS = {CEILING: (CEILING,), ENSEMBLE: (ENSEMBLE,), "centered_gaussian": (PUBLISHED_FORM, LOG_DENSITY)}
 """Rows without a sweep, and the names of their scores."""
 
 
@@ -234,7 +234,7 @@ class Study:
     def __post_init__(self) -> None:
         for method in self.methods:
             if method not in COMPARED:
-                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {COMMITTEE}")
+                raise UserError(f"method {method!r} is unknown; choose among {', '.join(NAMED)}, {ENSEMBLE}")
         for seed in self.seeds:
             if seed not in self.dataset.seeds:
                 known = ", ".join(map(str, self.dataset.seeds))
@@ -408,8 +408,8 @@ def _once(draw: Callable[[int, str], Data]) -> Callable[[int, str], Data]:
 def _score_unswept(study: Study, method: str, seed: int) -> None:
     folder, test = study.folder / method / str(seed), study.dataset.draw(seed, "test")
     make_folder(folder)
-    if method == COMMITTEE:
-        predictions = {COMMITTEE: _by_committee(study, seed, test)}
+    if method == ENSEMBLE:
+        predictions = {ENSEMBLE: _by_ensemble(study, seed, test)}
     elif method == CEILING:
         assert study.dataset.oracle is not None
         assert isinstance(test, Bags)
@@ -429,13 +429,13 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
     content = {
         "options": {"dataset": study.dataset.name},
         "data": {"test": {name: identity[name] for name in ("scans", "fingerprint")}},
-        "environments": [environment(study.execution if method == COMMITTEE else Execution())],
+        "environments": [environment(study.execution if method == ENSEMBLE else Execution())],
         "scores": scores,
     }
     write_json(folder / SCORES, content)
 
 
-def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
+def _by_ensemble(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
     parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
     bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
@@ -445,7 +445,7 @@ def _by_committee(study: Study, seed: int, test: Data) -> Prediction:
     both = Bags(features, lengths, labels)
     patients = [patient for part in bags for patient in part.patient_ids]
     plan = make_plan(both.labels.tolist(), patients, seed=seed)
-    return predict_bags(fit_committee(both, patients, plan, device=study.execution.device).committee, test)
+    return predict_bags(fit_ensemble(both, patients, plan, device=study.execution.device).ensemble, test)
 
 
 def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[SweepEstimate, int]]:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import make_folder, write_atomically
-from normal_guidance.core.methods import CEILING, COMMITTEE, COMPARED, EVERY_METHOD, method_title
+from normal_guidance.core.methods import CEILING, COMPARED, ENSEMBLE, EVERY_METHOD, method_title
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.features.windows import (
     Percentiles,
@@ -281,7 +281,7 @@ def experiment_page(experiment: Experiment) -> str:
 
 def _findings(experiment: Experiment) -> Iterator[str]:
     tested, study = experiment.differences, experiment.study
-    guided = [COMMITTEE, *(method for method, about in EVERY_METHOD.items() if about.guided)]
+    guided = [ENSEMBLE, *(method for method, about in EVERY_METHOD.items() if about.guided)]
     for metric in SHOWN_METRICS:
         chosen = [row for row in tested.rows if row.metric == metric and row.method in guided]
         if chosen:

@@ -124,6 +124,7 @@ class Config:
     )
     seed: int = _field(0, (0, 2**63 - 1))
     receptive_field: int | None = None
+    hidden: int | None = None
     modes: int = _guidance_field(1, WHOLE, help="Number of bells that attention is guided to.")
     negatives: NegativesName = _guidance_field(
         "own",
@@ -206,7 +207,8 @@ class Config:
         from normal_guidance.core.prediction import slice_classification
 
         if self.receptive_field is None:
-            return EVERY_METHOD[self.method]
+            known = EVERY_METHOD[self.method]
+            return known if self.hidden is None else replace(known, build=partial(known.build, hidden=self.hidden))
         build = partial(SliceReference, receptive_field=self.receptive_field)
         return Method(self.method, "Supervised reference", build, loss=slice_classification, scores_scans=False)
 

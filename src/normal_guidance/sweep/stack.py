@@ -12,6 +12,7 @@ from functools import partial
 from types import MappingProxyType
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
@@ -142,6 +143,27 @@ class Stack:
             return loss, self._logit(prediction)
 
         return vmap(of_config)(parameters, self.guidance_weights)
+
+    def weighted_losses(
+        self,
+        parameters: Parameters,
+        features: Tensor,
+        layout: Layout,
+        labels: Int[Tensor, "bags"],
+        shares: Float[Tensor, "configs bags"],
+    ) -> Float[Tensor, "configs"]:
+        """The losses of configurations that learn from scans of their own: `shares` are the weights of scans."""
+
+        def of_config(theta: Parameters, share: Tensor, weights: Tensor) -> Tensor:
+            prediction: Prediction = functional_call(self.skeleton, theta, (features, layout))
+            each = F.binary_cross_entropy_with_logits(prediction.logit, labels.to(share), reduction="none")
+            attention = prediction.log_attention
+            for weight, term in zip(weights.unbind(), self.terms, strict=True):
+                value = term.per_bag(attention, lengths=layout, from_logits=True, labels=labels, features=features)
+                each = each + weight * value.reshape(len(labels), -1).mean(1)
+            return (share * each).sum()
+
+        return vmap(of_config)(parameters, shares, self.guidance_weights[: len(shares)])
 
 
 def initial_momenta(parameters: Parameters, optimizer: OptimizerName) -> Parameters:

@@ -13,7 +13,7 @@ from torch import nn
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
 from normal_guidance.fit.bundle import BUNDLE, load_bundle
-from normal_guidance.fit.committee import Committee
+from normal_guidance.fit.ensemble import Ensemble
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.show.text_tables import Grid, digits
 from normal_guidance.study.experiment import DATASETS
@@ -207,7 +207,7 @@ def _of_bundle(folder: Path, store: str | Path | None, split: str | Path | None,
         opened = opened.with_parts(split)
     if bundle.finding is not None and opened.findings:
         opened = opened.of_finding(bundle.finding.name)
-    untrained = bundle.model.untrained if isinstance(bundle.model, Committee) else None
+    untrained = bundle.model.untrained if isinstance(bundle.model, Ensemble) else None
     note = "Make sure that no patient of these scans was trained on; a model cannot tell."
     return bundle.model, bundle.features, opened.part(part), untrained, note
 
