@@ -151,7 +151,7 @@ def fit_ensemble(
     plan = plan or make_plan(scans.labels.tolist(), patient_ids)
     folds = torch.tensor(fold_scans(patient_ids, scans.labels.tolist(), plan.folds, plan.seed))
     scalings = fit_scalings(scans)
-    training = [Training(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in kinds]
+    training = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in kinds]
     files = [resume and resume / f"{kind.method}-{kind.form}.safetensors" for kind in kinds]
     identity = _identity(scans, folds, scalings["together"], plan) if resume else ""
     kept = [_read(file, identity) for file in files]
@@ -208,7 +208,7 @@ def _read(file: Path | None, identity: str) -> Parameters | None:
     return tensors if about == {"of": identity} else None
 
 
-class Training:
+class KindTraining:
     """All models of a kind, trained together: a group after the other, each with every rate and penalty."""
 
     def __init__(
