@@ -26,6 +26,7 @@ Features: TypeAlias = Num[Tensor, "_ features"] | Num[np.ndarray, "_ features"] 
 GIVE = "give Bags, a list of Bag, or a list of arrays (slices, features)"
 ScansLike: TypeAlias = Bags | FeatureStore | Iterable[Bag | Features]
 Labels: TypeAlias = Sequence[int] | Shaped[np.ndarray, "scans"] | Shaped[Tensor, "scans"]
+TwoLabels: TypeAlias = Labels | Sequence[str]
 
 
 class SliceFinder(ClassifierMixin, BaseEstimator):
@@ -47,7 +48,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         device: where it is fitted, such as "cuda"; a fitted finder is on the CPU.
 
     Attributes:
-        classes_: 0 and 1.
+        classes_: the two labels, the negative one first.
         n_features_in_: features per slice.
         ensemble_: the fitted `Ensemble`, a torch module.
         plan_: the folds that were used.
@@ -85,22 +86,23 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         self.coverage = coverage
         self.device = device
 
-    def fit(self, bags: ScansLike, y: Labels | None = None, *, patient_ids: Sequence[str] | None = None) -> SliceFinder:
+    def fit(self, bags: ScansLike, y: TwoLabels | None = None, *, groups: Sequence[str] | None = None) -> SliceFinder:
         """Fit an ensemble, its calibration and its threshold.
 
         Args:
             bags: the training scans.
-            y: scan labels in place of those of the bags; arrays have no others.
-            patient_ids: one per scan, in place of those of the bags; a patient's scans share a fold.
+            y: scan labels in place of those of the bags; arrays have no others.  Any two values, such as 0 and 1 or
+                "healthy" and "sick"; the one that sorts last is the positive one.
+            groups: the patient of each scan, in place of those of the bags; a patient's scans share a fold.
         """
         check_device(self.device)
-        scans = with_labels(bags, y, patient_ids)
+        self.classes_, labels = (np.array([0, 1]), None) if y is None else two_classes(y)
+        scans = with_labels(bags, labels, groups)
         plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=self.seed)
         if self.folds is not None:
             plan = replace(plan, folds=checked_whole("folds", self.folds, LEAST))
         result = fit_and_measure(scans, plan, sensitivity=self.sensitivity, coverage=self.coverage, device=self.device)
         assert result.operation.point is not None  # both classes are there
-        self.classes_ = np.array([0, 1])
         self.n_features_in_ = scans.width
         self.ensemble_, self.plan_ = result.fit.ensemble, result.fit.plan
         self.operation_, self.threshold_ = result.operation, result.operation.point.threshold
@@ -119,9 +121,10 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         positive = np.array([self.operation_.calibration.probability(logit) for logit in logits.tolist()])
         return np.stack([1 - positive, positive], axis=1)
 
-    def predict(self, bags: ScansLike) -> Int64[np.ndarray, "scans"]:
-        """1 for scans whose probability is `threshold_` or above, else 0."""
-        return (self.predict_proba(bags)[:, 1] >= self.threshold_).astype(np.int64)
+    def predict(self, bags: ScansLike) -> Shaped[np.ndarray, "scans"]:
+        """The label of each scan: the positive one if its probability is `threshold_` or above."""
+        positive = self.predict_proba(bags)[:, 1] >= self.threshold_
+        return np.asarray(self.classes_[positive.astype(np.int64)])
 
     def find_slices(self, bags: ScansLike) -> Float[Tensor, "slices"]:
         """The attention of every slice, packed: a scan's adds up to 1.
@@ -143,11 +146,14 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         scans = as_scans(bags)
         return self.interval_calibration_.interval(self._predict(scans).attention, scans.lengths)
 
-    def score(self, bags: ScansLike, y: Labels | None = None) -> float:
+    def score(self, bags: ScansLike, y: TwoLabels | None = None) -> float:
         """Accuracy, as scikit-learn's classifiers have it; scan AUROC is `roc_auc_score` of `decision_function`."""
         check_is_fitted(self)
-        scans = with_labels(bags, y)
-        return float((self.predict(scans) == scans.labels.numpy()).mean())
+        wanted = self.classes_[as_scans(bags, labelled=True).labels.numpy()] if y is None else np.asarray(y)
+        made = self.predict(bags)
+        if wanted.shape != made.shape:
+            raise UserError(f"labels of shape {wanted.shape} for {len(made)} scans; give one label per scan")
+        return float((made == wanted).mean())
 
     def _predict(self, bags: ScansLike) -> Prediction:
         check_is_fitted(self)
@@ -160,6 +166,20 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
                 "give features that were made as those of the training scans"
             )
         return predict_bags(self.ensemble_, scans)
+
+
+def two_classes(y: TwoLabels) -> tuple[Shaped[np.ndarray, "two"], Int64[np.ndarray, "scans"]]:
+    """The two values of labels, in their order, and for each scan which of them it has."""
+    values = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
+    if values.ndim != 1:
+        raise UserError(f"labels of shape {values.shape}; give one label per scan")
+    classes, numbers = np.unique(values, return_inverse=True)
+    if len(classes) != 2 or (values.dtype.kind == "f" and not np.isfinite(values).all()):
+        shown = ", ".join(repr(value) for value in classes[:5].tolist())
+        raise UserError(
+            f"labels have {len(classes)} different values ({shown}); a SliceFinder tells two apart: give two"
+        )
+    return classes, numbers.astype(np.int64)
 
 
 def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") -> Bags | FeatureStore:
