@@ -5,9 +5,9 @@ one, and chosen on that one by log loss; every other fold is that one once.  A g
 and penalty, and the best few stay.  All groups of a kind are trained in one pass over the scans: a model's loss counts
 the scans of its own training folds alone.  All models that stay, of all groups, are the ensemble.
 
-Guided kinds and whole bells attend: their attention is one bell, as usual findings are.  Where a kind without guidance
-predicts unseen scans clearly better than every guided one, guidance has the wrong shape, and free kinds attend.  Scores
-come from the kinds that predict best.  Slice labels are not used.
+Guided kinds attend: their attention is one bell, and usual findings are one block of slices.  Where a kind without
+guidance predicts unseen scans clearly better than every guided one, that shape is wrong, and kinds without guidance
+attend.  Scores come from all kinds that are not clearly worse than the best.  Slice labels are not used.
 """
 
 from __future__ import annotations
@@ -62,13 +62,9 @@ KINDS = (
     MemberKind("evidence", "together"),
     MemberKind("mean", "together", attends=False),
 )
-USUAL, FREE = (
-    ("whole_bells_ng", "evidence_ng", "ng", "whole_bells"),
-    ("whole_bells", "evidence"),
-)  # the methods that attend
 RATES, PENALTIES = (0.1, 0.03), (0.01, 0.0)
 KEPT = 2  # models of a group that stay, of one for each rate and penalty
-STEPS, EPOCHS = 600, 15  # of each model at most, unless these epochs have more
+STEPS, EPOCHS = 300, 40  # of each model at most, whichever is more
 STEPS_AN_EPOCH = 5  # the fewest steps between evaluations
 PATIENCE = 0.25  # the share of all epochs without a better validation loss after which a model is trained no more
 LEAVING = 0.25  # the share of models out of patience at which the others go on alone
@@ -88,7 +84,7 @@ class Choice(NamedTuple):
 
     attends: tuple[int, ...]
     scores: tuple[int, ...]
-    usual: bool  # whether the methods of `USUAL` attend; else one without guidance was clearly better
+    usual: bool  # whether guided kinds attend; else one without guidance was clearly better
     shown: bool  # whether probability tells scans apart, by the whole interval of its AUROC
 
 
@@ -404,15 +400,16 @@ def choose(
     def best(numbers: Sequence[int]) -> int:
         return min(numbers, key=lambda number: means[number].item())
 
-    by_name = {kind.method: number for number, kind in enumerate(kinds) if kind.attends}
-    usual, free = ([by_name[name] for name in names if name in by_name] for names in (USUAL, FREE))
-    guided = [number for number in usual if number not in free]
-    wrong = not guided or (free and clearly_worse(best(guided), best(free)))
-    attends = free if wrong else usual
+    guided, free = (
+        [number for number, kind in enumerate(kinds) if kind.attends and Config(kind.method).spec.guided is wanted]
+        for wanted in (True, False)
+    )
+    usual = bool(guided) and not (free and clearly_worse(best(guided), best(free)))
+    attends = guided if usual else free
     everyone = [number for number, kind in enumerate(kinds) if kind.scores]
     scores = [number for number in everyone if not clearly_worse(number, best(everyone))]
     together = mean_logit([logits[number][None] for number in scores])
-    return Choice(tuple(attends), tuple(scores), not wrong, scan_auroc(labels, patients, together).shown)
+    return Choice(tuple(attends), tuple(scores), usual, scan_auroc(labels, patients, together).shown)
 
 
 def _together(

@@ -22,7 +22,6 @@ from normal_guidance.core.methods import ENSEMBLE, method_title
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.ensemble import MemberKind, prior_attention
 from normal_guidance.fit.fit_ensemble import (
-    FREE,
     KINDS,
     Choice,
     EnsembleFit,
@@ -356,7 +355,7 @@ def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked,
     for number, (kind, found) in enumerate(zip(KINDS, fit.kinds, strict=True)):
         attends, scores = number in fit.choice.attends, number in fit.choice.scores
         where = [name for name, counts in (("attention", attends), ("score", scores)) if counts]
-        why = f"counts in {' and '.join(where)}" if where else "left out: " + _why_not(kind, fit.choice)
+        why = f"counts in {' and '.join(where)}" if where else _why_not(kind, fit.choice)
         auroc = scan_auroc(scans.labels, scans.patient_ids, found.logits)
         located = _localization(scans, found.attention) if kind.attends else None
         title = method_title(kind.method)
@@ -367,10 +366,13 @@ def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked,
 
 
 def _why_not(kind: MemberKind, choice: Choice) -> str:
-    if kind.attends and not kind.scores:
-        return "a kind without guidance tells scans apart clearly better"
-    worse = "it tells scans apart clearly worse than the best kind"
-    return worse if kind.method not in FREE or not choice.usual else "it only replaces guided kinds"
+    if kind.scores:
+        return "left out: it tells scans apart clearly worse than the best kind"
+    return (
+        "for where guidance fails"
+        if choice.usual
+        else "left out: kinds without guidance tell scans apart clearly better"
+    )
 
 
 def _trusted(measured: Measured, fit: EnsembleFit) -> str:
