@@ -406,7 +406,7 @@ def choose(
     )
     usual = bool(guided) and not (free and clearly_worse(best(guided), best(free)))
     attends = guided if usual else free
-    everyone = [number for number, kind in enumerate(kinds) if kind.scores]
+    everyone = [number for number, kind in enumerate(kinds) if kind.scores or (number in attends and not usual)]
     scores = [number for number in everyone if not clearly_worse(number, best(everyone))]
     together = mean_logit([logits[number][None] for number in scores])
     return Choice(tuple(attends), tuple(scores), usual, scan_auroc(labels, patients, together).shown)
