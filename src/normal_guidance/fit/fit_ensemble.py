@@ -165,7 +165,7 @@ def fit_ensemble(
         own.append(predict_out_of_fold(members.to(device), scans, folds))
         fitted.append(members.to("cpu"))
     choice = choose(kinds, own, scans.labels, patient_ids)
-    logits, attention = _together(kinds, own, folds, scans, patient_ids)
+    logits, attention = together(kinds, own, folds, scans, patient_ids)
     counted = [
         Members(
             replace(kind, attends=number in choice.attends, scores=number in choice.scores), each.scaling, each.weights
@@ -408,11 +408,11 @@ def choose(
     attends = guided if usual else free
     everyone = [number for number, kind in enumerate(kinds) if kind.scores or (number in attends and not usual)]
     scores = [number for number in everyone if not clearly_worse(number, best(everyone))]
-    together = mean_logit([logits[number][None] for number in scores])
-    return Choice(tuple(attends), tuple(scores), usual, scan_auroc(labels, patients, together).shown)
+    averaged = mean_logit([logits[number][None] for number in scores])
+    return Choice(tuple(attends), tuple(scores), usual, scan_auroc(labels, patients, averaged).shown)
 
 
-def _together(
+def together(
     kinds: Sequence[MemberKind],
     own: Sequence[OutOfFold],
     folds: Int[Tensor, "scans"],
