@@ -83,9 +83,10 @@ types: $(STAMP) ## mypy, strict on core/
 docs: $(STAMP) ## build the site to site/, strictly; open site/index.html
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-bench: $(STAMP) ## time a training step, long scans, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
+bench: $(STAMP) ## time a training step, long scans, the fit, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py
 	$(BIN)/python benchmarks/bench_length.py
+	$(BIN)/python benchmarks/bench_fit.py
 	$(BIN)/python benchmarks/bench_sweep.py
 	$(BIN)/python benchmarks/bench_index.py
 	$(BIN)/python benchmarks/bench_encode.py

@@ -1,12 +1,12 @@
 """Time and memory of a training step by the length of the longest scan; a table, then one JSON line.
 
-    python benchmarks/bench_length.py [--methods committee,whole_bells] [--slices 1000,5000,20000] [--limit 24]
+    python benchmarks/bench_length.py [--methods ensemble,whole_bells] [--slices 1000,5000,20000] [--limit 24]
                                       [--beside REPORT]
 
 A batch has one scan of so many slices and seven of 40, of noise with 1,280 features in float32.  A step of a method is
-that of one configuration, by the packed engine on the CPU, with the optimiser.  A step of the committee, which
-`nguide fit` trains, is one turn of weights and attention, in two folds, for each of three kinds of places: the widest
-windows, if all scans had this length, windows of the short scans, and the whole scan.  Prediction is that of the batch.
+that of one configuration, by the packed engine on the CPU, with the optimiser.  A step of the ensemble, which
+`nguide fit` trains, is one of each of its six kinds, with all models of five folds.  Prediction is
+that of the batch.
 
 Every case runs in a process of its own, whose address space is limited to `--limit` GiB, and names the most memory that
 it held, libraries included.  Seconds are those of one core, of CPU time, so that another load on the machine matters
@@ -31,11 +31,9 @@ import torch
 
 from normal_guidance.base.system import is_out_of_memory, peak_bytes
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.bells import Places
-from normal_guidance.core.methods import COMMITTEE, EVERY_METHOD
-from normal_guidance.fit.committee import Committee, Scaling
-from normal_guidance.fit.evidence import Penalty, fit_evidence
-from normal_guidance.fit.fit_committee import LASSOS, REACHES, RIDGES
+from normal_guidance.core.methods import ENSEMBLE, EVERY_METHOD
+from normal_guidance.fit.ensemble import Ensemble, Members, fit_scalings
+from normal_guidance.fit.fit_ensemble import FOLDS, KEPT, KINDS, KindTraining
 from normal_guidance.sweep.config import Config
 from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.loop import predict_bags
@@ -48,7 +46,7 @@ SHORT, BAGS = 40, 8
 QUICK = 10.0
 """Seconds below which a step is repeated; the first one also loads libraries."""
 
-DEFAULT = [COMMITTEE, "whole_bells_ng", "evidence", "abmil_distance", "abmil", "ng", "smap", "probsmooth", "transmil"]
+DEFAULT = [ENSEMBLE, "whole_bells_ng", "evidence", "abmil_distance", "abmil", "ng", "smap", "probsmooth", "transmil"]
 
 
 def draw(slices: int, features: int) -> Bags:
@@ -75,22 +73,21 @@ def method_times(method: str, scans: Bags) -> tuple[float, float]:
     return timed(lambda: engine.train_epoch(torch.arange(BAGS))), timed(engine.evaluate)
 
 
-def committee_times(scans: Bags, slices: int) -> tuple[float, float]:
-    penalties = [*(Penalty("ridge", one) for one in RIDGES), *(Penalty("lasso", one) for one in LASSOS)]
-    widest = max(REACHES)
-    kinds = [Places(widest * slices, central=True), Places(widest * SHORT, central=True), Places(None, central=False)]
-    folds = torch.arange(BAGS) % 2
-
-    def fit() -> list[Any]:
-        return [fit_evidence(scans, folds, kind, penalties, turns=1)[0] for kind in kinds]
-
-    fits, scaling = fit(), Scaling(torch.zeros(scans.width), torch.ones(scans.width))
-    members = {
-        name: torch.cat([getattr(one, name).flatten(0, 1) for one in fits])
-        for name in ("weights", "bias", "gain", "sharpness")
-    }
-    committee = Committee(scaling, kinds, torch.arange(len(kinds)).repeat_interleave(2 * len(penalties)), **members)
-    return timed(fit), timed(lambda: predict_bags(committee.eval(), scans))
+def ensemble_times(scans: Bags) -> tuple[float, float]:
+    scalings, folds, batch = fit_scalings(scans), torch.arange(BAGS) % FOLDS, torch.arange(BAGS)
+    step, kinds = 0.0, []
+    for kind in KINDS:
+        training = KindTraining(kind, scans, scalings[kind.form], folds, 0, "cpu")
+        training._begin(batch)
+        step += timed(lambda training=training: training._step(batch))
+        weights = {
+            name: theta.unflatten(0, (-1, training.together))[:, :KEPT].flatten(0, 1).detach()
+            for name, theta in training.parameters.items()
+        }
+        kinds.append(Members(kind, scalings[kind.form], weights))
+        training._forget()
+    ensemble = Ensemble(kinds).eval()
+    return step, timed(lambda: predict_bags(ensemble, scans))
 
 
 def measure_here(method: str, slices: int, features: int, limit: float) -> dict[str, Any]:
@@ -99,7 +96,7 @@ def measure_here(method: str, slices: int, features: int, limit: float) -> dict[
     resource.setrlimit(resource.RLIMIT_AS, (int(limit * GIB), int(limit * GIB)))
     try:
         scans = draw(slices, features)
-        step, prediction = committee_times(scans, slices) if method == COMMITTEE else method_times(method, scans)
+        step, prediction = ensemble_times(scans) if method == ENSEMBLE else method_times(method, scans)
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -130,7 +127,7 @@ def earlier(path: Path) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", type=names([COMMITTEE, *EVERY_METHOD]), default=DEFAULT)
+    parser.add_argument("--methods", type=names([ENSEMBLE, *EVERY_METHOD]), default=DEFAULT)
     parser.add_argument("--slices", default="1000,5000,20000")
     parser.add_argument("--limit", type=float, default=24.0, help="GiB of address space for each case")
     parser.add_argument("--beside", type=Path, help="the report of another commit")

@@ -1,10 +1,10 @@
 """What `nguide fit` makes beside every single method, on many kinds of data; a line of JSON for each part.
 
-    python benchmarks/study_default.py SETS --sets head,prostate --methods committee,ng --repeats 3 --out OUT
+    python benchmarks/study_default.py SETS --sets head,prostate --methods ensemble,ng --repeats 3 --out OUT
 
 SETS is a folder with one feature store for each set, in a folder of its name: what `nguide encode -o SETS/NAME` or
 `nguide store import -o SETS/NAME` makes.  Every set is divided into five folds by patient, `--repeats` times.  A fold
-is predicted by a committee of the other four, or by the best by validation AUROC of a method's 32 configurations,
+is predicted by an ensemble of the other four, or by the best by validation AUROC of a method's 32 configurations,
 trained on four fifths of the other four folds and chosen on the last.  A set `semi/VARIANT/SEED` is drawn, and its own
 test part is predicted.
 
@@ -35,10 +35,10 @@ from torch import Tensor
 
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import COMMITTEE, DISTINCT, EVERY_METHOD
+from normal_guidance.core.methods import DISTINCT, ENSEMBLE, EVERY_METHOD
 from normal_guidance.core.metrics import localization
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.fit_committee import fit_committee, make_plan
+from normal_guidance.fit.fit_ensemble import KINDS, fit_ensemble, make_plan
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.study.drawn import semi_synthetic
@@ -50,7 +50,7 @@ from report import machine, names
 
 FOLDS = 5
 SEMI = "semi/"
-METHODS = [COMMITTEE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans)]
+METHODS = [ENSEMBLE, *(name for name in DISTINCT if EVERY_METHOD[name].scores_scans)]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Job:
     method: str
     fold: int
     seed: int = 0
-    """Draws initial weights and the committee's division."""
+    """Draws initial weights and the ensemble's division."""
     weights: str = "1"
     """Lambdas of a regularized method, of which validation chooses one."""
     least_width: float = 0.0
@@ -111,8 +111,8 @@ def run(folder: str, job: Job, device: str) -> tuple[dict[str, Any], np.ndarray]
     begin = time.perf_counter()
     train, test, scans, patients = parts(folder, job)
     loaded = time.perf_counter()
-    if job.method == COMMITTEE:
-        found, about = by_committee(train, patients, test, job.seed, device)
+    if job.method == ENSEMBLE:
+        found, about = by_ensemble(train, patients, test, job.seed, device)
     else:
         found, about = by_method(train, patients, test, job, device)
     scores = found.slice_scores.flatten().float()
@@ -142,20 +142,19 @@ def attention_sds(found: Prediction, test: Bags) -> Tensor:
     return (sums(weights * (places - means[scans]) ** 2) / total).sqrt()
 
 
-def by_committee(
+def by_ensemble(
     train: Bags, patients: Sequence[str], test: Bags, seed: int, device: str
 ) -> tuple[Prediction, dict[str, Any]]:
     plan = make_plan(train.labels.tolist(), patients, seed=seed)
-    found = fit_committee(train, patients, plan, device=device)
-    leader = found.settings[found.choice.kept[found.choice.losses[list(found.choice.kept)].argmin()]]
-    kind = {**asdict(leader.places), "power": leader.power, "turn": leader.turn, **asdict(leader.penalty)}
+    found = fit_ensemble(train, patients, plan, device=device)
     about = {
-        "members": len(found.committee),
-        "settings": len(found.choice.kept),
-        "unusual": found.choice.unusual,
-        "leader": kind,
+        "members": len(found.ensemble),
+        "attends": [KINDS[number].method for number in found.choice.attends],
+        "scores": [KINDS[number].method for number in found.choice.scores],
+        "usual": found.choice.usual,
+        "shown": found.choice.shown,
     }
-    return predict_bags(found.committee, test), about
+    return predict_bags(found.ensemble, test), about
 
 
 def by_method(

@@ -44,7 +44,7 @@ from normal_guidance.study.drawn import shifted_mean
 bags, other = shifted_mean(20, seed=1, features=8), shifted_mean(20, seed=2, features=4)  # 8 and 4 features a slice
 attention = torch.full((2, 4), 0.25)  # two scans of four slices
 model = ng.build_model("abmil", features=8)
-finder = ng.SliceFinder(folds=2, repeats=1)
+finder = ng.SliceFinder(folds=3)
 guidance = ng.NormalGuidance()
 ```
 """
@@ -111,12 +111,10 @@ MISTAKES: Mapping[str, Sequence[str]] = {
         "ng.SliceFinder(folds=1).fit(bags)",
         "ng.SliceFinder(folds=2.5).fit(bags)",
         'ng.SliceFinder(folds="five").fit(bags)',
-        "ng.SliceFinder(repeats=1.5).fit(bags)",
-        "ng.SliceFinder(components=2.5).fit(bags)",
         "ng.SliceFinder(seed=2**40).fit(bags)",
         "ng.SliceFinder(seed=None).fit(bags)",
         'ng.SliceFinder(device="gpu").fit(bags)',
-        "ng.SliceFinder(folds=2, repeats=1).fit(bags).predict(other)",
+        "ng.SliceFinder(folds=3).fit(bags).predict(other)",
         "ng.SliceFinder(trees=100)",
     ),
     "Bag": (
@@ -424,7 +422,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     """The names that the calls use; the files that they use are made in the folder."""
     import numpy as np
 
-    from normal_guidance.fit.fit_committee import FoldPlan
+    from normal_guidance.fit.fit_ensemble import FoldPlan
     from normal_guidance.fit.fitting import fit_model
     from normal_guidance.scans.features.store import write_store
 
@@ -435,7 +433,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     (folder / "full" / "notes.txt").write_text("mine")
     np.savez(folder / "features.npz", x=np.zeros((3, 8)))
     store = write_store(folder / "store", made["bags"], provenance={})
-    fit_model(store, folder / "model", plan=FoldPlan(folds=2))
+    fit_model(store, folder / "model", plan=FoldPlan(folds=3))
     return made
 
 

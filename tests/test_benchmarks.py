@@ -123,9 +123,9 @@ def test_the_cost_of_the_field_stands_beside_abmils():
 
 @pytest.mark.slow
 def test_the_benchmark_of_lengths_stands_beside_another_commit(tmp_path):
-    report, _ = report_of("bench_length", "--methods committee,whole_bells --features 8 --slices 50,3000")
+    report, _ = report_of("bench_length", "--methods ensemble,whole_bells --features 8 --slices 50,3000")
     assert [(row["method"], row["slices"]) for row in report["rows"]] == [
-        (method, slices) for method in ("committee", "whole_bells") for slices in (50, 3000)
+        (method, slices) for method in ("ensemble", "whole_bells") for slices in (50, 3000)
     ]
     assert all(row["step_s"] > 0 and row["predict_s"] > 0 and 0 < row["peak_gib"] < 4 for row in report["rows"])
     assert set(report["goals"].values()) == {True}
@@ -135,6 +135,16 @@ def test_the_benchmark_of_lengths_stands_beside_another_commit(tmp_path):
     _, (_, before, after) = report_of("bench_length", options)
     assert before.endswith(f"does not fit 24 GiB   {report['machine']['commit']}")
     assert after.startswith("whole_bells         3,000 ")
+
+
+@pytest.mark.slow
+def test_a_fit_is_timed_part_by_part():
+    report, (head, *lines) = report_of("bench_fit", "--scans 8 --slices 6 --features 8")
+    (row,) = report["rows"]
+    *parts, whole, _ = (row["seconds"][name] for name in head.split()[1:-3])
+    assert 0 < sum(parts) < whole
+    assert row["bundle_bytes"] > 0 < row["peak_gib"]
+    assert lines[0].split()[0] == "8"
 
 
 def test_a_length_that_memory_does_not_hold_is_a_row_without_figures(monkeypatch):

@@ -24,6 +24,7 @@ from documents import (
     make_targets,
     run_page,
 )
+from normal_guidance.fit import fit_ensemble
 
 README = ROOT / "README.md"
 NAMES = sorted(path.stem for path in TUTORIALS.glob("*.md") if path.stem != "index")
@@ -85,6 +86,14 @@ def test_the_tutorials_are_listed():
 PAGES = [path for path in documents() if path.parent != TUTORIALS]
 
 
+@pytest.fixture
+def few_steps(request, monkeypatch):
+    """Without --slow a fit takes an eighth of its steps: two pages fit a model, which takes a minute each."""
+    if not request.config.getoption("--slow"):
+        monkeypatch.setattr(fit_ensemble, "STEPS", 1)  # the least number of epochs stays
+
+
+@pytest.mark.usefixtures("few_steps")
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_documents_run(path, tmp_path):
     run_page(path, tmp_path, choose=lambda block: not block.given)

@@ -19,11 +19,11 @@ from page_fit import ALL, CHOSEN, LOCALIZATION, SCAN, gain
 from page_fit import GUESSES as GUESSES_OF_FOLDS
 from page_fit import splits as splits_of_folds
 from page_fit import title as title_of
+from removed_heads import COMMITTEE, color_of
 
-from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, EVERY_METHOD
+from normal_guidance.core.methods import CEILING, DISTINCT, EVERY_METHOD
 from normal_guidance.show.figure_style import (
     WIDTH,
-    method_color,
     save,
     styled,
 )
@@ -157,7 +157,7 @@ def figure(name: str) -> Figure:
     panels = drawn.subplots(1, 2, sharey=True)
     for panel, metric in zip(panels, METRICS, strict=True):
         for place, one in enumerate(rows):
-            color = method_color(one.method.split(" ")[0])
+            color = color_of(one.method.split(" ")[0])
             panel.plot(one.interval[metric], [place, place], color=color, lw=1.6)
             panel.plot([one.value[metric]], [place], marker="o", ms=5, color=color)
         panel.set_xlabel(AXES[metric])

@@ -8,11 +8,11 @@ from typing import Any
 from field_tables import AXES, GUESSES, LIDC, LOCALIZATION, METRICS, ORDER, SCAN, SEMI, splits, title
 from make_page import IMAGES, table
 from matplotlib.figure import Figure
+from removed_heads import COMMITTEE, color_of
 
-from normal_guidance.core.methods import CEILING, COMMITTEE
+from normal_guidance.core.methods import CEILING
 from normal_guidance.show.figure_style import (
     WIDTH,
-    method_color,
     save,
     styled,
 )
@@ -49,7 +49,7 @@ def figure() -> Figure:
                     panel.plot(*where, marker="o", ms=4, color="0.75", ls="", zorder=1, label="all others")
                 else:
                     look: dict[str, Any] = {
-                        "color": method_color(method),
+                        "color": color_of(method),
                         "marker": SHOWN[method],
                         "mec": "white",
                         "mew": 0.6,

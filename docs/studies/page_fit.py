@@ -16,12 +16,10 @@ import numpy as np
 from keep import read, results_of
 from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
-from removed_heads import title_of
+from removed_heads import COMMITTEE, color_of, title_of
 
-from normal_guidance.core.methods import COMMITTEE
 from normal_guidance.show.figure_style import (
     WIDTH,
-    method_color,
     save,
     styled,
 )
@@ -240,7 +238,7 @@ def figure() -> Figure:
     """The localization that `nguide fit` has beyond three others, with intervals, one row a set."""
     drawn = Figure(figsize=(WIDTH, 0.36 * WIDTH), layout="constrained")
     panel = drawn.subplots()
-    looks = {BEST: (method_color(COMMITTEE), "P"), GUIDED: (method_color("ng"), "o"), GUESS: ("0.45", "s")}
+    looks = {BEST: (color_of(COMMITTEE), "P"), GUIDED: (color_of("ng"), "o"), GUESS: ("0.45", "s")}
     for place, name in enumerate(HEADINGS):
         for shift, (label, one) in zip((-0.22, 0.0, 0.22), gains(SETS[name])[0].items(), strict=True):
             color, marker = looks[label]

@@ -8,8 +8,9 @@ from field_tables import GUESSES, LOCALIZATION, METRICS, Measured, measured, tit
 from make_page import table
 from page_field import SETS
 from page_fit import gain
+from removed_heads import COMMITTEE
 
-from normal_guidance.core.methods import CEILING, COMMITTEE
+from normal_guidance.core.methods import CEILING
 from normal_guidance.show.text_tables import NOTHING, digits, signed
 from normal_guidance.statistics.differences import Difference
 

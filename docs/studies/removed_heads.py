@@ -1,10 +1,15 @@
-"""Titles and colours of heads that result pages show and the library no longer has (docs/decisions/heads.md)."""
+"""Titles and colours of methods that result pages show and the library no longer has.
+
+Heads (docs/decisions/heads.md), and the committee: what `nguide fit` made until 0.3.0.dev0 of 2026-11-19.
+"""
 
 from __future__ import annotations
 
-from normal_guidance.core.methods import CEILING, COMMITTEE, DISTINCT, METHODS, method_title
+from normal_guidance.core.methods import CEILING, DISTINCT, ENSEMBLE, METHODS, method_title
 from normal_guidance.show.figure_style import method_color
 from normal_guidance.statistics.skill import POSITION_DENSITY
+
+COMMITTEE = "committee"
 
 REMOVED = {
     "bells": ("Mixture of Bells", "#DB5CA7"),
@@ -13,6 +18,7 @@ REMOVED = {
     "posterior_bells_ng": ("Posterior Bells + Normal Guidance", "#000096"),
     "abmil_bells": ("ABMIL + Bells", "#5FC9E6"),
     "abmil_bells_ng": ("ABMIL + Bells + Normal Guidance", "#ADDCC7"),
+    COMMITTEE: ("Committee", "#AA0044"),
 }
 
 _HEADS = (
@@ -26,6 +32,7 @@ SHOWN = (
     *_HEADS,
     *(name for name in DISTINCT if name not in METHODS and name not in _HEADS),
     COMMITTEE,
+    ENSEMBLE,
     CEILING,
 )
 """Every row that a page may have, in the order of its tables."""
