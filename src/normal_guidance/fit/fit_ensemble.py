@@ -260,7 +260,8 @@ class KindTraining:
                 for batch in torch.randperm(self.count, generator=generator)[:whole].split(self.batch):
                     self._step(batch)
             now = self._validate()
-            better = now < losses[going]
+            # A model out of patience has ended, though it waits for others: else its weights would depend on theirs.
+            better = (now < losses[going]) & (epoch - 1 - reached[going] < PATIENCE * self.epochs)
             losses[going[better]], reached[going[better]] = now[better], float(epoch)
             for name, theta in self.parameters.items():
                 best[name][going[better]] = theta[better]

@@ -188,7 +188,7 @@ class Config:
             if is_reference or "hidden" not in model_options(self.method):
                 having = ", ".join(name for name in NAMED if "hidden" in model_options(name))
                 raise UserError(
-                    f"hidden is {self.hidden}, but method {self.method!r} has no such layer; leave it out, or choose one "
+                    f"hidden is {self.hidden}, but method {self.method!r} has no such layer; leave it out, or take one "
                     f"of {having}"
                 )
         NormalGuidance(self.guidance_weight, self.divergence, negatives=self.negatives)  # refuses wrong values
