@@ -24,7 +24,7 @@ ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class
         *[({"lr": number}, "lr is ") for number in (math.inf, math.nan, 10**400)],
         *[({"hidden": units}, f"hidden is {units}; give a whole number") for units in (0, -1, 2.5, True)],
         ({"method": "evidence_ng", "hidden": 8}, "hidden is 8, but method 'evidence_ng' has no such .* one of abmil, "),
-        ({"method": "slice_reference", "receptive_field": 3, "hidden": 8}, "leave it out, or choose one of abmil"),
+        ({"method": "slice_reference", "receptive_field": 3, "hidden": 8}, "leave it out, or take one of abmil"),
         ({"momentum": -3.0}, "momentum is -3.0; it must be from 0.0 to 1.0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         *[({"seed": seed}, f"seed is {seed}") for seed in (1.5, 10**20, -1)],
