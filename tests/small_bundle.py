@@ -12,8 +12,9 @@ from pydicom import dcmread
 from pydicom.dataset import Dataset
 
 from normal_guidance.fit import bundle as bundles
-from normal_guidance.fit import fit_committee
+from normal_guidance.fit import fit_ensemble, measured
 from normal_guidance.fit.bundle import Bundle, Expectations, load_bundle
+from normal_guidance.fit.fit_ensemble import KINDS
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding import encode
@@ -48,16 +49,19 @@ def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:
 
 
 def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
-    """A committee of few settings, for tests of what does not depend on their number."""
-    for name, value in ({"REACHES": (0.0, 0.15), "RIDGES": (1.0,), "LASSOS": ()} | constants).items():
-        patch.setattr(fit_committee, name, value)
+    """An ensemble of three kinds, one model a group and few steps, for tests of what does not depend on them."""
+    kinds = tuple(kind for kind in KINDS if kind.method in ("whole_bells_ng", "evidence", "mean"))
+    for name, value in ({"STEPS": 30, "EPOCHS": 6, "RATES": (0.1,), "KEPT": 1, "KINDS": kinds} | constants).items():
+        for module in (fit_ensemble, measured):
+            if hasattr(module, name):
+                patch.setattr(module, name, value)
 
 
 def fitted_bundle(features: int, **known: object) -> Bundle:
-    """A committee of few settings in float16, of features that no encoder made."""
+    """An ensemble of all kinds, after few steps, in float16, of features that no encoder made."""
     with pytest.MonkeyPatch.context() as patch:
-        few_settings(patch)
-        finder = SliceFinder(folds=3, repeats=1).fit(shifted_mean(60, 1, features=features, shift=2.0))
+        few_settings(patch, KINDS=KINDS, STEPS=10, EPOCHS=2)
+        finder = SliceFinder(folds=3).fit(shifted_mean(40, 1, features=features, shift=2.0))
     about = {
         "expects": Expectations(),
         "training": {},
@@ -67,7 +71,7 @@ def fitted_bundle(features: int, **known: object) -> Bundle:
         **known,
     }
     operation, dtype = finder.operation_, "float16"
-    return Bundle(config=None, model=finder.committee_, features=features, dtype=dtype, operation=operation, **about)
+    return Bundle(config=None, model=finder.ensemble_, features=features, dtype=dtype, operation=operation, **about)
 
 
 def train(folder: Path, store: FeatureStore, config: Config) -> Path:

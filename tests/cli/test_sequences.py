@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from documents import ROOT, blocks_of, run_python
-from normal_guidance.fit import fit_committee
 from normal_guidance.scans.features.store import open_store
 from pages import check_page
+from small_bundle import few_settings
 from small_command import nguide
 from test_documents import shell_commands
 
@@ -43,9 +43,7 @@ def draw_beats(file: Path) -> None:
 @pytest.mark.usefixtures("unrendered")
 def test_the_page_leads_from_beats_to_a_study(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(
-        fit_committee, "make_plan", lambda *of, seed: fit_committee.FoldPlan(folds=2, seed=seed)
-    )  # quick
+    few_settings(monkeypatch)
     draw_beats(tmp_path / "beats.npz")
     (block,) = blocks_of(PAGE, "python")
     run_python(PAGE, block, {})
@@ -69,7 +67,7 @@ def test_the_page_leads_from_beats_to_a_study(tmp_path, monkeypatch):
     assert (found.sum(1) == 2 * bags.labels).all()
     assert set(store.patient_ids) == {*RECORDS} - {"202"}
 
-    assert "It tells scans apart with an AUROC of 1.000" in said["fit store"]
+    assert "It tells scans apart: AUROC " in said["fit store"]
     assert "by patient" in (tmp_path / "model" / "report.html").read_text()
     for folder in ("model", "study"):
         check_page((tmp_path / folder / "report.html").read_text())

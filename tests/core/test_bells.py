@@ -1,5 +1,5 @@
-"""Attention made of bells against dense formulas, at its limits, and on data with known truth; attention over places;
-the slice reference; and sums under windows, by blocks against the whole matrix: values, gradients, stacked, compiled.
+"""Attention made of bells against dense formulas, at its limits, and on data with known truth; the
+slice reference; and sums under windows, by blocks against the whole matrix: values, gradients, stacked, compiled.
 """
 
 import math
@@ -20,10 +20,6 @@ from in_a_process import assert_compiled_equals_eager, assert_script_passes, nee
 from normal_guidance.base.errors import UserError
 from normal_guidance.core import bells as module
 from normal_guidance.core.bells import (
-    CENTRAL_WIDTH,
-    FLATNESS,
-    INSIDE,
-    Places,
     SliceReference,
     WindowAttention,
     window_sums,
@@ -177,60 +173,6 @@ def test_whole_bells_attend_to_one_block_as_bayes_does() -> None:
         attention = model(bags.features.double(), bags.layout).attention
     posterior = bayes_slice_scores(bags, block=block, shift=shift).exp() / block
     torch.testing.assert_close(attention, posterior, rtol=1e-3, atol=1e-6)
-
-
-KINDS = pytest.mark.parametrize("places", [Places(*kind) for kind in product((0.0, 1.5), (True, False))], ids=str)
-EVIDENCE = [0.3, -1.0, 2.0, 0.0, 0.5, -0.2, 1.0]
-
-
-def by_hand(places: Places, evidence: list[float]) -> tuple[list[float], float]:
-    """Attention and log-odds by the formulas of the module, slice by slice."""
-    n = len(evidence)
-
-    def window(distance: int) -> float:
-        return math.exp(-0.5 * (abs(distance) / places.reach) ** FLATNESS) if places.reach else float(distance == 0)
-
-    whole = sum(window(d) for d in range(-20, 21))
-    means, prior = [], []
-    for c in range(n):
-        means.append(sum(window(c - j) * e for j, e in enumerate(evidence)) / whole)
-        middle = ((c + 0.5) / n - 0.5) / CENTRAL_WIDTH if places.central else 0.0
-        prior.append((sum(window(c - j) for j in range(n)) / whole) ** INSIDE * math.exp(-0.5 * middle**2))
-    weights = [p / sum(prior) * math.exp(mean) for p, mean in zip(prior, means, strict=True)]
-    spread = [sum(window(c - j) * weights[c] for c in range(n)) for j in range(n)]
-    return [weight / sum(spread) for weight in spread], math.log(sum(weights))
-
-
-@KINDS
-def test_attention_and_odds_are_bayes_rule_in_every_scan_of_a_batch(places: Places) -> None:
-    scans = [EVIDENCE, [0.7], EVIDENCE[2:6]]
-    layout = Layout.packed([len(scan) for scan in scans])
-    here = places.of(layout)
-    windows = here.windows(layout.fold(torch.tensor([[e for scan in scans for e in scan]], dtype=torch.float64)))
-    got = layout.restore(here.attend(windows)).exp().flatten().split([len(scan) for scan in scans])
-    for evidence, own, log_odds in zip(scans, got, here.log_odds(windows).flatten().tolist(), strict=True):
-        attention, odds = by_hand(places, evidence)
-        assert own.tolist() == pytest.approx(attention, rel=1e-9)
-        assert log_odds == pytest.approx(odds, rel=1e-9)
-
-
-def test_the_whole_scan_as_one_place_is_its_mean_and_says_nothing_about_where() -> None:
-    layout = Layout.packed([3, 2])
-    here = Places(None, central=False).of(layout)
-    windows = here.windows(layout.fold(torch.tensor([[1.0, 2.0, 6.0, 1.0, 2.0]]).double()))
-    torch.testing.assert_close(here.log_odds(windows), torch.tensor([[3.0], [1.5]]).double())
-    attention = layout.restore(here.attend(windows)).exp().flatten()
-    torch.testing.assert_close(attention, torch.tensor([1 / 3] * 3 + [1 / 2] * 2).double())
-
-
-def test_very_strong_evidence_stays_exact() -> None:
-    evidence = torch.zeros(1, 1, 60)
-    evidence[0, 0, 7] = 2000.0
-    places = Places(1.0, central=False).of(Layout.packed([60]))
-    log_attention = places.attend(places.windows(evidence))
-    assert log_attention.isfinite().all()
-    assert log_attention.argmax().item() == 7
-    assert log_attention.exp().sum().item() == pytest.approx(1.0)
 
 
 LENGTHS = [5, 1, 40, 13, 2]

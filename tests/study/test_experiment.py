@@ -17,9 +17,9 @@ from lidc_files import agreed, write_lidc_table
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.methods import COMMITTEE, REFERENCES
+from normal_guidance.core.methods import ENSEMBLE, REFERENCES
 from normal_guidance.core.models import CenteredGaussian
-from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
+from normal_guidance.fit.fit_ensemble import FoldPlan, fit_ensemble
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.split_results import score
@@ -44,6 +44,7 @@ from normal_guidance.sweep import run as runs
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.predictions import PREDICTIONS
 from normal_guidance.sweep.run import load_run, load_winner
+from small_bundle import few_settings
 from small_study import (
     PROTOCOL,
     SEEDS,
@@ -239,7 +240,7 @@ def test_the_oracle_at_nodules_reads_the_table_that_it_is_given(tmp_path, monkey
 
 
 def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
-    """Its scores are those of a committee of training and validation scans."""
+    """Its scores are those of an ensemble of training and validation scans."""
 
     def separable(seed: int, part: str) -> Bags:
         bags = shifted_mean(20, seed + len(part), features=2, shift=3.0, min_slices=6, max_slices=8, block=3)
@@ -247,16 +248,17 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
         return replace(bags, scan_ids=names, patient_ids=names)
 
     data = StudyData("own", separable, (5,), None, has_supervision=False)
-    study = Study(data, tmp_path, ("centered_gaussian", COMMITTEE), (5,))
-    monkeypatch.setattr(experiment, "make_plan", lambda labels, patients, seed: FoldPlan(folds=3, repeats=1, seed=seed))
+    study = Study(data, tmp_path, ("centered_gaussian", ENSEMBLE), (5,))
+    few_settings(monkeypatch)
+    monkeypatch.setattr(experiment, "make_plan", lambda labels, patients, seed: FoldPlan(folds=3, seed=seed))
     train_study(study)
-    (result,) = find_results(tmp_path, "own", [COMMITTEE])
+    (result,) = find_results(tmp_path, "own", [ENSEMBLE])
     train, val, test = data.parts(5)
     names = ("features", "lengths", "labels")
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]
-    committee = fit_committee(both, patients, FoldPlan(folds=3, repeats=1, seed=5)).committee
-    want = score(test, (prediction := predict_bags(committee, test)).slice_scores, prediction.logit)
+    ensemble = fit_ensemble(both, patients, FoldPlan(folds=3, seed=5)).ensemble
+    want = score(test, (prediction := predict_bags(ensemble, test)).slice_scores, prediction.logit)
     assert result.scores.localization_auroc == pytest.approx(want.localization_auroc)
     assert result.scores.scan_auroc == pytest.approx(want.scan_auroc)
     assert result.scores.scan_auroc > 0.9

@@ -22,6 +22,9 @@ ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class
         *[({"method": "slice_reference", "receptive_field": width}, f"is {width}; give") for width in (0, 2.5, True)],
         ({"receptive_field": 12}, "receptive_field is 12, but method 'ng' has none"),
         *[({"lr": number}, "lr is ") for number in (math.inf, math.nan, 10**400)],
+        *[({"hidden": units}, f"hidden is {units}; give a whole number") for units in (0, -1, 2.5, True)],
+        ({"method": "evidence_ng", "hidden": 8}, "hidden is 8, but method 'evidence_ng' has no such .* one of abmil, "),
+        ({"method": "slice_reference", "receptive_field": 3, "hidden": 8}, "leave it out, or take one of abmil"),
         ({"momentum": -3.0}, "momentum is -3.0; it must be from 0.0 to 1.0"),
         ({"clip_norm": 0.0}, "clip_norm is 0.0"),
         *[({"seed": seed}, f"seed is {seed}") for seed in (1.5, 10**20, -1)],
@@ -45,7 +48,10 @@ def test_configurations_that_cannot_be(wrong: dict[str, object], message: str) -
         ([], "no configuration"),
         ([{}, {"method": "abmil"}], "differ in method"),
         ([{"method": "slice_reference", "receptive_field": width} for width in (3, 4)], r"receptive_field \(3, 4\)"),
-        *[([{}, {name: value}], f"differ in {name}") for name, value in {**ADAMW, "epochs": 7, "modes": 2}.items()],
+        *[
+            ([{}, {name: value}], f"differ in {name}")
+            for name, value in {**ADAMW, "epochs": 7, "modes": 2, "hidden": 8}.items()
+        ],
     ],
 )
 def test_what_cannot_be_trained_together(changes: list[dict[str, object]], message: str) -> None:
@@ -56,8 +62,9 @@ def test_what_cannot_be_trained_together(changes: list[dict[str, object]], messa
 
 @pytest.mark.usefixtures("unchecked")
 def test_equal_numbers_make_the_same_configuration() -> None:
-    made = Config("ng", lr=np.float64(0.1), seed=np.int64(1), batch_size=np.int64(8), patience=np.int64(3))
-    assert made == Config("ng", lr=0.1, seed=1, batch_size=8, patience=3)
+    made = Config("ng", 0.1, seed=np.int64(1), batch_size=np.int64(8), patience=np.int64(3), hidden=np.int64(4))
+    assert made == Config("ng", lr=np.float64(0.1), seed=1, batch_size=8, patience=3, hidden=4)
+    assert made.spec.build(5).hidden.weight.shape == (4, 5)
     json.dumps(made.as_json())
     assert repr(Config("ng", lr=1)) == repr(Config("ng", lr=1.0))
 
@@ -75,7 +82,7 @@ def test_the_papers_grids() -> None:
         ({"epochs": 10, "train_above_val": False}, {"epochs": 10, "train_above_val": False}),
         ({"method": "slice_reference", "receptive_field": 12}, {}),
         ({"modes": 2, "negatives": "none", "warmup": 5}, {"modes": 2, "negatives": "none", "warmup": 5}),
-        (ADAMW, ADAMW),
+        ({**ADAMW, "hidden": 8}, {**ADAMW, "hidden": 8}),
     ],
 )
 def test_departures_name_what_is_not_the_papers(changes: dict[str, object], departing: dict[str, object]) -> None:

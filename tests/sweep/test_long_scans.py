@@ -9,10 +9,9 @@ import torch
 
 from normal_guidance.base.system import limit_memory
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.bells import Places
-from normal_guidance.fit import committee
-from normal_guidance.fit.committee import Committee, Scaling, prior_attention
-from normal_guidance.fit.evidence import Penalty, fit_evidence
+from normal_guidance.fit import ensemble
+from normal_guidance.fit.ensemble import Ensemble, Members, fit_scalings, prior_attention
+from normal_guidance.fit.fit_ensemble import KEPT, KINDS, KindTraining
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep import batches
 from normal_guidance.sweep.batches import MOST_PLACES, in_batches
@@ -20,6 +19,7 @@ from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.stack import Stack
+from small_bundle import fitted_bundle
 
 SLICES = 20_000
 ROOM = 2**30
@@ -48,19 +48,23 @@ def train_stacked(method: str) -> None:
     assert engine.evaluate()[1].isfinite().all()
 
 
-def fit_places() -> None:
-    """Two turns of every kind of places, the widest as if all scans were long, and a prediction by all members."""
-    scans, penalties = draw(), [Penalty("ridge", 1.0)]
+def train_groups() -> None:
+    """A step of every group and model of a guided kind, their validation, and a prediction by all of them."""
+    scans, kind = draw(), KINDS[0]
+    scaling = fit_scalings(scans)[kind.form]
     limit_memory(ROOM)
-    for places in (Places(0.0, central=True), Places(0.15 * SLICES, central=False), Places(None, central=False)):
-        for found in fit_evidence(scans, torch.arange(6) % 2, places, penalties, turns=2):
-            assert found.logits.isfinite().all()
-            sums = torch.stack([own.sum() for own in found.attention[0].split(scans.lengths.tolist())])
-            torch.testing.assert_close(sums, torch.ones(6), rtol=1e-4, atol=1e-4)
+    training = KindTraining(kind, scans, scaling, torch.arange(6) // 2, 0, "cpu")
+    training.steps = training.epochs = 1
+    made = Ensemble([Members(kind, scaling, training.run(lambda _: None))])
+    assert len(made) == 6 * KEPT
+    prediction = predict_bags(made, scans)
+    assert prediction.logit.isfinite().all()
+    sums = torch.stack([own.sum() for own in prediction.attention.split(scans.lengths.tolist())])
+    torch.testing.assert_close(sums, torch.ones(6), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.slow(but=("committee", "whole_bells_ng", "kernel"))
-@pytest.mark.parametrize("what", ["committee", *STACKED, "kernel"])
+@pytest.mark.slow(but=("ensemble", "whole_bells_ng", "kernel"))
+@pytest.mark.parametrize("what", ["ensemble", *STACKED, "kernel"])
 def test_a_long_scan_trains_in_little_memory_where_a_kernel_of_its_slices_does_not_fit(what: str) -> None:
     made = subprocess.run([sys.executable, __file__, what], capture_output=True, text=True, check=False)
     if what == "kernel":
@@ -79,16 +83,14 @@ def test_batches_are_bounded_by_their_padding() -> None:
     assert [batch.tolist() for batch in in_batches(lengths[2:500], 256)] == [[*range(256)], [*range(256, 498)]]
 
 
-def test_a_committee_in_parts_is_the_same_committee(monkeypatch: pytest.MonkeyPatch) -> None:
-    scans, places = shifted_mean(30, seed=1, features=4), (Places(2.0, central=True), Places(None, central=False))
-    members = {name: torch.rand(6) for name in ("bias", "gain", "sharpness")} | {"weights": torch.randn(6, 4)}
-    made = Committee(Scaling(torch.zeros(4), torch.ones(4)), places, torch.tensor([0, 0, 1, 0, 1, 0]), **members)
-    whole, prior = predict_bags(made, scans), prior_attention(made.places, scans.lengths)
-    monkeypatch.setattr(committee, "AT_ONCE", 1)  # one member at a time
+def test_an_ensemble_in_parts_is_the_same_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, scans = fitted_bundle(4).model, shifted_mean(30, seed=1, features=4)
+    whole, prior = predict_bags(made, scans), prior_attention(scans.lengths)
+    monkeypatch.setattr(ensemble, "AT_ONCE", 1)  # one member at a time
     monkeypatch.setattr(batches, "MOST_PLACES", 150)  # a few scans at a time
     for one, other in zip(predict_bags(made, scans)[:3], whole[:3], strict=True):
         torch.testing.assert_close(one, other)
-    torch.testing.assert_close(prior_attention(made.places, scans.lengths), prior)
+    torch.testing.assert_close(prior_attention(scans.lengths), prior)
 
 
 def make_kernel() -> None:
@@ -97,5 +99,5 @@ def make_kernel() -> None:
 
 
 if __name__ == "__main__":
-    others = {"committee": fit_places, "kernel": make_kernel}
+    others = {"ensemble": train_groups, "kernel": make_kernel}
     others.get(sys.argv[1], lambda: train_stacked(sys.argv[1]))()

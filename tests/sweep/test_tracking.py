@@ -101,7 +101,7 @@ def test_fit_prints_its_results_before_they_are_tracked(tmp_path, monkeypatch):
     def away(*_):
         raise UserError("the server is away")
 
-    few_settings(monkeypatch, FOLDS=2, REPEATS=1)
+    few_settings(monkeypatch, FOLDS=3)
     monkeypatch.setattr("normal_guidance.cli.model.track_fits", away)
     arguments = ["fit", str(tmp_path / "store"), "-o", str(tmp_path / "model"), "--track", "tensorboard"]
     result = CliRunner().invoke(app, arguments)

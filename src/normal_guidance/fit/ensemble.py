@@ -121,6 +121,8 @@ class Members(nn.Module):
     def __init__(self, kind: MemberKind, scaling: Scaling, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
         self.kind, self.scaling = kind, scaling
+        if (kind.hidden or 0) > max((size for values in weights.values() for size in values.shape), default=0):
+            raise ValueError(f"no weights are of {kind.hidden} hidden units")  # before a model of that size is made
         self.model = Config(kind.method, hidden=kind.hidden).spec.build(scaling.inputs)
         known = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         if {name: values.shape[1:] for name, values in weights.items()} != known or not len(self._count(weights)) == 1:

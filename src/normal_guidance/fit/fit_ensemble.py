@@ -131,7 +131,7 @@ def fit_ensemble(
     plan: FoldPlan | None = None,
     *,
     device: torch.device | str = "cpu",
-    kinds: Sequence[MemberKind] = KINDS,
+    kinds: Sequence[MemberKind] | None = None,
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
     watch: Callable[[float], None] | None = None,
@@ -139,12 +139,12 @@ def fit_ensemble(
     """Fit an ensemble, on the CPU in the end.
 
     Args:
-        kinds: those to try.
+        kinds: those to try; without them, `KINDS`.
         resume: a folder for finished kinds, which another call with the same scans and plan goes on from.
         begin: called with the seconds that it will take at most on this machine, before the work.
         watch: called with the share that is done.
     """
-    plan = plan or make_plan(scans.labels.tolist(), patient_ids)
+    kinds, plan = kinds or KINDS, plan or make_plan(scans.labels.tolist(), patient_ids)
     folds = torch.tensor(fold_scans(patient_ids, scans.labels.tolist(), plan.folds, plan.seed))
     scalings = fit_scalings(scans)
     training = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in kinds]
@@ -256,7 +256,8 @@ class KindTraining:
                 for batch in torch.randperm(self.count, generator=generator)[:whole].split(self.batch):
                     self._step(batch)
             now = self._validate()
-            better = now < losses[going]
+            # A model out of patience has ended, though it waits for others: else its weights would depend on theirs.
+            better = (now < losses[going]) & (epoch - 1 - reached[going] < PATIENCE * self.epochs)
             losses[going[better]], reached[going[better]] = now[better], float(epoch)
             for name, theta in self.parameters.items():
                 best[name][going[better]] = theta[better]

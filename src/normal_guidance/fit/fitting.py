@@ -23,6 +23,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically, write_json
+from normal_guidance.base.records import valid_json
 from normal_guidance.core.arrays import check_device
 from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle, training_record
 from normal_guidance.fit.fit_ensemble import make_plan
@@ -65,7 +66,7 @@ def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None
                 tables.append(prediction_table(store, prediction, part=part, probability=torch.tensor(odds)))
         write_predictions_table(draft / PREDICTION_TABLE, tables)
         write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
-        write_json(draft / LEADERBOARD, {"leaderboard": [asdict(row) for row in result.leaderboard]})
+        write_json(draft / LEADERBOARD, {"leaderboard": valid_json([asdict(row) for row in result.leaderboard])})
         fill_folder(bundle, draft)
     shutil.rmtree(done, ignore_errors=True)
     return FittedModel(**vars(result), bundle=bundle)

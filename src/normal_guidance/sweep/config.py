@@ -40,7 +40,7 @@ AXES = ("lr", "l1", "guidance_weight", "divergence", "seed")  # may differ betwe
 # Fields that concern regularized methods only, all but `warmup` guided ones only; and those that run folders hold only
 # where they are set.
 GUIDES = ("renormalize", "modes", "negatives", "warmup", "least_width")
-OPTIONAL = (*GUIDES[1:], "receptive_field", "optimizer", "weight_decay", "schedule", "class_weights")
+OPTIONAL = (*GUIDES[1:], "receptive_field", "hidden", "optimizer", "weight_decay", "schedule", "class_weights")
 
 AT_LEAST_0, WHOLE = (0.0, math.inf), (1, math.inf)
 
@@ -77,6 +77,7 @@ class Config:
             the lowest validation loss.
         seed: seed of the initial weights; in a sweep, the first configuration's also orders the scans.
         receptive_field: R of the supervised reference: required for it, and refused for other methods.
+        hidden: units of the hidden layer, for methods that have one; None: their usual number.
         optimizer: "sgd", with momentum, or "adamw" (Loshchilov and Hutter, 2019) with torch's other defaults.
         weight_decay: as in `torch.optim.SGD` (added to the clipped gradient) or `torch.optim.AdamW` (decoupled from
             it), on the parameters that L1 concerns.
@@ -161,7 +162,7 @@ class Config:
     def __post_init__(self) -> None:
         from normal_guidance.core.arrays import checked_whole, is_whole
         from normal_guidance.core.guidance import NormalGuidance
-        from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, near_miss
+        from normal_guidance.core.methods import EVERY_METHOD, NAMED, SLICE_REFERENCE, model_options, near_miss
 
         if not isinstance(self.method, str):
             raise UserError(f"method: got {type(self.method).__name__}; give the name of one, such as 'abmil'")
@@ -182,6 +183,14 @@ class Config:
             raise UserError(
                 f"method {self.method!r} cannot be trained{near_miss(self.method)}; choose one of {trainable}"
             )
+        if self.hidden is not None:
+            object.__setattr__(self, "hidden", checked_whole("hidden", self.hidden))
+            if is_reference or "hidden" not in model_options(self.method):
+                having = ", ".join(name for name in NAMED if "hidden" in model_options(name))
+                raise UserError(
+                    f"hidden is {self.hidden}, but method {self.method!r} has no such layer; leave it out, or take one "
+                    f"of {having}"
+                )
         NormalGuidance(self.guidance_weight, self.divergence, negatives=self.negatives)  # refuses wrong values
         for each in fields(self):
             if each.metadata.get("within"):

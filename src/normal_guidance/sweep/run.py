@@ -389,8 +389,9 @@ def about_winner(folder: Path, group: str = "") -> WinnerFile:
 
 def winner_model(config: Config, features: int, weights: Mapping[str, Tensor]) -> nn.Module:
     """Build the plain model with these weights, in their dtype, ready to predict; others are a RuntimeError."""
-    if features > max((size for tensor in weights.values() for size in tensor.shape), default=0):
-        raise RuntimeError(f"no weights are of {features} features")  # before a model of that size is made
+    for what, size in (("features", features), ("hidden units", config.hidden or 0)):
+        if size > max((most for tensor in weights.values() for most in tensor.shape), default=0):
+            raise RuntimeError(f"no weights are of {size} {what}")  # before a model of that size is made
     dtype = next(iter(weights.values())).dtype
     model = initial_model(config, features).to(dtype)
     model.load_state_dict(dict(weights))
