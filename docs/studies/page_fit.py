@@ -1,7 +1,7 @@
 """The tables and the figure of docs/results/fit.md and its appendices.
 
-They are made from docs/results/tables/fit.parquet (`keep_fit`) and beyond.parquet.  A fold is a split: scores are means
-over folds, and intervals come from resampled patients.
+Those of the ensemble come from docs/results/tables/ensemble.parquet: a division into folds is a split.  Those of the
+committee come from fit.parquet (`keep_fit`) and beyond.parquet: a fold is a split.  Intervals are of resampled patients.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 from removed_heads import COMMITTEE, color_of, title_of
 
+from normal_guidance.fit.fit_ensemble import KINDS
 from normal_guidance.show.figure_style import (
     WIDTH,
     save,
@@ -192,60 +193,121 @@ def stability() -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Summary: what nguide fit has beyond the best single method, Normal Guidance and position
+# The ensemble, its kinds of members, position and the committee, out of fold (`benchmarks/study_members.py`)
 # ----------------------------------------------------------------------------------------------------
 
 HEADINGS = {
+    "ct-ich": "ct-ich (head CT)",
     "prostatex": "PROSTATEx (MRI)",
     "ecg": "MIT-BIH (ECG)",
     "head": "Head phantoms",
     "chest": "Chest phantoms",
     "abdomen": "Abdomen phantoms",
 }
-BEST, GUIDED, GUESS = "the best single method", "Normal Guidance", "the best guess by position"
+ENSEMBLE, BOTH = "ensemble", (LOCALIZATION, SCAN)
+MEMBERS = [kind.method for kind in KINDS]
 
 
 @cache
-def gains(name: str) -> tuple[dict[str, Difference], Difference]:
-    """What `nguide fit` has on a set: localization beyond the best single method, guidance and position, and scan AUROC
-    beyond the best single method."""
-    own = splits(name)
-    scores = measure(own)
-    methods = [method for method in own[0].methods if method not in (COMMITTEE, *GUESSES)]
-    best, tells = (max(methods, key=lambda one, of=metric: scores[of][one]) for metric in (LOCALIZATION, SCAN))
-    guess = max(GUESSES, key=lambda one: scores[LOCALIZATION][one])
-    against = {BEST: best, GUIDED: "ng", GUESS: guess}
-    claims = [Claim(COMMITTEE, one, LOCALIZATION) for one in against.values()]
-    *found, scan = differences(own, [*claims, Claim(COMMITTEE, tells, SCAN)])
-    return dict(zip(against, found, strict=True)), scan
+def divisions(name: str) -> tuple[SplitResults, ...]:
+    """A set's divisions into folds, each with all its scans."""
+    parts: dict[int, list[Row]] = defaultdict(list)
+    for row in read(TABLES / "ensemble.parquet"):
+        if row["set"] == name:
+            parts[row["repeat"]].append(row)
+    return tuple(
+        SplitResults(
+            tuple(str(scan) for scan in range(len(own[0]["labels"]))),
+            tuple(map(str, own[0]["patients"])),
+            np.asarray(own[0]["labels"], dtype=np.int64),
+            {row["method"]: results(row) for row in own},
+        )
+        for _, own in sorted(parts.items())
+    )
 
 
-def summary() -> str:
-    """One row a set that is divided into folds."""
+def beyond(name: str, method: str, against: str, metrics: tuple[Metric, ...] = BOTH) -> list[Difference]:
+    return list(differences(divisions(name), [Claim(method, against, metric) for metric in metrics]))
+
+
+def both(scores: dict[Metric, dict[str, float]], method: str) -> str:
+    cells = [digits(scores[metric][method]) if method in scores[metric] else NOTHING for metric in BOTH]
+    return " / ".join(cells)
+
+
+def ensemble() -> str:
+    """One row a set: `nguide fit` beyond position, the committee and the best kind of its members."""
     lines = []
     for name, heading in HEADINGS.items():
-        scores = measure(splits(SETS[name]))
-        against, scan = gains(SETS[name])
-        own = " / ".join(digits(scores[metric][COMMITTEE]) for metric in (LOCALIZATION, SCAN))
-        best, last = (f"{gain(one)} ({title(one.against)})" for one in (against[BEST], scan))
-        lines.append([heading, own, best, *(gain(against[other]) for other in (GUIDED, GUESS)), last])
-    beyond = [f"Localization beyond {other}" for other in (BEST, GUIDED, GUESS)]
-    return table(["Data", TITLES[COMMITTEE], *beyond, f"Scan AUROC beyond {BEST}"], lines)
+        own = divisions(name)
+        scores = measure(own)
+        middle = beyond(name, ENSEMBLE, MIDDLE, (LOCALIZATION,))[0]
+        old = [gain(one) for one in beyond(name, ENSEMBLE, COMMITTEE)] if COMMITTEE in own[0].methods else [NOTHING] * 2
+        rivals = [max(MEMBERS, key=lambda method, of=metric: scores[of].get(method, 0.0)) for metric in BOTH]
+        best = [
+            f"{gain(beyond(name, ENSEMBLE, rival, (metric,))[0])} ({title_of(rival)})"
+            for rival, metric in zip(rivals, BOTH, strict=True)
+        ]
+        position = digits(scores[LOCALIZATION][MIDDLE])
+        lines.append([heading, f"**{both(scores, ENSEMBLE)}**", position, gain(middle), *old, *best])
+    beside = [f"beyond {other}: {what}" for other in ("the committee", "the best kind") for what in ("slices", "scans")]
+    return table(["Data", "nguide fit", "Position", "beyond position", *beside], lines)
+
+
+def members() -> str:
+    """What the ensemble loses without each kind of its members."""
+    lines = []
+    for method in MEMBERS:
+        cells = [
+            " / ".join(gain(one) for one in beyond(name, f"without {method}", ENSEMBLE))
+            for name in ("ct-ich", "prostatex")
+        ]
+        more = [
+            " / ".join(signed(one.estimate) for one in beyond(name, f"without {method}", ENSEMBLE))
+            for name in ("ecg", "head")
+        ]
+        lines.append([f"without {title_of(method)}", *cells, *more])
+    return table(["Slices / scans", *(HEADINGS[name] for name in ("ct-ich", "prostatex", "ecg", "head"))], lines)
+
+
+def kinds() -> str:
+    """The scores of the ensemble, of each kind, of position and of the committee."""
+    scores = {name: measure(divisions(name)) for name in HEADINGS}
+    titles = {ENSEMBLE: "**nguide fit**", MIDDLE: TITLES[MIDDLE], COMMITTEE: "Committee, the default before"}
+    lines = [
+        [titles.get(method) or title_of(method), *(both(scores[name], method) for name in HEADINGS)]
+        for method in (ENSEMBLE, *MEMBERS, MIDDLE, COMMITTEE)
+    ]
+    return table(["Slices / scans", *HEADINGS.values()], lines)
+
+
+def each_division() -> str:
+    """How much the division into folds moves the scores."""
+    lines = []
+    for name, method in product(("ct-ich", "prostatex"), (ENSEMBLE, COMMITTEE)):
+        cells = [both(measure([own]), method) for own in divisions(name)]
+        lines.append([HEADINGS[name], "nguide fit" if method == ENSEMBLE else "Committee", *cells])
+    return table(["Data", "Slices / scans", *(f"seed {number}" for number in range(3))], lines)
 
 
 @styled
 def figure() -> Figure:
-    """The localization that `nguide fit` has beyond three others, with intervals, one row a set."""
-    drawn = Figure(figsize=(WIDTH, 0.36 * WIDTH), layout="constrained")
+    """The localization of `nguide fit` beyond position, the committee and the best kind, one row a set."""
+    drawn = Figure(figsize=(WIDTH, 0.4 * WIDTH), layout="constrained")
     panel = drawn.subplots()
-    looks = {BEST: (color_of(COMMITTEE), "P"), GUIDED: (color_of("ng"), "o"), GUESS: ("0.45", "s")}
+    looks = {"position": ("0.45", "s"), "the committee": (color_of(COMMITTEE), "P"), "the best kind": ("#1F77B4", "o")}
     for place, name in enumerate(HEADINGS):
-        for shift, (label, one) in zip((-0.22, 0.0, 0.22), gains(SETS[name])[0].items(), strict=True):
-            color, marker = looks[label]
-            panel.plot([one.low, one.high], [place + shift] * 2, color=color, lw=1.6)
-            panel.plot(
-                [one.estimate], [place + shift], color=color, marker=marker, ms=6, ls="", label=f"beyond {label}"
-            )
+        scores = measure(divisions(name))[LOCALIZATION]
+        against = {"position": MIDDLE, "the best kind": max(MEMBERS, key=lambda one, of=scores: of.get(one, 0.0))}
+        if COMMITTEE in scores:
+            against["the committee"] = COMMITTEE
+        for shift, label in zip((-0.22, 0.0, 0.22), looks, strict=True):
+            if label in against:
+                one = beyond(name, ENSEMBLE, against[label], (LOCALIZATION,))[0]
+                color, marker = looks[label]
+                panel.plot([one.low, one.high], [place + shift] * 2, color=color, lw=1.6)
+                look = {"color": color, "marker": marker, "ms": 6, "ls": ""}
+                panel.plot([one.estimate], [place + shift], label=f"beyond {label}", **look)
     panel.axvline(0, color="black", lw=0.8)
     panel.set_yticks(range(len(HEADINGS)), list(HEADINGS.values()))
     panel.invert_yaxis()
@@ -261,7 +323,10 @@ def draw() -> None:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     **{name: partial(of_set, own) for name, own in SETS.items()},
-    "summary": summary,
+    "ensemble": ensemble,
+    "members": members,
+    "kinds": kinds,
+    "each_division": each_division,
     "semi_synthetic": semi_synthetic,
     "stability": stability,
 }

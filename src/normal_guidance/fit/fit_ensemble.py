@@ -69,6 +69,7 @@ STEPS_AN_EPOCH = 5  # the fewest steps between evaluations
 PATIENCE = 0.25  # the share of all epochs without a better validation loss after which a model is trained no more
 LEAVING = 0.25  # the share of models out of patience at which the others go on alone
 CLEARLY = 2.0  # standard errors of a mean paired difference, above which a kind is clearly worse than another
+SURELY = 3.0  # those above which guidance is given up: its shape is usual, and several kinds are compared
 
 
 @dataclass(frozen=True)
@@ -395,8 +396,8 @@ def choose(
     losses = log_losses(logits, labels)
     means = losses.mean(1)
 
-    def clearly_worse(number: int, other: int) -> bool:
-        return excess(losses[number] - losses[other], patients) > CLEARLY
+    def worse(number: int, other: int, errors: float = CLEARLY) -> bool:
+        return excess(losses[number] - losses[other], patients) > errors
 
     def best(numbers: Sequence[int]) -> int:
         return min(numbers, key=lambda number: means[number].item())
@@ -405,10 +406,10 @@ def choose(
         [number for number, kind in enumerate(kinds) if kind.attends and Config(kind.method).spec.guided is wanted]
         for wanted in (True, False)
     )
-    usual = bool(guided) and not (free and clearly_worse(best(guided), best(free)))
+    usual = bool(guided) and not (free and worse(best(guided), best(free), SURELY))
     attends = guided if usual else free
     everyone = [number for number, kind in enumerate(kinds) if kind.scores or (number in attends and not usual)]
-    scores = [number for number in everyone if not clearly_worse(number, best(everyone))]
+    scores = [number for number in everyone if not worse(number, best(everyone))]
     averaged = mean_logit([logits[number][None] for number in scores])
     return Choice(tuple(attends), tuple(scores), usual, scan_auroc(labels, patients, averaged).shown)
 

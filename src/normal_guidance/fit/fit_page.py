@@ -21,7 +21,7 @@ from torch import Tensor
 from normal_guidance.core.bags import LabelledScans
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.ensemble import prior_attention
-from normal_guidance.fit.fit_ensemble import CLEARLY, KEPT, EnsembleFit
+from normal_guidance.fit.fit_ensemble import KEPT, SURELY, EnsembleFit
 from normal_guidance.fit.measured import ASSUMPTIONS, COLUMNS, Measured, MeasuredFit
 from normal_guidance.scans.index.manifest import Finding
 from normal_guidance.show import html
@@ -290,7 +290,7 @@ def _choices(fit: EnsembleFit, scans: LabelledScans) -> list[str]:
         "Guided kinds attend: none without guidance predicts unseen scans clearly better."
         if fit.choice.usual
         else "Kinds without guidance attend: they predict unseen scans clearly better (by more than "
-        f"{CLEARLY:g} standard errors) than every guided one, so findings are no single block of slices.",
+        f"{SURELY:g} standard errors) than every guided one, so findings are no single block of slices.",
         *([] if fit.choice.shown else [NOT_SHOWN]),
         f"The ensemble is the mean of {len(fit.ensemble)} models.",
     ]
