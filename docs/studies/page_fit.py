@@ -1,7 +1,7 @@
 """The tables and the figure of docs/results/fit.md and its appendices.
 
 Those of the ensemble come from docs/results/tables/ensemble.parquet: a division into folds is a split.  Those of the
-committee come from fit.parquet (`keep_fit`) and beyond.parquet: a fold is a split.  Intervals are of resampled patients.
+committee come from fit.parquet (`keep_fit`) and beyond.parquet: a fold is a split.  Intervals resample patients.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+import torch
 from keep import read, results_of
 from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 from removed_heads import COMMITTEE, color_of, title_of
 
-from normal_guidance.fit.fit_ensemble import KINDS
+from normal_guidance.fit.fit_ensemble import KINDS, groups_of
 from normal_guidance.show.figure_style import (
     WIDTH,
     save,
@@ -256,18 +257,11 @@ def ensemble() -> str:
 
 def members() -> str:
     """What the ensemble loses without each kind of its members."""
-    lines = []
+    lines, names = [], ("ct-ich", "prostatex", "ecg", "head")
     for method in MEMBERS:
-        cells = [
-            " / ".join(gain(one) for one in beyond(name, f"without {method}", ENSEMBLE))
-            for name in ("ct-ich", "prostatex")
-        ]
-        more = [
-            " / ".join(signed(one.estimate) for one in beyond(name, f"without {method}", ENSEMBLE))
-            for name in ("ecg", "head")
-        ]
-        lines.append([f"without {title_of(method)}", *cells, *more])
-    return table(["Slices / scans", *(HEADINGS[name] for name in ("ct-ich", "prostatex", "ecg", "head"))], lines)
+        found = [beyond(name, f"without {method}", ENSEMBLE) for name in names]
+        lines.append([f"without {title_of(method)}", *(" / ".join(map(gain, pair)) for pair in found)])
+    return table(["Slices / scans", *(HEADINGS[name] for name in names)], lines)
 
 
 def kinds() -> str:
@@ -317,8 +311,34 @@ def figure() -> Figure:
     return drawn
 
 
+@styled
+def folds_figure() -> Figure:
+    """Which folds the groups of models are trained on, chosen on and predict, one row a group."""
+    count = 5
+    groups = groups_of(torch.arange(count))
+    drawn = Figure(figsize=(WIDTH, 0.5 * WIDTH), layout="constrained")
+    panel = drawn.subplots()
+    looks = {"trained on": "#BBD5EC", "chosen on": "#F6C667", "predicted": "#C94C4C"}
+    for row, (predicted, own) in enumerate(zip(groups.predicted.tolist(), groups.validation, strict=True)):
+        for fold in range(count):
+            role = "predicted" if fold == predicted else "chosen on" if own[fold] else "trained on"
+            place = row + 0.6 * predicted  # a gap after the groups that predict the same fold
+            panel.barh(place, 0.94, left=fold + 0.03, height=0.86, color=looks[role], label=role)
+    panel.set_xticks([fold + 0.5 for fold in range(count)], [f"fold {fold + 1}" for fold in range(count)])
+    panel.set_yticks([])
+    panel.set_ylabel("20 groups of models of each kind")
+    panel.invert_yaxis()
+    for side in ("left", "bottom"):
+        panel.spines[side].set_visible(False)
+    panel.tick_params(length=0)
+    handles = {label: handle for handle, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    drawn.legend([handles[name] for name in looks], list(looks), loc="outside upper center", ncols=3)
+    return drawn
+
+
 def draw() -> None:
     save(figure(), IMAGES / "fit.png")
+    save(folds_figure(), IMAGES / "fit-folds.png")
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
