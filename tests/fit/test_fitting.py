@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from normal_guidance.fit.fit_committee import FoldPlan
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
@@ -17,7 +18,6 @@ from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
 from normal_guidance.fit.bundle import load_bundle
-from normal_guidance.fit.fit_committee import FoldPlan
 from normal_guidance.fit.fit_page import ScoredScans, _results, plot_scans
 from normal_guidance.fit.fitting import FittedModel, fit_model
 from normal_guidance.fit.hub import model_card
