@@ -58,9 +58,9 @@ def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
 
 
 def fitted_bundle(features: int, **known: object) -> Bundle:
-    """An ensemble of all kinds, after few steps, in float16, of features that no encoder made."""
+    """An ensemble of three kinds, after few steps, in float16, of features that no encoder made."""
     with pytest.MonkeyPatch.context() as patch:
-        few_settings(patch, KINDS=KINDS, STEPS=10, EPOCHS=2)
+        few_settings(patch, KINDS=(KINDS[0], KINDS[2], KINDS[5]), STEPS=10, EPOCHS=2)
         finder = SliceFinder(folds=3).fit(shifted_mean(40, 1, features=features, shift=2.0))
     about = {
         "expects": Expectations(),

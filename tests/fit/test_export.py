@@ -12,6 +12,7 @@ from normal_guidance.clinic.predict.predicting import scores_of
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, build_model
 from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import Bundle
+from normal_guidance.fit.ensemble import Ensemble
 from normal_guidance.fit.export import (
     LEAST,
     TOLERANCE,
@@ -195,19 +196,17 @@ def check_bundle(path, bundle: Bundle) -> None:
 
 @pytest.mark.slow(but=".pt2")
 @pytest.mark.parametrize("ending", [".onnx", ".pt2"])
-def test_a_fitted_committee(bundle, ending, tmp_path):
+def test_a_fitted_ensemble(bundle, ending, tmp_path):
     path = export_bundle(bundle, tmp_path / f"model{ending}")
     check_bundle(path, bundle)
     about = read_metadata(path)
-    assert (about["method"], about["fingerprint"]) == ("committee", bundle.identity.fingerprint)
+    assert (about["method"], about["fingerprint"]) == ("ensemble", bundle.identity.fingerprint)
     assert json.loads(about["thresholds"]) == [bundle.threshold]
 
 
 @pytest.mark.slow
-def test_a_committee_that_knows_nothing_gives_the_prior(bundle, tmp_path):
-    model = bundle.model.of(range(len(bundle.model)))
-    model.shown = False
-    blind = replace(bundle, model=model)
+def test_an_ensemble_that_knows_nothing_gives_the_prior(bundle, tmp_path):
+    blind = replace(bundle, model=Ensemble(list(bundle.model.kinds), shown=False).eval())
     check_bundle(export_bundle(blind, tmp_path / "model.pt2"), blind)
 
 

@@ -17,7 +17,7 @@ from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.fit.bundle import load_bundle
-from normal_guidance.fit.fit_committee import make_plan
+from normal_guidance.fit.fit_ensemble import make_plan
 from normal_guidance.fit.fitting import fit_findings
 from normal_guidance.fit.measured import fit_and_measure
 from normal_guidance.scans.features.store import open_store
@@ -54,7 +54,7 @@ def draw(folder: Path) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def few_folds() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        few_settings(patch, FOLDS=2, REPEATS=1, REACHES=(0.0, 1 / 10), RIDGES=(1.0, 10.0))
+        few_settings(patch, FOLDS=3)
         yield
 
 
@@ -186,7 +186,7 @@ def test_bundle_copies_all_findings(made, tmp_path):
 
 def test_view_and_trust_take_one_finding(made, tmp_path):
     splits = find_splits(made.model / "left")
-    assert splits[0].sources[0].title == "Committee"
+    assert splits[0].sources[0].title == "Ensemble"
     assert [one.group for one in find_splits(made.out)[0].sources] == ["any", "left"]
     for words in (["view", made.model], ["trust", made.model, "--store", made.store, "-o", tmp_path / "trust"]):
         assert "holds a model of each of the findings any, left; give one:" in output_of(*words, code=2)

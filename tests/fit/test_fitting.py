@@ -2,7 +2,8 @@
 
 import re
 import shutil
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -10,18 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import log_loss, roc_auc_score
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.clinic.predict.predicting import score
 from normal_guidance.clinic.viewer.runs import find_splits
 from normal_guidance.core.bags import Bags
+from normal_guidance.fit import measured
 from normal_guidance.fit.bundle import load_bundle
-from normal_guidance.fit.fit_committee import FoldPlan
+from normal_guidance.fit.ensemble import prior_attention
+from normal_guidance.fit.fit_ensemble import FoldPlan
 from normal_guidance.fit.fit_page import ScoredScans, _results, plot_scans
-from normal_guidance.fit.fitting import FittedModel, fit_model
+from normal_guidance.fit.fitting import FittedModel, fit, fit_model, training_scans
 from normal_guidance.fit.hub import model_card
-from normal_guidance.fit.measured import OUT_OF_FOLD, ScanAuroc, scan_auroc
+from normal_guidance.fit.measured import OUT_OF_FOLD
 from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.show.text_tables import digits, signed
 from normal_guidance.statistics.calibration import FEW, Calibration, Operation, describe
@@ -41,6 +45,13 @@ def draw(scans: int, seed: int, shift: float, first: int = 0) -> Bags:
     return replace(shifted_mean(scans, seed, features=6, shift=shift), scan_ids=names, patient_ids=names)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        few_settings(patch)
+        yield
+
+
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> FeatureStore:
     parts = {"train": draw(60, 1, 2.0), "test": draw(40, 2, 2.0, first=60)}
@@ -57,8 +68,8 @@ def test_the_folder_predicts_as_the_model_does(made: Made, store: FeatureStore) 
     out, model = made
     loaded, new = load_bundle(out), store.part("test").bags()[:1]
     logit, log_attention = score(loaded, new.features)
-    own = model.fit.committee(new.features, new.lengths)
-    assert loaded.method == "committee"
+    own = model.fit.ensemble(new.features, new.lengths)
+    assert loaded.method == "ensemble"
     assert logit == pytest.approx(own.logit.item(), abs=1e-5)
     torch.testing.assert_close(log_attention.float(), own.log_attention)
     rows = read_predictions(out / "predictions.parquet", ("scan_id", "logit", "probability"), part=OUT_OF_FOLD)
@@ -66,72 +77,99 @@ def test_the_folder_predicts_as_the_model_does(made: Made, store: FeatureStore) 
     first = model.bundle.operation.calibration.probability(model.fit.logits[0].item())
     assert rows["probability"][0].as_py() == pytest.approx(first, abs=1e-5)
     assert len(read_predictions(out / "predictions.parquet", ("scan_id",), part="test")) == 40
-    assert find_splits(out)[0].sources[0].title == "Committee"
+    assert find_splits(out)[0].sources[0].title == "Ensemble"
 
 
 def test_a_planted_signal_is_told_as_found(made: Made) -> None:
-    tells, finds, _ = made[1].sentences()
-    assert made[1].fit.committee.looks
-    assert tells.startswith("It tells scans apart with an AUROC of ")
-    assert finds.startswith("It finds slices better than their position")
-    assert made[1].test.skill.auroc > 0.9
+    finds, tells, test, expects = made[1].sentences()
+    gain, scans = made[1].out_of_fold.gain, made[1].out_of_fold.scans
+    assert finds == (
+        f"It finds the slices better than position does: {gain}, {gain.scans} scans; localization AUROC "
+        f"{digits(gain.auroc)}, by position {digits(gain.position)}."
+    )
+    assert tells.startswith(f"It tells scans apart: AUROC {scans} (")
+    assert test.startswith(f"On test scans, which no model has seen: localization AUROC {made[1].test.gain} beyond pos")
+    assert expects.startswith("It expects findings ")
+    assert "skill" not in " ".join(made[1].sentences())
+    assert gain.gain > 0.15 < made[1].test.gain.gain
+    assert made[1].test.scans.value > 0.9
     assert made[1].bundle.cautions == ()
     assert "cautions" not in read_json(made[0] / "bundle.json")
 
 
-def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:
-    """Newcombe's method 5, beside a search over a grid; with one patient of a class there is no interval."""
+def test_the_leaderboard_has_every_kind_position_and_the_ensemble(made: Made, store: FeatureStore) -> None:
+    model, scans = made[1], store.part("train").bags()
+    rows = model.leaderboard
+    assert read_json(made[0] / "leaderboard.json")["leaderboard"] == [asdict(row) for row in rows]
+    assert (rows[0].name, rows[-1].name) == ("ensemble", "position")
+    assert (rows[0].scans, rows[0].localization) == (model.out_of_fold.scans, model.out_of_fold.localization)
+    kinds = {row.name: row for row in rows[1:-1]}
+    assert [*kinds] == [row.name for row in sorted(kinds.values(), key=lambda row: row.log_loss)]
+    for number, (kind, found) in enumerate(zip(measured.KINDS, model.fit.kinds, strict=True)):
+        row = kinds.pop(kind.method)
+        assert (row.attends, row.scores) == (number in model.fit.choice.attends, number in model.fit.choice.scores)
+        assert row.why.startswith("counts in " if row.attends or row.scores else "left out: ")
+        assert row.log_loss == pytest.approx(log_loss(scans.labels, torch.sigmoid(found.logits.double())), abs=1e-5)
+        assert row.scans.value == pytest.approx(roc_auc_score(scans.labels, found.logits))
+        assert (row.localization is None) == (kind.method == "mean")
+    assert not kinds
+    assert 0.5 < rows[-1].localization.auroc <= model.out_of_fold.gain.position  # the best of several guesses
+    page = read_page(made[0])
+    assert all(f"<td>{escape(cell)}</td>" in page for row in rows for cell in row.cells() if cell)
 
-    def measured(positive: int, negative: int) -> ScanAuroc:
-        labels = torch.tensor([1] * positive + [0] * negative)
-        scans = Bags(torch.zeros(len(labels), 1), torch.ones_like(labels), labels)
-        return scan_auroc(scans, labels.double())
 
-    theta = torch.linspace(0.01, 0.99, 99_001, dtype=torch.float64)
-    for m, n in ((4, 3), (20, 30)):
-        others = (m + n) / 2 - 1
-        ties = 1 + others * (1 - theta) / (2 - theta) + others * theta / (1 + theta)
-        variance = theta * (1 - theta) * ties / (m * n)
-        low = theta[((1 - theta) - 1.959964 * variance.sqrt()).abs().argmin()].item()
-        assert (measured(m, n).value, measured(m, n).high) == (1.0, 1.0)
-        assert measured(m, n).low == pytest.approx(low, abs=1e-4)
-    assert str(measured(4, 3)) == "1.000 [.540, 1.000]"
-    assert str(measured(1, 9)) == "1.000 [too few scans for an interval]"
-    assert not measured(1, 9).shown
-
-
-@pytest.mark.parametrize(
-    ("unusual", "central", "places"),
-    [
-        (False, {True}, "around the middle of the scan, as usual"),
-        (True, {False}, "anywhere in the scan"),
-        (True, {True}, "anywhere in the scan, all members first around its middle"),
-        (True, {True, False}, "anywhere in the scan, some members first around its middle"),
-    ],
-)
-def test_the_third_sentence_says_where_the_kept_members_look(
-    made: Made, unusual: bool, central: set[bool], places: str
-) -> None:
+@pytest.mark.parametrize(("usual", "shape"), [(True, "in one block of slices, as usual"), (False, "anywhere in the s")])
+def test_the_last_sentence_says_which_findings_it_expects(made: Made, usual: bool, shape: str) -> None:
     model = made[1]
-    sought = [setting.places for setting in model.fit.settings]
-    kept = tuple(number for number, kind in enumerate(sought) if kind.whole_scan or kind.central in central)
-    fit = replace(model.fit, choice=model.fit.choice._replace(kept=kept, unusual=unusual, shown=True))
+    fit = replace(model.fit, choice=model.fit.choice._replace(usual=usual, shown=True))
     many = replace(model.out_of_fold, positive=FEW, negative=FEW)
-    assert replace(model, fit=fit, out_of_fold=many).sentences()[2] == (
-        f"It expects findings {places}, unless a scan's evidence says otherwise; try it on scans from elsewhere before "
-        "you rely on it."
-    )
+    told = replace(model, fit=fit, out_of_fold=many, test=None).sentences()
+    assert len(told) == 3
+    assert told[2].startswith(f"It expects findings {shape}")
+    few = replace(model, out_of_fold=replace(many, positive=FEW - 1), test=None).sentences()[2]
+    assert few.startswith(f"Take all of it as rough: {FEW - 1} positive")
 
 
-def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few_settings(monkeypatch)
+def test_few_test_scans_are_trained_on_unless_they_shall_be_kept(tmp_path: Path) -> None:
+    for count, kept, asked in ((29, None, 29), (30, 30, 30), (0, None, None)):
+        parts = (
+            {"train": draw(20, 1, 2.0), "test": draw(count, 2, 2.0, first=20)} if count else {"train": draw(20, 1, 2.0)}
+        )
+        folder = tmp_path / str(count)
+        made = write_store(folder, parts.items(), provenance={})
+        for keep_test, wanted in ((False, kept), (True, asked)):
+            train, test = training_scans(made, keep_test=keep_test)
+            assert (None if test is None else len(test)) == wanted
+            assert len(train) == 20 + count - (wanted or 0)
+    with pytest.raises(UserError, match=r"store .* has 29 test scans of its own; leave test= out"):
+        fit(tmp_path / "29", tmp_path / "model", test=tmp_path / "30", keep_test=True)
+
+
+def test_a_killed_fit_goes_on_and_leaves_nothing_behind(store: FeatureStore, made: Made, tmp_path: Path) -> None:
+    def stop(share: float) -> None:
+        if share > 0.7:
+            raise KeyboardInterrupt
+
+    options = {"test": store.part("test"), "plan": QUICK}
+    with pytest.raises(KeyboardInterrupt):
+        fit_model(store.part("train"), tmp_path / "model", watch=stop, **options)
+    assert [file.name for file in tmp_path.iterdir()] == [".model.kinds"]
+    shares: list[float] = []
+    fit_model(store.part("train"), tmp_path / "model", watch=shares.append, **options)
+    assert min(shares) > 2 / 3
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+    for name in ("model.safetensors", "predictions.parquet", "leaderboard.json"):
+        assert (tmp_path / "model" / name).read_bytes() == (made[0] / name).read_bytes()
+
+
+def test_noise_is_told_as_noise(tmp_path: Path) -> None:
     noise = write_store(tmp_path / "store", [("train", draw(40, 6, 0.0))], provenance={"encoder": "drawn"})
     fitted = fit_model(noise, tmp_path / "model", plan=QUICK)
-    sentences, committee, new = fitted.sentences(), fitted.fit.committee, draw(4, 9, 0.0)
-    assert not committee.looks
-    torch.testing.assert_close(predict_bags(committee, new).attention, committee.prior(new.lengths))
-    assert sentences[0].startswith("It is not shown to tell scans apart")
-    assert sentences[1].startswith("It does not find slices: it attends to the same places in every scan, where find")
+    sentences, ensemble, new = fitted.sentences(), fitted.fit.ensemble, draw(4, 9, 0.0)
+    assert not ensemble.shown
+    torch.testing.assert_close(predict_bags(ensemble, new).attention, prior_attention(new.lengths))
+    assert sentences[0].startswith("It does not find slices: it attends to the same places in every scan, where find")
+    assert sentences[1].startswith("It is not shown to tell scans apart: AUROC .")
     assert sentences[2].startswith(("Do not use it", "Take all of it as rough"))
     page = read_page(tmp_path / "model")
     assert "class=shown" not in page
@@ -150,12 +188,11 @@ def test_noise_is_told_as_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert load_bundle(tmp_path / "copy").cautions == model.cautions
 
 
-def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few_settings(monkeypatch)
+def test_without_slice_labels_finding_slices_is_unknown(tmp_path: Path) -> None:
     plain = [("train", replace(draw(30, 3, 2.0), slice_labels=None))]
     store = write_store(tmp_path / "store", plain, provenance={"encoder": "drawn"})
     made = fit_model(store, tmp_path / "model", plan=QUICK)
-    assert made.sentences()[1].startswith("Whether it finds the slices is unknown")
+    assert made.sentences()[0].startswith("Whether it finds the slices is unknown: no scan has labels for some")
     page = read_page(tmp_path / "model")
     assert "no slice labels" in page
     assert "which slices are positive is not known" in page
@@ -172,7 +209,7 @@ def test_the_intervals_are_calibrated_out_of_fold(made: Made, store: FeatureStor
     assert load_bundle(made[0]).intervals == model.bundle.intervals == own
     assert (own.coverage, own.scans) == (0.9, int(train.labels.sum()))
     new = test.bags()
-    first, last = own.interval(model.fit.committee(new.features, new.lengths).attention, new.lengths)
+    first, last = own.interval(model.fit.ensemble(new.features, new.lengths).attention, new.lengths)
     held = [
         bool(low <= positive[0] and positive[-1] <= high)
         for labels, low, high in zip(new.slice_labels.split(new.lengths.tolist()), first, last, strict=True)
@@ -237,21 +274,19 @@ def test_the_page_begins_with_the_sentences_needs_no_network_and_names_no_scan(m
 def test_the_page_has_both_parts_what_is_specific_to_patients_and_what_was_chosen(made: Made) -> None:
     page, test, fit = read_page(made[0]), made[1].test, made[1].fit
     assert "<th>Out of fold</th><th>Test</th>" in page
-    for number in (made[1].out_of_fold.localization, test.localization):
-        assert f"<td>{number}</td>" in page
-    for measure, value in ((test.skill, test.skill.skill), (test.specific, test.specific.difference)):
-        assert f"<td>{signed(value)} [{digits(measure.low)}, {digits(measure.high)}]</td>" in page
+    for one in (made[1].out_of_fold, test):
+        for text in (one.localization, one.gain, digits(one.gain.position)):
+            assert f"<td>{text}</td>" in page
+        specific = one.specific
+        assert f"<td>{signed(specific.difference)} [{digits(specific.low)}, {digits(specific.high)}]</td>" in page
     assert escape(describe(made[1].bundle.operation)[0]) in page
-    assert "60 scans of 60 patients were divided into 3 folds by patient, once (seed 0)" in page
-    looking = [number for number in fit.choice.kept if not fit.settings[number].places.whole_scan]
-    assert f"{len(looking)} were kept" in page
-    assert ("The mean of the whole scan tells scans apart" in page) == (len(looking) < len(fit.choice.kept))
-    assert f"the mean of {len(fit.committee)} members: {len(fit.choice.kept)} settings x 3 folds x 1 repeat." in page
-    assert ("Unusual places were needed" in page) == fit.choice.unusual
+    assert "60 scans of 60 patients were divided into 3 folds by patient (seed 0)" in page
+    assert f"The ensemble is the mean of {len(fit.ensemble)} models." in page
+    assert ("Guided kinds attend" in page) == fit.choice.usual != ("Kinds without guidance attend" in page)
 
 
 def test_one_part_may_lack_slice_labels(made: Made) -> None:
-    unlabelled = replace(made[1].out_of_fold, localization=None, skill=None, specific=None)
+    unlabelled = replace(made[1].out_of_fold, localization=None, gain=None, specific=None)
     for mixed in (replace(made[1], out_of_fold=unlabelled), replace(made[1], test=unlabelled)):
         assert _results(mixed).count("<td>no slice labels</td>") == 6
 
@@ -267,13 +302,6 @@ def test_a_calibration_that_is_right_lies_on_the_diagonal() -> None:
     np.testing.assert_allclose(points.get_xdata(), points.get_ydata(), atol=0.06)
 
 
-def test_the_prior_is_attention_without_evidence(made: Made, store: FeatureStore) -> None:
-    committee, lengths = made[1].fit.committee, store.part("test").lengths
-    blind = committee.of(range(len(committee)))
-    blind.weights.zero_()
-    torch.testing.assert_close(committee.prior(lengths), blind(store.part("test").bags().features, lengths).attention)
-
-
 def test_its_attention_can_be_tested(made: Made, store: FeatureStore, tmp_path: Path) -> None:
     words = ["trust", made[0], "--store", store.folder, "-o", tmp_path / "trust"]
     output_of(*words)
@@ -285,12 +313,11 @@ def test_its_attention_can_be_tested(made: Made, store: FeatureStore, tmp_path: 
 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    few_settings(monkeypatch, ENOUGH=1, FOLDS=3)
+    few_settings(monkeypatch, FOLDS=3)
     told = output_of("fit", store.folder, "-o", tmp_path / "model")
-    promise = "An interval contains the whole finding"
-    assert all(
-        words in told for words in ("60 scans of 60 patients", "test scans", promise, "Next: nguide predict FEA")
-    )
+    lead, promise = "It finds the slices better than position does: +.", "An interval contains the whole finding"
+    order = ("60 scans of 60 patients", "At most ", "Mean pooling", lead, "It tells scans apart", promise, "Next: ")
+    assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
     assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
     assert "model" in output_of("fit", store.folder, "-o", tmp_path / "model", code=2)
 

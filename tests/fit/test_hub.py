@@ -198,4 +198,4 @@ def test_commands(folder, fake_hub, tmp_path):
     pulled = output_of("hub", "pull", NAME, "-o", tmp_path / "model")
     assert f"--model{tmp_path / 'model'}" in pulled.replace(" ", "")
     exported = output_of("export", tmp_path / "model", "-o", tmp_path / "model.pt2")
-    assert "committee on 4 features a slice" in exported
+    assert "ensemble on 4 features a slice" in exported

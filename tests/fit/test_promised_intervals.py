@@ -7,7 +7,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit.fit_committee import FoldPlan
+from normal_guidance.fit.fit_ensemble import FoldPlan
 from normal_guidance.fit.measured import (
     Held,
     PromisedIntervals,
@@ -88,14 +88,14 @@ def test_too_few_held_is_said(held: int, doubted: bool) -> None:
 
 
 @pytest.mark.slow
-def test_the_promise_holds_for_whole_committees_and_fresh_scans(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Out-of-fold attention calibrates, the whole committee's is used: the promise is tested, not proved."""
+def test_the_promise_holds_for_whole_ensembles_and_fresh_scans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Out-of-fold attention calibrates, the whole ensemble's is used: the promise is tested, not proved."""
     few_settings(monkeypatch)
     covered: dict[float, list[float]] = {1.0: [], 0.8: []}
     for seed in range(20):
         found = fit_and_measure(shifted_mean(60, seed=seed, features=4, shift=1.5), FoldPlan(folds=3))
         fresh = shifted_mean(100, seed=1000 + seed, features=4, shift=1.5)  # others each time: fits are independent
-        attention, calibration = predict_bags(found.fit.committee, fresh).attention, found.intervals.calibration
+        attention, calibration = predict_bags(found.fit.ensemble, fresh).attention, found.intervals.calibration
         for shorter, values in covered.items():
             own = replace(calibration, threshold=shorter * calibration.threshold)
             test = check_on(replace(found.intervals, calibration=own), fresh, attention).test

@@ -15,20 +15,20 @@ from sklearn.model_selection import cross_val_score
 import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit import measured
-from normal_guidance.fit.fit_committee import FoldPlan, fit_committee
+from normal_guidance.fit import fitting, measured
+from normal_guidance.fit.fit_ensemble import FoldPlan, fit_ensemble
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.study.drawn import shifted_mean
 from small_bundle import few_settings
 
-QUICK = {"folds": 3, "repeats": 1}
+QUICK = {"folds": 3}
 
 
 @pytest.fixture(scope="module", autouse=True)
 def quick() -> Iterator[None]:
-    """The finder's habits do not depend on the number of settings, but the time does."""
+    """The finder's habits do not depend on the number of kinds and steps, but the time does."""
     with pytest.MonkeyPatch.context() as patch:
         few_settings(patch)
         yield
@@ -49,10 +49,10 @@ def finder(train: Bags) -> SliceFinder:
     return SliceFinder(**QUICK).fit(train)
 
 
-def test_it_is_the_committee_with_its_calibration(train: Bags, new: Bags, finder: SliceFinder):
-    fit = fit_committee(train, train.patient_ids, FoldPlan(folds=3))
+def test_it_is_the_ensemble_with_its_calibration(train: Bags, new: Bags, finder: SliceFinder):
+    fit = fit_ensemble(train, train.patient_ids, FoldPlan(folds=3))
     operation = choose_operation(fit.logits, train.labels, scans="out-of-fold")
-    own = fit.committee(new.features, new.lengths)
+    own = fit.ensemble(new.features, new.lengths)
     np.testing.assert_allclose(finder.decision_function(new), own.logit, rtol=1e-6)
     torch.testing.assert_close(finder.find_slices(new), own.attention)
     positive = [operation.calibration.probability(logit) for logit in own.logit.tolist()]
@@ -66,7 +66,7 @@ def test_it_is_the_committee_with_its_calibration(train: Bags, new: Bags, finder
 def test_a_planted_signal_is_found(new: Bags, finder: SliceFinder):
     assert finder.score(new) == accuracy_score(new.labels, finder.predict(new)) > 0.8
     assert roc_auc_score(new.labels, finder.decision_function(new)) > 0.9
-    assert finder.sentences_[1].startswith("It finds slices better than their position")
+    assert finder.sentences_[0].startswith("It finds the slices better than position does: +.")
     assert finder.out_of_fold_.specific.difference > 0.1
     sums = [own.sum().item() for own in finder.find_slices(new).split(new.lengths.tolist())]
     assert sums == pytest.approx([1.0] * len(new), abs=1e-4)
@@ -99,14 +99,14 @@ def test_fitting_has_no_side_effects_and_repeats_itself(train: Bags, finder: Sli
     assert torch.get_num_threads() == threads
     assert torch.is_grad_enabled()
     assert list(tmp_path.iterdir()) == []
-    torch.testing.assert_close(again.committee_.state_dict(), finder.committee_.state_dict(), rtol=0, atol=0)
+    torch.testing.assert_close(again.ensemble_.state_dict(), finder.ensemble_.state_dict(), rtol=0, atol=0)
     assert again.threshold_ == finder.threshold_
 
 
 def test_it_is_cloned_shown_and_pickled(new: Bags, finder: SliceFinder):
-    copy = clone(SliceFinder(folds=3, seed=7).set_params(repeats=2))
+    copy = clone(SliceFinder(folds=3, seed=7).set_params(coverage=0.8))
     assert is_classifier(copy)
-    assert repr(copy) == "SliceFinder(folds=3, repeats=2, seed=7)"
+    assert repr(copy) == "SliceFinder(coverage=0.8, folds=3, seed=7)"
     again = pickle.loads(pickle.dumps(finder))
     np.testing.assert_array_equal(again.predict_proba(new), finder.predict_proba(new))
     assert again.sentences_ == finder.sentences_
@@ -121,16 +121,17 @@ def test_scans_in_every_form_are_the_same(new: Bags, finder: SliceFinder, tmp_pa
     assert finder.score(arrays, new.labels.numpy()) == finder.score(new) == finder.score(store)
 
 
-def test_patients_share_a_fold_in_bags_arrays_and_folders(train: Bags, finder: SliceFinder, tmp_path):
+def test_patients_share_a_fold_in_bags_arrays_and_folders(train: Bags, finder: SliceFinder, tmp_path, monkeypatch):
     arrays, patients = [bag.features.numpy() for bag in train], [f"P{n // 2}" for n in range(len(train))]
     labels = train.labels.numpy()
     made = SliceFinder(**QUICK).fit(arrays, labels, patient_ids=patients)
     of_bags = SliceFinder(**QUICK).fit(train, patient_ids=patients)
     np.testing.assert_array_equal(made.out_of_fold_logits_, of_bags.out_of_fold_logits_)
     assert not np.array_equal(made.out_of_fold_logits_, finder.out_of_fold_logits_)  # each scan a patient of its own
-    assert made.out_of_fold_.skill is None  # arrays have no slice labels
-    folds = normal_guidance.fit(arrays, tmp_path / "model", labels=labels, patient_ids=patients).fit.folds[0].tolist()
-    assert folds[:44:2] == folds[1:44:2]
+    assert made.out_of_fold_.gain is None  # arrays have no slice labels
+    monkeypatch.setattr(fitting, "make_plan", lambda *_, seed: FoldPlan(3, seed))
+    of_fit = normal_guidance.fit(arrays, tmp_path / "model", labels=labels, patient_ids=patients).fit.logits
+    np.testing.assert_array_equal(of_fit, made.out_of_fold_logits_)
 
 
 @pytest.mark.slow
@@ -158,10 +159,10 @@ NAN = torch.tensor([[0.0] * 4] * 2 + [[np.nan] * 4])
     [
         (lambda _: fit_features([1] * 8), "8 positive scans of 8 patients and 0 negative ones"),
         (lambda _: fit_features(HALF, folds=5), "cannot be divided into 5 folds"),
-        (lambda _: fit_features(HALF, components=0), "components is 0; give a whole number of at least 1"),
+        (lambda _: fit_features(HALF, folds=2), "folds is 2; give a whole number of at least 3"),
         (lambda finder: finder.predict([torch.zeros(3, 4), NAN]), "scan 'scan-1', slice 2, feature 0: value nan"),
         (lambda finder: finder.predict(shifted_mean(4, seed=1, features=4)[:0]), "there is nothing to predict"),
-        (lambda finder: finder.committee_(torch.zeros(3, 4)), "a model takes features and the slices of each scan"),
+        (lambda finder: finder.ensemble_(torch.zeros(3, 4)), "a model takes features and the slices of each scan"),
     ],
 )
 def test_mistakes_are_refused_in_one_line(finder: SliceFinder, act, message: str, unchecked: None):
@@ -171,7 +172,7 @@ def test_mistakes_are_refused_in_one_line(finder: SliceFinder, act, message: str
 
 
 def test_test_scans_of_another_width_are_refused_before_the_fit(train: Bags, monkeypatch):
-    monkeypatch.setattr(measured, "fit_committee", lambda *_, **__: pytest.fail("it was fitted first"))
+    monkeypatch.setattr(measured, "fit_ensemble", lambda *_, **__: pytest.fail("it was fitted first"))
     other = replace(shifted_mean(9, seed=3, features=2), patient_ids=tuple(f"other-{n}" for n in range(9)))
     with pytest.raises(UserError, match="test scans have 2 features, training scans 4; encode both alike"):
         measured.fit_and_measure(train, test=other)

@@ -1,4 +1,4 @@
-"""Skill and the patient-specific measure against scikit-learn, numpy's interpolation and hand calculation."""
+"""Skill, gain and the patient-specific measure against scikit-learn, numpy's interpolation and hand calculation."""
 
 import math
 
@@ -17,6 +17,7 @@ from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import (
     best_prior,
     mean_auroc,
+    measure_gain,
     measure_skill,
     patient_specific,
     position_density,
@@ -106,6 +107,23 @@ def test_skill_against_scikit_learn() -> None:
     reach = student_quantile(0.95, 39) * parts.std(ddof=1) / math.sqrt(40)
     assert (found.high - found.low) / 2 == pytest.approx(reach, rel=0.08)
     assert (found.low + found.high) / 2 == pytest.approx(found.skill)
+
+
+def test_gain_is_the_mean_paired_difference_from_the_best_guess() -> None:
+    lengths = torch.randint(10, 60, (40,))
+    labels, centre = findings(lengths)
+    scores = bell(lengths) + 0.02 * torch.randn(len(labels)) + 0.02 * labels
+    found, (_, guess) = measure_gain(scores, labels, lengths), best_prior(labels, lengths)
+    own = np.array([roc_auc_score(y, s) for y, s in zip(split(labels, lengths), split(scores, lengths), strict=True)])
+    differences = own - guess.auroc.numpy()
+    assert (found.auroc, found.position) == pytest.approx((own.mean(), guess.mean_auroc.item()))
+    assert found.gain == pytest.approx(differences.mean()) == pytest.approx(found.auroc - found.position)
+    reach = student_quantile(0.95, 39) * differences.std(ddof=1) / math.sqrt(40)
+    assert (found.high - found.gain, found.gain - found.low) == pytest.approx((reach, reach), rel=0.08)
+    for known, sign in ((bell(lengths), 0), (bell(lengths, 0.1), -1), (bell(lengths, centre), 1)):
+        one = measure_gain(known, labels, lengths)
+        assert one.shown == (sign > 0) == (one.low > 0)
+        assert np.sign(one.gain) == sign
 
 
 def test_a_bell_has_no_skill_and_the_oracle_has() -> None:
@@ -199,7 +217,7 @@ def test_scans_left_out_are_counted_as_by_localization() -> None:
         assert (found.low, found.high) == (alone.low, alone.high)
 
 
-@pytest.mark.parametrize("measure", [measure_skill, patient_specific])
+@pytest.mark.parametrize("measure", [measure_gain, measure_skill, patient_specific])
 def test_with_too_few_patients_the_interval_is_unknown(measure) -> None:
     labels, _ = findings(LENGTHS)
     found = measure(bell(LENGTHS), labels, LENGTHS, patient_ids=["A"] * len(LENGTHS))
@@ -207,7 +225,7 @@ def test_with_too_few_patients_the_interval_is_unknown(measure) -> None:
     assert np.isnan([found.low, found.high]).all()
     nobody = measure(torch.rand(4), torch.tensor([0, 0, -1, -1]), torch.tensor([2, 2]))
     assert (nobody.scans, nobody.all_negative, nobody.unlabelled) == (0, 1, 1)
-    assert str(nobody).endswith("(0 scans)")
+    assert str(nobody).endswith("(0 scans)" if measure is not measure_gain else "[too few scans for an interval]")
 
 
 def test_intervals_stay_within_what_is_possible() -> None:

@@ -28,7 +28,7 @@ from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.prediction import BagsLike, Prediction
 from normal_guidance.sweep.batches import LOADING_BATCH, in_batches
 from normal_guidance.sweep.config import Config
-from normal_guidance.sweep.stack import Parameters
+from normal_guidance.sweep.stack import Parameters, initial_model
 
 Form = Literal["together", "each", "components"]
 
@@ -123,7 +123,7 @@ class Members(nn.Module):
         self.kind, self.scaling = kind, scaling
         if (kind.hidden or 0) > max((size for values in weights.values() for size in values.shape), default=0):
             raise ValueError(f"no weights are of {kind.hidden} hidden units")  # before a model of that size is made
-        self.model = Config(kind.method, hidden=kind.hidden).spec.build(scaling.inputs)
+        self.model = initial_model(Config(kind.method, hidden=kind.hidden), scaling.inputs)
         known = {name: parameter.shape for name, parameter in self.model.named_parameters()}
         if {name: values.shape[1:] for name, values in weights.items()} != known or not len(self._count(weights)) == 1:
             raise ValueError(f"the weights of {kind.method} do not fit {scaling.inputs} inputs")

@@ -181,13 +181,19 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
         with torch.no_grad(), _quiet():
-            return torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
+            program = torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
     except (TorchUserError, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(
             f"{type(graph).__name__} cannot be traced for any number of slices ({reason} ...); write its forward pass "
             "without Python branches on the slices"
         ) from error
+    # Checks of a tensor's type, which conversions leave: under vmap, over the members of an ensemble, ONNX's exporter
+    # cannot ask for the shape that they want to see.
+    for node in program.graph.find_nodes(op="call_function", target=torch.ops.aten._assert_tensor_metadata.default):
+        program.graph.erase_node(node)
+    program.graph_module.recompile()
+    return program
 
 
 def read_metadata(path: str | Path) -> dict[str, str]:
