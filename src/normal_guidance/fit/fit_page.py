@@ -194,7 +194,7 @@ def _column(measured: Measured) -> dict[str, str]:
     return {
         **column,
         "Localization AUROC": str(measured.localization),
-        "The best guess by position alone": digits(gain.position),
+        "Position: the middle of the scan": digits(gain.position),
         "Gain over position": str(gain),
         "Localization AUROC by other patients' attention": digits(specific.others),
         "Patient-specific: own minus others'": f"{signed(specific.difference)} {interval(specific.low, specific.high)}",

@@ -196,12 +196,12 @@ class Measured:
     negative: int
     scans: ScanAuroc
     localization: MeanAuroc | None
-    gain: Gain | None  # over the best guess by position
+    gain: Gain | None  # over position, the distance from the middle
     specific: PatientSpecific | None
 
     @property
     def finds(self) -> bool:
-        """Whether attention is better than a guess by position, by the whole interval of the gain."""
+        """Whether attention is better than position, by the whole interval of the gain."""
         return self.gain is not None and self.gain.shown
 
 

@@ -94,6 +94,11 @@ def _histogram(bin_below: Tensor, weight: Tensor, values: Tensor, bins: int) -> 
     return padded[:-2] / 4 + padded[1:-1] / 2 + padded[2:] / 4
 
 
+def near_middle(lengths: Int[Tensor, "scans"]) -> Float64[Tensor, "slices"]:
+    """Packed scores of slices: the nearer to the middle of their scan, the higher."""
+    return -(2 * place_in_bag(lengths) + 1 - lengths[bag_of_rows(lengths)]).abs().double()
+
+
 def best_prior(
     slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "scans"], density: PositionDensity | None = None
 ) -> tuple[str, Localization]:
@@ -101,8 +106,7 @@ def best_prior(
     # Choosing on the evaluated scans favours the prior, and so never the method that is compared with it.
     slice_labels, lengths = slice_labels.cpu(), lengths.cpu()
     nothing = torch.zeros(len(slice_labels), 1, dtype=torch.float64)
-    off_middle = 2 * place_in_bag(lengths) + 1 - lengths[bag_of_rows(lengths)]
-    guesses = {BASELINE: CenteredGaussian()(nothing, lengths).slice_scores, MIDDLE: -off_middle.abs().double()}
+    guesses = {BASELINE: CenteredGaussian()(nothing, lengths).slice_scores, MIDDLE: near_middle(lengths)}
     if density is not None:
         guesses[POSITION_DENSITY] = density.scores(lengths)
     priors = {name: localization(scores, slice_labels, lengths) for name, scores in guesses.items()}
@@ -234,7 +238,7 @@ def measure_skill(
 
 @dataclass(frozen=True, kw_only=True)
 class Gain(_Interval):
-    """The localization AUROC of a method minus that of the best guess by position, with its interval."""
+    """The localization AUROC of a method minus that of the distance from the middle, with its interval."""
 
     auroc: float
     position: float
@@ -256,9 +260,9 @@ def measure_gain(
     *,
     patient_ids: Sequence[str] | None = None,
 ) -> Gain:
-    """How much better one method's slice scores localize than the best guess by position, paired by patient."""
+    """How much better one method's slice scores localize than the distance from the middle, paired by patient."""
     resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    _, guess = best_prior(slice_labels, lengths)
+    guess = localization(near_middle(lengths.cpu()), slice_labels.cpu(), lengths.cpu())
     drawn = resampling.draw(own=resampling.auroc, guess=guess.auroc)
     auroc, position = resampling.measured.mean_auroc.item(), guess.mean_auroc.item()
     about = resampling.interval(auroc - position, drawn["own"] - drawn["guess"], -1.0)
