@@ -12,7 +12,7 @@ from normal_guidance.clinic.predict.predicting import scores_of
 from normal_guidance.core.methods import DISTINCT, EVERY_METHOD, build_model
 from normal_guidance.core.prediction import attention_per_head
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.fit.ensemble import Ensemble
+from normal_guidance.fit.ensemble import COMPONENTS, Ensemble
 from normal_guidance.fit.export import (
     LEAST,
     TOLERANCE,
@@ -177,13 +177,13 @@ def test_differences_are_seen():
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return fitted_bundle(WIDTH)
+    return fitted_bundle(COMPONENTS + 2)
 
 
 def check_bundle(path, bundle: Bundle) -> None:
     run = open_graph(path)
     for slices in (1, 2, 5, 33, 127, 129, 300):  # windows are summed in another way from 129 slices on
-        scan = 3 * torch.randn(slices, WIDTH, generator=torch.Generator().manual_seed(slices))
+        scan = 3 * torch.randn(slices, bundle.features, generator=torch.Generator().manual_seed(slices))
         made = run(scan)
         scores = scores_of(bundle, scan)
         for number, (model, (logit, log_attention)) in enumerate(zip(bundle.each, scores, strict=True)):

@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> SimpleNamespace:
     store, model, out = folder / "store", folder / "model", folder / "out"
     table = ("--labels", folder / "labels.csv", "--findings", "any=1386000,left,rare")
     imported = output_of("store", "import", folder / "features.npz", *table, "-o", store)
-    fitted = output_of("fit", store, "-o", model)
+    fitted = output_of("fit", store, "-o", model, "--keep-test")
     predicted = output_of("predict", folder / "new.npz", "--model", model, "-o", out)
     folders = {"folder": folder, "store": store, "model": model, "out": out}
     return SimpleNamespace(**folders, imported=imported, fitted=fitted, predicted=predicted)
@@ -108,12 +108,32 @@ def test_a_rare_finding_is_skipped_with_a_sentence(made):
     assert not (made.folder / "none").exists()
 
 
+def test_a_killed_fit_goes_on_with_the_finding_that_it_was_at(made, tmp_path):
+    def stop(name: str, share: float) -> None:
+        if name == "left" and share > 0.9:
+            raise KeyboardInterrupt
+
+    store, told = open_store(made.store), []
+    with pytest.raises(KeyboardInterrupt):
+        fit_findings(store, tmp_path / "model", ["any", "left"], keep_test=True, watch=stop)
+    assert [file.name for file in tmp_path.iterdir()] == [".model.kinds"]
+    fit_findings(store, tmp_path / "model", ["any", "left"], keep_test=True, watch=lambda *now: told.append(now))
+    assert [file.name for file in tmp_path.iterdir()] == ["model"]
+    assert sum(1 for name, share in told if name == "any") == 1  # all its kinds were there
+    assert all(
+        (tmp_path / "model" / name / "model.safetensors").read_bytes()
+        == (made.model / name / "model.safetensors").read_bytes()
+        for name in ("any", "left")
+    )
+
+
 def test_a_finding_without_positive_test_scans_is_not_tested(made, tmp_path):
     split = tmp_path / "split.csv"
     part = {number: "test" if number % 4 == 3 and number > 30 else "train" for number in range(SCANS)}
     lines = [f"S{number:02},{one}" for number, one in part.items()]
     split.write_text("\n".join(["scan_id,part", *lines]))
-    told = output_of("fit", made.store, "-o", tmp_path / "model", "--split", split, "--finding", "left,rare", "--json")
+    options = ("--finding", "left,rare", "--keep-test", "--json")
+    told = output_of("fit", made.store, "-o", tmp_path / "model", "--split", split, *options)
     content = json.loads(told[told.index("{") :])
     assert [one["name"] for one in content["findings"]] == ["left"]
     assert content["findings"][0]["test"] is None
@@ -164,7 +184,7 @@ def test_predictions_follow_their_own_finding(made):
 
 
 def test_one_chosen_finding_is_a_bundle_with_a_name(made, tmp_path):
-    output_of("fit", made.store, "-o", tmp_path / "left", "--finding", "left")
+    output_of("fit", made.store, "-o", tmp_path / "left", "--finding", "left", "--keep-test")
     bundle = load_bundle(tmp_path / "left")
     assert (bundle.finding, bundle.further) == (Finding("left"), ())
     torch.testing.assert_close(bundle.model.state_dict(), load_bundle(made.model / "left").model.state_dict())

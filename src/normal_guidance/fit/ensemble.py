@@ -54,7 +54,7 @@ class Scaling(nn.Module):
         super().__init__()
         self.register_buffer("mean", mean.float())
         self.register_buffer("scale", scale.float())
-        self.register_buffer("rotation", None if rotation is None else rotation.float())
+        self.register_buffer("rotation", None if rotation is None else rotation.float().contiguous())
 
     @property
     def inputs(self) -> int:

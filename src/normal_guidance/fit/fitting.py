@@ -49,13 +49,19 @@ class FittedModel(MeasuredFit):
     bundle: Bundle
 
 
-def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None = None, **options: Any) -> FittedModel:
+def fit_model(
+    scans: FeatureStore,
+    out: str | Path,
+    *,
+    test: FeatureStore | None = None,
+    resume: Path | None = None,
+    **options: Any,
+) -> FittedModel:
     """Fit an ensemble (`fit_and_measure` has the options) and write its folder, which must be new or empty."""
     features = features_of(scans)
     assert features is not None
-    done = Path(out).absolute().with_name(f".{Path(out).absolute().name}.kinds")  # from which a killed fit goes on
     with folder_atomically(out) as draft:
-        result = fit_and_measure(scans, test=test, resume=done, **options)
+        result = fit_and_measure(scans, test=test, resume=resume or _unfinished(out), **options)
         training, calibrated = _training(scans, test, result), result.intervals.calibration
         bundle = make_bundle(None, result.fit.ensemble, features, result.operation, training, calibrated)
         bundle = replace(bundle, cautions=result.cautions(bundle.finding.name if bundle.finding else ""))
@@ -68,8 +74,14 @@ def fit_model(scans: FeatureStore, out: str | Path, *, test: FeatureStore | None
         write_atomically(draft / PAGE, fit_page(bundle, result, scans, test).encode())
         write_json(draft / LEADERBOARD, {"leaderboard": valid_json([asdict(row) for row in result.leaderboard])})
         fill_folder(bundle, draft)
-    shutil.rmtree(done, ignore_errors=True)
+    shutil.rmtree(_unfinished(out), ignore_errors=True)
     return FittedModel(**vars(result), bundle=bundle)
+
+
+def _unfinished(out: str | Path) -> Path:
+    """The folder of finished kinds, from which a killed fit goes on."""
+    out = Path(out).absolute()
+    return out.with_name(f".{out.name}.kinds")
 
 
 def _training(scans: FeatureStore, test: FeatureStore | None, result: MeasuredFit) -> dict[str, object]:
@@ -256,7 +268,8 @@ def fit_findings(
                     notes[name] = f"All {len(test)} test scans are {alike}, so it was not tested."
                     test = None
                 told = partial(report, name, number)
-                models[name] = fit_model(train, draft / name, test=test, plan=plan, watch=told, **options)
+                kinds = _unfinished(out) / name  # the draft, and what is beside a model in it, goes with a killed fit
+                models[name] = fit_model(train, draft / name, test=test, plan=plan, watch=told, resume=kinds, **options)
             except UserError as error:
                 skipped[name] = str(error)
                 notes.pop(name, None)
@@ -266,4 +279,5 @@ def fit_findings(
         made = {finding: models[finding.name] for finding in chosen if finding.name in models}
         write_findings(draft, list(made), skipped)
         write_atomically(draft / PAGE, findings_page(made, skipped, notes).encode())
+    shutil.rmtree(_unfinished(out), ignore_errors=True)
     return FittedFindings(load_bundle(out), models, skipped, notes)
