@@ -220,7 +220,10 @@ class Ensemble(nn.Module):
                 raise ValueError(f"{kind.members} members of {kind.method}, but {len(kinds[-1])} in the weights")
         if not all(any(getattr(kind, role) for kind in known.kinds) for role in ("attends", "scores")):
             raise ValueError("no members for attention, or none for probability")
-        return Ensemble(kinds, shown=known.shown).eval()
+        made = Ensemble(kinds, shown=known.shown).eval()
+        if made.state_dict().keys() != state.keys() or {len(each.scaling.mean) for each in kinds} != {made.features}:
+            raise ValueError(f"the weights are not those of {len(kinds)} kinds of members with the same features")
+        return made
 
 
 @dataclass(frozen=True)
