@@ -245,7 +245,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
 
 
-def mean_logit(kinds: Sequence[Float[Tensor, "members scans"]]) -> Float[Tensor, "scans"]:
+def mean_logit(kinds: Sequence[Float[Tensor, "_ scans"]]) -> Float[Tensor, "scans"]:
     """The logit of the mean probability of kinds, each the mean of its members."""
     positive, negative = (
         torch.logsumexp(torch.stack([_log_mean(F.logsigmoid(sign * logits.double())) for logits in kinds]), 0)
@@ -254,7 +254,7 @@ def mean_logit(kinds: Sequence[Float[Tensor, "members scans"]]) -> Float[Tensor,
     return (positive - negative).float()
 
 
-def mean_attention(kinds: Sequence[Float[Tensor, "members *slices"]]) -> Float[Tensor, "*slices"]:
+def mean_attention(kinds: Sequence[Float[Tensor, "_ *slices"]]) -> Float[Tensor, "*slices"]:
     """The logarithm of the mean attention of kinds, each the mean of its members."""
     return _log_mean(torch.stack([_log_mean(log_attention) for log_attention in kinds]))
 
