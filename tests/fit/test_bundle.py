@@ -20,7 +20,7 @@ from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.run import load_run, load_winner, run_sweep
-from small_bundle import PATIENT, WINDOW, tiny, train, use_tiny
+from small_bundle import PATIENT, WINDOW, fitted_bundle, tiny, train, use_tiny
 
 
 def copy(folder: Path, out: Path) -> Path:
@@ -105,6 +105,28 @@ def test_bundles_of_another_kind_are_refused(trained, tmp_path):
     (swapped / "model.safetensors").unlink()
     with pytest.raises(UserError, match="cannot be read or checked"):
         load_bundle(swapped)
+
+
+def test_an_ensemble_is_read_as_it_was_written_and_damage_is_named(bundle, tmp_path):
+    made = fitted_bundle(4, training=bundle.training)
+    folder = write_bundle(made, tmp_path / "bundle")
+    again, features = load_bundle(folder), torch.randn(9, 4)
+    assert again.as_json() == made.as_json()
+    assert score(again, features)[0] == score(made, features)[0]
+    for number, edit in enumerate(
+        (
+            lambda content: content.update(ensemble=None),
+            lambda content: content["ensemble"].pop("shown"),
+            lambda content: content["ensemble"]["kinds"].pop(),
+            lambda content: content["ensemble"]["kinds"][0].update(members=10**9),
+            lambda content: content["ensemble"]["kinds"][0].update(method="nothing"),
+            lambda content: content["ensemble"]["kinds"][0].update(form="sideways"),
+            lambda content: content["ensemble"]["kinds"][1].update(hidden=10**12),
+            lambda content: content.update(features=5),
+        )
+    ):
+        with pytest.raises(UserError, match=r"bundle\.json( is damaged|: )"):
+            load_bundle(change(copy(folder, tmp_path / str(number)) / "bundle.json", edit))
 
 
 def test_folders_that_are_given_by_mistake(trained, tmp_path):

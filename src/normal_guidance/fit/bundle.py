@@ -492,6 +492,13 @@ def fill_folder(bundle: Bundle, folder: Path) -> None:
     write_json(folder / BUNDLE, {**bundle.as_json(), "weights": sha256})
 
 
+def _ensemble(known: BundleFile, weights: Mapping[str, Tensor]) -> Ensemble:
+    model = Ensemble.from_json(known.ensemble or {}, weights)
+    if model.features != known.features:
+        raise ValueError(f"its weights are of {model.features} features, not of {known.features}")
+    return model
+
+
 def _read(folder: Path) -> Bundle:
     path, again = folder / BUNDLE, f"copy the bundle again, or {AGAIN}"
     content = read_json(path, again)
@@ -507,9 +514,7 @@ def _read(folder: Path) -> Bundle:
     with reading(path, again, StopIteration, wrong="is damaged"):
         return Bundle(
             **{each.name: getattr(known, each.name) for each in fields(BundleFacts)},
-            model=winner_model(known.config, known.features, weights)
-            if known.config
-            else Ensemble.from_json(known.ensemble or {}, weights),
+            model=winner_model(known.config, known.features, weights) if known.config else _ensemble(known, weights),
             preprocessing=None if known.encoder is None else Preprocessing.from_dict(known.preprocessing or {}),
             training=content["training"],
             intervals=None if known.intervals is None else IntervalCalibration.from_dict(known.intervals),

@@ -220,7 +220,10 @@ class Ensemble(nn.Module):
                 raise ValueError(f"{kind.members} members of {kind.method}, but {len(kinds[-1])} in the weights")
         if not all(any(getattr(kind, role) for kind in known.kinds) for role in ("attends", "scores")):
             raise ValueError("no members for attention, or none for probability")
-        return Ensemble(kinds, shown=known.shown).eval()
+        made = Ensemble(kinds, shown=known.shown).eval()
+        if made.state_dict().keys() != state.keys() or {len(each.scaling.mean) for each in kinds} != {made.features}:
+            raise ValueError(f"the weights are not those of {len(kinds)} kinds of members with the same features")
+        return made
 
 
 @dataclass(frozen=True)
@@ -242,7 +245,7 @@ def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): values for name, values in tensors.items() if name.startswith(prefix)}
 
 
-def mean_logit(kinds: Sequence[Float[Tensor, "members scans"]]) -> Float[Tensor, "scans"]:
+def mean_logit(kinds: Sequence[Float[Tensor, "_ scans"]]) -> Float[Tensor, "scans"]:
     """The logit of the mean probability of kinds, each the mean of its members."""
     positive, negative = (
         torch.logsumexp(torch.stack([_log_mean(F.logsigmoid(sign * logits.double())) for logits in kinds]), 0)
@@ -251,7 +254,7 @@ def mean_logit(kinds: Sequence[Float[Tensor, "members scans"]]) -> Float[Tensor,
     return (positive - negative).float()
 
 
-def mean_attention(kinds: Sequence[Float[Tensor, "members *slices"]]) -> Float[Tensor, "*slices"]:
+def mean_attention(kinds: Sequence[Float[Tensor, "_ *slices"]]) -> Float[Tensor, "*slices"]:
     """The logarithm of the mean attention of kinds, each the mean of its members."""
     return _log_mean(torch.stack([_log_mean(log_attention) for log_attention in kinds]))
 
