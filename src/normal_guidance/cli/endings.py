@@ -94,7 +94,7 @@ ENDINGS = (
 
 BY_SIGNAL = {"SIGHUP": HUNG_UP, "SIGINT": INTERRUPTED, "SIGTERM": TERMINATED}
 
-RESUMING = ("demo", "encode", "experiment", "predict", "reproduce", "sweep")  # they go on from what they saved
+RESUMING = ("demo", "encode", "experiment", "fit", "predict", "reproduce", "sweep")  # they go on from what they saved
 SECONDS_TO_NOTICE = 0.5  # then an interrupt is repeated: libraries lose one that comes while they start
 PATIENCE = 3  # the signal of this number ends the process at once, whatever it is cleaning up
 

@@ -39,13 +39,13 @@ class DistancePrior(AttentionTerm):
 def _prior(a: Padded, layout: Layout) -> Padded:
     """r, which sums to one over a bag's slices; a bag of one slice has none, and its r is 0."""
     place = torch.arange(layout.longest, device=a.device, dtype=a.dtype)
-    distance = place if is_long(layout.longest) else (place[:, None] - place).abs()
+    distance = place if is_long(layout.longest, place.device) else (place[:, None] - place).abs()
     reaches = torch.stack([place.new_full((1,) * distance.ndim, reach) for reach in REACHES])  # CUDA records no copies
     fall = torch.where(distance > 0, (-distance / reaches).exp(), 0.0)
 
     def sums(values: Parts) -> Parts:
         """Sums over the other slices, each counted by its distance."""
-        return window_sums(values, fall) if is_long(layout.longest) else values @ fall
+        return window_sums(values, fall) if is_long(layout.longest, values.device) else values @ fall
 
     reached = sums(layout.mask.to(a.dtype).expand(len(REACHES), -1, -1)).movedim(0, 1)
     given_out = a[:, :, None] / reached[:, None].clamp_min(torch.finfo(a.dtype).tiny)
