@@ -158,7 +158,7 @@ TABLES = {
     "phantoms": (
         *("localization_auroc", "localization_auprc", "scan_auroc", "gaussian", "twins", "scan_twins", "supervised"),
     ),
-    "fit": ("summary", "prostatex", "stability"),
+    "fit": ("ensemble", "members", "each_division", "prostatex", "stability"),
     "beyond": ("ahead", "unfiltered", "about", "choice", "kernel"),
     "prostatex": ("methods",),
     "mitbih": ("methods",),
