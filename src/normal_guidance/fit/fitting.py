@@ -164,8 +164,8 @@ def fit(
         ...     made = fit(arrays, f"{folder}/model", labels=train.labels)
         ...     probabilities = [scan.probability for scan in predict(new, f"{folder}/model")]
         ...     again = [scan.probability for scan in predict(arrays[:3], f"{folder}/model")]
-        >>> len(probabilities), len(again), made.sentences()[0]
-        (20, 3, 'It finds the slices better than position does: ...')
+        >>> len(probabilities), len(again), made.sentences()[1]
+        (20, 3, 'It tells scans apart: AUROC ...')
     """
     if not isinstance(out, str | Path):
         raise UserError(
