@@ -290,7 +290,7 @@ def _choices(fit: EnsembleFit, scans: LabelledScans) -> list[str]:
         "Guided kinds attend: none without guidance predicts unseen scans clearly better."
         if fit.choice.usual
         else "Kinds without guidance attend: they predict unseen scans clearly better (by more than "
-        f"{SURELY:g} standard errors) than every guided one, so findings are no single block of slices.",
+        f"{SURELY:g} standard errors) than every guided one, so attention in one bell may have the wrong shape.",
         *([] if fit.choice.shown else [NOT_SHOWN]),
         f"The ensemble is the mean of {len(fit.ensemble)} models.",
     ]
