@@ -69,9 +69,9 @@ def index(
             PROSTATEx_masks), or folder (your own).
         root: Folder of the images and, except for folder, of the label tables.
         out: Folder for manifest.parquet, problems.csv and report.json.
-        table: For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally
-            patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or
-            mask (NIfTI).
+        table: For folder: table (.csv, .parquet) with scan_id and label, and optionally path (relative to ROOT; else
+            files are found by the scan's name), patient_id, modality (CT or MR), and slice_labels (0 0 1 1),
+            slice_ranges (12-20;31-33, counted from 0) or mask (NIfTI). Columns of other common names are taken, too.
         labels: For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from
             any_injury (patient).
         findings: For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known:
@@ -85,7 +85,7 @@ def index(
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
-    for warning in filter(None, (left_out_line(made, out), modality_line(made, table))):
+    if warning := left_out_line(made, out):
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     print_result(as_json, made.report, summary_lines(made, out))
 
@@ -116,7 +116,8 @@ def summary_lines(made: Index, out: Path) -> list[str]:
     """Return the closing lines: counts, problems, and the next command."""
     counts = made.report["counts"]
     scans, positive, sliced = counts["scans"], counts["positive"], counts["with_slice_labels"]
-    lines = [
+    lines = [f"Guessed: {guess}" for guess in made.report.get("guessed", ())]
+    lines += [
         f"{count_text(scans, 'scan')}, {count_text(counts['slices'], 'slice')}, "
         f"{count_text(counts['patients'], 'patient')}",
         f"{count_text(positive, 'positive scan')} ({100 * positive / scans:.1f} %), {sliced:,} with slice labels",
@@ -158,24 +159,6 @@ def left_out_line(made: Index, out: Path) -> str:
     return (
         f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
         f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
-    )
-
-
-def modality_line(made: Index, table: Path | None) -> str:
-    """Return a warning with the number of NIfTI scans that count as CT because nothing says what they are."""
-    if table is None:
-        return ""
-    from normal_guidance.scans.index.labels import read_table
-
-    columns = read_table(table, "--table", ("scan_id", "modality"), ("scan_id",))
-    known = {scan for scan, modality in zip(columns["scan_id"], columns.get("modality", ()), strict=False) if modality}
-    kinds = zip(made.manifest.scan_ids, made.manifest.table["kind"].to_pylist(), strict=True)
-    unknown = sum(kind == "nifti" and scan not in known for scan, kind in kinds)
-    if not unknown:
-        return ""
-    verbs = "has no modality and counts" if unknown == 1 else "have no modality and count"
-    return (
-        f"warning: {count_text(unknown, 'NIfTI scan')} {verbs} as CT; for MR add a column modality with MR to {table}"
     )
 
 

@@ -352,7 +352,8 @@ class ScanTable:
 
     def __init__(self, path: Path, findings: Sequence[Finding] = ()) -> None:
         self.path, self.findings = path, tuple(findings)
-        columns = read_labels(path, "--labels", COLUMNS, ["scan_id"], findings)
+        columns, _ = read = read_labels(path, "--labels", COLUMNS, ["scan_id"], findings)
+        self.guesses = read.guesses()
         names = [name for name in columns if name != "scan_id"]
         if not names:
             raise UserError(f"--labels {path} has only the column scan_id; add {', '.join(COLUMNS[1:])}, or some")

@@ -173,6 +173,8 @@ def import_store(
     if findings and labels is None:
         raise UserError(f"{OPTION} names columns of the table of labels; give it: --labels TABLE")
     table = None if labels is None else ScanTable(Path(labels), findings)
+    if table is not None and table.guesses:
+        tell(f"{labels}: column {table.guesses}")
     further: dict[str, Mapping[str, Labels]] = {}
     form, provenance, scans = read_scans(source, form, leave_out=labels)
     first = next(scans, None)

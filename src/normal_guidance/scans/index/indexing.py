@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,10 @@ def index(
             "options": {name: str(getattr(options, name)) for name in SOURCES[source].options if name != "findings"},
             "version": __version__,
         }
+        if options.table is not None:
+            about["table_sha256"] = sha256(options.table.read_bytes()).hexdigest()
+        if isinstance(dataset, FolderScans) and dataset.guessed:
+            about["guessed"] = list(dataset.guessed)
         if dataset.findings:
             about["findings"] = [finding.as_json() for finding in dataset.findings]
         indexing = Indexing(dataset, problems, watch)

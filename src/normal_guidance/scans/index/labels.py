@@ -23,7 +23,8 @@ from normal_guidance.base.tables import FIRST_LINE, separator
 from normal_guidance.base.workers import ask, parquet_columns
 from normal_guidance.scans.index.manifest import OPTION, Finding, Labels, label_column
 
-BINARY = {"0": 0, "1": 1, "0.0": 0, "1.0": 1, "false": 0, "true": 1}  # spellings of a 0/1 label
+_SPELLINGS = (("0", "0.0", "false", "no", "n", "negative", "neg"), ("1", "1.0", "true", "yes", "y", "positive", "pos"))
+BINARY = {word: label for label, words in enumerate(_SPELLINGS) for word in words}  # spellings of a 0/1 label
 
 SLICE_COLUMNS = ("slice_labels", "slice_ranges")  # columns that say which slices are positive, of each finding
 
@@ -37,14 +38,29 @@ PURPOSES = {
 
 OTHER_NAMES = {
     "scan_id": (
-        *("id", "scan", "scanid", "name", "study", "studyid", "series", "seriesid", "case", "caseid"),
-        *("accession", "accessionnumber", "seriesinstanceuid", "studyinstanceuid", "bagid", "bagname"),
+        *("scanid", "scan", "seriesinstanceuid", "series", "seriesid", "studyinstanceuid", "study", "studyid"),
+        *("accession", "accessionnumber", "case", "caseid", "bagid", "bagname", "id", "name"),
     ),
-    "path": ("file", "filename", "filepath", "folder", "dir", "directory", "image", "imagepath", "scanpath"),
-    "label": ("y", "target", "class", "diagnosis", "labels", "outcome", "positive"),
-    "patient_id": ("pid", "patient", "patientid", "subject", "subjectid"),
+    "path": ("path", "filepath", "file", "filename", "folder", "dir", "directory", "image", "imagepath", "scanpath"),
+    "label": ("label", "labels", "y", "target", "class", "diagnosis", "outcome", "positive"),
+    "patient_id": ("patientid", "patient", "pid", "subject", "subjectid"),
+    "modality": ("modality",),
+    "slice_labels": ("slicelabels",),
+    "slice_ranges": ("sliceranges",),
+    "part": ("part", "split"),
 }
-"""Names that other tables give to our columns, in small letters without spaces, - and _; an error suggests them."""
+"""Names that other tables give to our columns, in small letters without spaces, - and _; the first one there counts."""
+
+
+class LabelTable(NamedTuple):
+    """The cells of a table by column, as text, and which of its columns were taken for one of another name."""
+
+    columns: dict[str, list[str]]
+    guessed: dict[str, str]
+
+    def guesses(self) -> str:
+        """What was guessed, in words; empty where nothing was."""
+        return ", ".join(f"{theirs!r} is {ours}" for ours, theirs in self.guessed.items())
 
 
 def read_table(
@@ -53,8 +69,8 @@ def read_table(
     wanted: Sequence[str],
     needed: Sequence[str],
     instead: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, list[str]]:
-    """The wanted columns of a .csv or .parquet, as text; those of `instead` may stand for a needed one."""
+) -> LabelTable:
+    """The wanted columns of a .csv or .parquet, by common names too; those of `instead` may stand for a needed one."""
     suffix = path.suffix.lower()
     if suffix not in (".csv", ".parquet"):
         raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
@@ -71,35 +87,48 @@ def read_table(
             names = csv.open_csv(path, parse_options=parsing).schema.names
             texts = csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
             table = csv.read_csv(path, parse_options=parsing, convert_options=texts)
-        names = [name for name in table.column_names if name in wanted]
-        if twice := sorted(name for name in names if names.count(name) > 1):
+        there = table.column_names
+        if twice := sorted(name for name in wanted if there.count(name) > 1):
             raise ValueError(f"column {twice[0]} occurs twice")
-        columns = {name: [_text(value) for value in table[name].to_pylist()] for name in names}
-    instead = instead or {}
-    if missing := [name for name in needed if columns.keys().isdisjoint((name, *instead.get(name, ())))]:
-        raise UserError(f"{option} {path} {_lacks(missing, instead, wanted, table.column_names)}")
-    return columns
+        guessed = _guess(there, wanted)
+        taken = {name: name for name in wanted if name in there} | guessed
+        columns = {ours: [_text(value) for value in table[theirs].to_pylist()] for ours, theirs in taken.items()}
+        instead = instead or {}
+        missing = [name for name in needed if columns.keys().isdisjoint((name, *instead.get(name, ())))]
+        others = [name for name in there if name not in taken.values() and there.count(name) == 1]
+        if "label" in missing and (theirs := _only_labels({name: table[name].to_pylist() for name in others})):
+            columns["label"], guessed["label"] = [_text(value) for value in table[theirs].to_pylist()], theirs
+            missing.remove("label")
+    if missing:
+        raise UserError(f"{option} {path} {_lacks(missing, instead, there)}")
+    return LabelTable(columns, guessed)
 
 
-def _lacks(
-    missing: Sequence[str], instead: Mapping[str, Sequence[str]], wanted: Sequence[str], there: Sequence[str]
-) -> str:
-    """Says which columns are missing, what they are for, and which columns of the table may be meant."""
+def _guess(there: Sequence[str], wanted: Sequence[str]) -> dict[str, str]:
+    """Which columns of a table stand for wanted ones that it does not have under their own name."""
+    plain = {re.sub(r"[\s_-]", "", name.lower()): name for name in reversed(there) if name not in wanted}
+    found = {
+        ours: next((plain[name] for name in OTHER_NAMES.get(ours, ()) if name in plain), "")
+        for ours in wanted
+        if ours not in there
+    }
+    return {ours: theirs for ours, theirs in found.items() if theirs}
+
+
+def _only_labels(columns: Mapping[str, Sequence[Any]]) -> str:
+    """The one column that has 0 and 1, and nothing else; empty if there is none, or several."""
+    known = {name: {BINARY.get(_text(value).lower()) for value in values} for name, values in columns.items()}
+    binary = [name for name, values in known.items() if values == {0, 1}]
+    return binary[0] if len(binary) == 1 else ""
+
+
+def _lacks(missing: Sequence[str], instead: Mapping[str, Sequence[str]], there: Sequence[str]) -> str:
+    """Says which columns are missing, what they are for, and which the table has."""
     others = {name: f"; or one of {', '.join(instead[name])}" for name in instead}
     lacked = [f"{name} ({PURPOSES.get(name, '0 or 1')}{others.get(name, '')})" for name in missing]
-    meant: dict[str, str] = {}
-    for name in (name for name in wanted if name not in there):
-        for other in (other for other in there if other not in wanted and other not in meant):
-            if re.sub(r"[\s_-]", "", other.lower()) in OTHER_NAMES.get(name, ()):
-                meant[other] = name
-                break
-    unknown = [name for name in missing if name not in meant.values()]
-    renamed = ", ".join(f"{other} to {name}" for other, name in meant.items())
-    steps = [f"rename {renamed}"] if renamed else []
-    steps += [f"add {', '.join(unknown)}, or rename what the table calls otherwise"] if unknown else []
     return (
         f"has no column{'s' if len(lacked) > 1 else ''} {', '.join(lacked)}; it has "
-        f"{shorten(', '.join(there), 300)}; {' and '.join(steps)}"
+        f"{shorten(', '.join(there), 300)}; add {', '.join(missing)}, or rename what the table calls otherwise"
     )
 
 
@@ -110,7 +139,7 @@ def read_labels(
     needed: Sequence[str],
     findings: Sequence[Finding] = (),
     instead: Mapping[str, Sequence[str]] | None = None,
-) -> dict[str, list[str]]:
+) -> LabelTable:
     """`read_table` with a column for each finding: the first is renamed to label, another one to label_NAME."""
     if not findings:
         return read_table(path, option, wanted, needed, instead)
@@ -119,20 +148,22 @@ def read_labels(
         if name in wanted and name != "label":
             raise UserError(f"{OPTION} {name}: {name} is another column of the table; call the finding's otherwise")
     sliced = {f"{kind}_{name}": (kind, name) for kind in SLICE_COLUMNS for name in names}
-    columns = read_table(path, option, [*wanted, *names, *sliced], [*needed, *names])
-    if "label" in columns and "label" not in names:
+    columns, guessed = read_table(path, option, [*wanted, *names, *sliced], [*needed, *names], instead)
+    if "label" in columns and "label" not in {*names, *guessed}:
         raise UserError(
             f"{option} {path} has a column label beside the findings, the first of which is the label; add it to "
             f"{OPTION}, or leave it out"
         )
     renamed: dict[str, list[str]] = {}
     for column, values in columns.items():
+        if column == "label" and column in guessed:
+            continue
         kind, name = ("label", column) if column in names else sliced.get(column, (column, names[0]))
         target = kind if name == names[0] else f"{kind}_{name}"
         if target in renamed:
             raise UserError(f"{option} {path} has the columns {kind} and {kind}_{name}; leave one of them out")
         renamed[target] = values
-    return renamed
+    return LabelTable(renamed, {ours: theirs for ours, theirs in guessed.items() if ours != "label"})
 
 
 def further_labels(row: Mapping[str, str], finding: Finding, count: int) -> Labels:

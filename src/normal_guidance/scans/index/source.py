@@ -16,10 +16,11 @@ import pyarrow.compute as pc
 from pyarrow import csv
 
 from normal_guidance.base.errors import UserError, reading, shorten
-from normal_guidance.scans.index.containers import Mask, list_files, list_members
+from normal_guidance.scans.index.containers import Mask, is_nifti, list_files, list_members
 from normal_guidance.scans.index.geometry import DUPLICATE_MM, ORIENTATION_DEGREES, normal_of
 from normal_guidance.scans.index.labels import BINARY, SLICE_COLUMNS, further_labels, read_labels, slice_labels_in
 from normal_guidance.scans.index.manifest import DatasetLabel, Finding, Labels, label_column
+from normal_guidance.scans.index.matching import lowest_values, match_files, stem_of
 from normal_guidance.scans.index.problems import Problem, Report
 
 if TYPE_CHECKING:
@@ -223,30 +224,61 @@ COLUMNS = ("scan_id", "path", "label", "patient_id", *SLICES, "modality")
 MODALITIES = ("CT", "MR")  # modalities that a table may name, as DICOM abbreviates them
 
 
+LOOKED_AT = 5  # NIfTI files whose values are read where nothing says what they are
+IN_HU = -50.0  # a value as low or lower is in HU: other images have values above 0, or little below
+
+
 class FolderScans(ScanSource):
-    """Scans that a table lists."""
+    """Scans that a table lists; `guessed` says in words what was taken for granted."""
 
     def __init__(self, root: Path, options: SourceOptions, report: Report, modality: str = "") -> None:
         if not root.is_dir():
-            raise UserError(f"{root} is not a folder; give the one that the table's paths are relative to")
+            raise UserError(f"{root} is not a folder; give the one that holds the scans")
         if options.table is None:
-            raise UserError("the source folder needs --table FILE (.csv, .parquet) with scan_id, path and label")
+            raise UserError("the source folder needs --table FILE (.csv, .parquet) with the scans and their labels")
         self.root, self.report, self.modality = root.resolve(), report, modality
         self.findings = options.findings
-        needed = ["scan_id", "path"] if self.findings else ["scan_id", "path", "label"]  # findings are labels
-        columns = read_labels(options.table, "--table", COLUMNS, needed, self.findings, {"label": SLICES})
+        needed = ["scan_id"] if self.findings else ["scan_id", "label"]  # findings are labels
+        instead = {"label": SLICES, "scan_id": ("path", "patient_id")}
+        columns, _ = read = read_labels(options.table, "--table", COLUMNS, needed, self.findings, instead)
+        self.guessed = [f"column {read.guesses()}"] if read.guessed else []
+        if "scan_id" not in columns:
+            by = "path" if "path" in columns else "patient_id"
+            columns["scan_id"] = [stem_of(cell) if by == "path" else cell for cell in columns[by]]
+            self.guessed.append(f"scans are called by their {by}")
         self.rows = _usable_rows(options.table, columns, report)
         self.expected_groups = len(self.rows)
+        self.found: dict[str, list[str]] | None = None  # the files of scans without a path
+        names = {scan_id: row.get("path", scan_id) for scan_id, row in self.rows.items()}
+        if "path" not in columns or not any("/" in name or (root / name).exists() for name in names.values()):
+            self.found, how = match_files(self.root, options.table, names, report)
+            self.guessed.append(how)
+        if not modality and not any(columns.get("modality", ())):
+            self.modality = self._modality_of_nifti()
+
+    def _modality_of_nifti(self) -> str:
+        """Where nothing says it, by the values of a few files: only CT, in HU, has values far below 0."""
+        files = (file for scan_id, row in self.rows.items() for file in self._files(scan_id, row, tell=False)[:1])
+        known = list(islice((file for file in files if is_nifti(file)), LOOKED_AT))
+        lowest = lowest_values([(self.root, file) for file in known])
+        if not lowest:
+            return ""
+        modality = "CT" if min(lowest) <= IN_HU else "MR"
+        self.guessed.append(
+            f"NIfTI scans are {modality}: the lowest value of {len(lowest)} of them is {min(lowest):g} (a column "
+            "modality with CT or MR says otherwise)"
+        )
+        return modality
 
     def groups(self) -> Iterator[FileGroup]:
         for scan_id, row in self.rows.items():
-            files = self._files(scan_id, row["path"])
+            files = self._files(scan_id, row)
             if files:
                 mask = self._locate(scan_id, row["mask"]) if row.get("mask") else None
-                modality = row.get("modality", "").upper() or self.modality
+                modality = row.get("modality", "").upper() or (self.modality if is_nifti(files[0]) else "")
                 yield FileGroup(scan_id, files, (mask,) if mask else (), modality)
 
-    def _locate(self, scan_id: str, text: str) -> str | None:
+    def _locate(self, scan_id: str, text: str, tell: bool = True) -> str | None:
         """A path of the table, relative to the root; None, with a report, if it is missing or unsafe."""
         outer, mark, inner = text.partition("!")
         kind, detail, path = "label_without_image", "", self.root
@@ -262,25 +294,29 @@ class FolderScans(ScanSource):
         except (OSError, ValueError, RuntimeError) as error:  # too long, a zero byte, links in a circle
             kind, detail = "label_without_image", f"not a valid path: {error}"
         if detail:
-            self.report(Problem(scan_id, text, kind, detail, "left out"))
+            if tell:
+                self.report(Problem(scan_id, text, kind, detail, "left out"))
             return None
         return path.relative_to(self.root).as_posix() + mark + inner
 
-    def _files(self, scan_id: str, text: str) -> list[str]:
-        path = self._locate(scan_id, text)
+    def _files(self, scan_id: str, row: Mapping[str, str], tell: bool = True) -> list[str]:
+        if self.found is not None:
+            return self.found.get(scan_id, [])
+        text, report = row["path"], self.report if tell else lambda problem: None
+        path = self._locate(scan_id, text, tell)
         if path is None:
             return []
         outer, _, inner = path.partition("!")
         if (self.root / outer).is_dir():
-            files = list(list_below(self.root, outer, self.report))
+            files = list(list_below(self.root, outer, report))
         elif outer.lower().endswith(".zip"):
             prefix = f"{outer}!{inner.rstrip('/')}/" if inner else f"{outer}!"
-            members = list_members(self.root / outer, f"{outer}!", self.report)
+            members = list_members(self.root / outer, f"{outer}!", report)
             files = [file for file in members if file.startswith(prefix) or file == path]
         else:
             files = [outer]
         if not files:
-            self.report(Problem(scan_id, text, "label_without_image", "no file in it", "left out"))
+            report(Problem(scan_id, text, "label_without_image", "no file in it", "left out"))
         return files
 
     def candidates(self, group: FileGroup, headers: Sequence[Header]) -> Iterator[Candidate]:
@@ -312,7 +348,7 @@ class FolderScans(ScanSource):
             label = int(slices.any())
         if label is None:
             detail = "neither a label nor slice labels"
-            self.report(Problem(row["scan_id"], row["path"], "image_without_label", detail, "left out"))
+            self.report(Problem(row["scan_id"], row.get("path", ""), "image_without_label", detail, "left out"))
         return Labels(label, slices, further)
 
     def _mismatch(self, row: Mapping[str, str], detail: str, action: str) -> None:
@@ -348,13 +384,13 @@ def _usable_rows(path: Path, columns: Mapping[str, Sequence[str]], report: Repor
         else:
             rows[row["scan_id"]] = row
     if not rows:
-        raise UserError(f"--table {path} has no usable row{first}; each needs scan_id, path and a label, 0 or 1")
+        raise UserError(f"--table {path} has no usable row{first}; each needs a scan and a label, 0 or 1")
     return rows
 
 
 def _wrong_cell(row: Mapping[str, str]) -> str:
     """What is wrong with a row, in words; empty if it can be used."""
-    if not row["scan_id"] or not row["path"]:
+    if not row["scan_id"] or not row.get("path", "."):
         return "scan_id or path is empty"
     for name, cell in row.items():
         if (name == "label" or name.startswith("label_")) and cell and cell.lower() not in BINARY:

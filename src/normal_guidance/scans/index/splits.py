@@ -192,7 +192,7 @@ def read_parts(path: Path, scans: Manifest | LabelledScans) -> dict[str, str]:
         step = "give one with the columns scan_id and part" if names else "make a table with nguide split"
         raise UserError(f"--split {path} is not a file; {folder} {there}; {step}")
     if path.suffix == ".parquet":
-        columns = read_table(path, "--split", PartRow._fields, PartRow._fields)
+        columns, _ = read_table(path, "--split", PartRow._fields, PartRow._fields)
         rows: Sequence[PartRow] = [PartRow(*pair) for pair in zip(columns["scan_id"], columns["part"], strict=True)]
     else:
         again = "give a table with the columns scan_id and part"
