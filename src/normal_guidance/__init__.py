@@ -39,9 +39,9 @@ if TYPE_CHECKING:
     from normal_guidance.core.metrics import auprc, auroc, localization, scan_level
     from normal_guidance.core.prediction import Prediction
     from normal_guidance.fit.export import export_model
-    from normal_guidance.fit.fitting import fit
     from normal_guidance.fit.hub import pull_from_hub, push_to_hub
     from normal_guidance.fit.slice_finder import SliceFinder
+    from normal_guidance.front.fitted_model import fit
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study import figures
     from normal_guidance.sweep.config import Config, Execution, grid

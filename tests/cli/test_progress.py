@@ -5,13 +5,14 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from normal_guidance.cli import progress
 from normal_guidance.cli.features import show_progress
-from normal_guidance.cli.progress import watch, watch_run
 from normal_guidance.cli.scans import make_watched
+from normal_guidance.cli.train import watch_run
 from normal_guidance.scans.features.encoding import EncodingProgress
 from normal_guidance.scans.index import indexing
 from normal_guidance.scans.index.indexing import IndexProgress
+from normal_guidance.show import progress_bar
+from normal_guidance.show.progress_bar import watch
 from normal_guidance.sweep.sweep import SweepProgress
 from own_clock import OwnClock
 
@@ -61,7 +62,7 @@ OTHER = EncodingProgress("other", 0, 10, 0)  # every stage has its own speed
 )
 def test_a_log_gets_a_line_a_minute(monkeypatch, seen, lines):
     """One report every ten seconds."""
-    clock = OwnClock(monkeypatch, progress)
+    clock = OwnClock(monkeypatch, progress_bar)
     console = Console(file=StringIO(), width=40)
     is_run = isinstance(seen[0], SweepProgress)
     with watch_run(console, "ng, seed 0") if is_run else watch(console, "encoding", show_progress) as update:

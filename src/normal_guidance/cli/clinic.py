@@ -17,7 +17,7 @@ from normal_guidance.base.system import count_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import ENCODERS, Out, json_text, need_extras, one_of
 from normal_guidance.cli.options import Device, choose_execution, choose_precision
-from normal_guidance.cli.progress import make_console, say
+from normal_guidance.show.progress_bar import make_console, say
 
 if TYPE_CHECKING:
     import ssl

@@ -30,7 +30,7 @@ from normal_guidance.cli.command import (
     some_of,
 )
 from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
-from normal_guidance.cli.progress import Shown, make_console, say, watch
+from normal_guidance.show.progress_bar import Shown, make_console, say, watch
 
 if TYPE_CHECKING:
     from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult

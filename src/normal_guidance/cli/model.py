@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from normal_guidance.fit.bundle import Bundle
-    from normal_guidance.fit.fitting import FittedFindings, FittedModel
+    from normal_guidance.fit.fitting import FittedFindings, ModelFit
 
 
 def fit(
@@ -56,11 +56,11 @@ def fit(
 
     check_store(store)  # before the imports below, which take seconds
     from normal_guidance.base.system import time_text
-    from normal_guidance.cli.progress import Shown, make_console, print_grid, say, watch
     from normal_guidance.fit.fit_ensemble import make_plan
     from normal_guidance.fit.fit_page import PAGE, leaderboard
     from normal_guidance.fit.fitting import fit_findings, fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
+    from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
     from normal_guidance.statistics.calibration import describe
 
     asked = {"store": store, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
@@ -71,7 +71,7 @@ def fit(
     options: dict[str, Any] = {"sensitivity": sensitivity, "coverage": coverage}
     options["device"] = choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
-    models: Mapping[str, FittedModel]
+    models: Mapping[str, ModelFit]
 
     def show(now: tuple[str, float]) -> Shown:
         return Shown(now[0], now[1], f"{now[1]:.0%}")
@@ -126,7 +126,7 @@ def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any],
     return document, lines
 
 
-def _model_json(out: Path, fitted: FittedModel) -> dict[str, Any]:
+def _model_json(out: Path, fitted: ModelFit) -> dict[str, Any]:
     from normal_guidance.fit.fit_page import PAGE
 
     return {

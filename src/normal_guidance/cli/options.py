@@ -12,7 +12,7 @@ import typer
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.base.system import size_text, time_text
 from normal_guidance.cli.command import one_of, print_json, some_of
-from normal_guidance.cli.progress import say
+from normal_guidance.show.progress_bar import say
 from normal_guidance.sweep.config import GUIDES, Config, EngineName, Execution, fitting_batch, paper_config
 
 if TYPE_CHECKING:

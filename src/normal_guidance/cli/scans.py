@@ -16,7 +16,7 @@ from normal_guidance.base.records import valid_json
 from normal_guidance.base.system import count_text
 from normal_guidance.cli.command import SOURCES, AsJson, Out, one_of, print_json, print_result, some_of
 from normal_guidance.cli.options import parse_list
-from normal_guidance.cli.progress import Shown, make_console, say, watch
+from normal_guidance.show.progress_bar import Shown, make_console, say, watch
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -26,8 +26,8 @@ from normal_guidance.cli.options import (
     print_estimates,
     refuse_ray_and_dry_run,
 )
-from normal_guidance.cli.progress import make_console, say, watch_run
-from normal_guidance.cli.train import outcome_lines, track_runs
+from normal_guidance.cli.train import outcome_lines, track_runs, watch_run
+from normal_guidance.show.progress_bar import make_console, say
 
 if TYPE_CHECKING:
     from rich.console import Console

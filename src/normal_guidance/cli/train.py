@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,16 +25,17 @@ from normal_guidance.cli.options import (
     parse_list,
     print_estimates,
 )
-from normal_guidance.cli.progress import make_console, print_grid, say, watch_run
+from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from normal_guidance.fit.fitting import FittedModel
+    from normal_guidance.fit.fitting import ModelFit
     from normal_guidance.scans.features.store import FeatureStore
     from normal_guidance.sweep.config import Config
     from normal_guidance.sweep.run import Run
+    from normal_guidance.sweep.sweep import SweepProgress
 
     Parts = tuple[FeatureStore, FeatureStore, FeatureStore | None]
 
@@ -144,7 +146,7 @@ def track_runs(tracker: str | None, out: Path, console: Console) -> None:
 
 
 def track_fits(
-    tracker: str | None, out: Path, models: Mapping[str, FittedModel], asked: Mapping[str, Any], as_json: bool
+    tracker: str | None, out: Path, models: Mapping[str, ModelFit], asked: Mapping[str, Any], as_json: bool
 ) -> None:
     """Write what was measured about fitted models; they are not trained by epochs and have no curves."""
     if tracker is None:
@@ -160,7 +162,7 @@ def track_fits(
     say(make_console(stderr=as_json), f"Tracked: {track(trained, tracker, out)}")
 
 
-def _metrics(model: FittedModel) -> dict[str, float]:
+def _metrics(model: ModelFit) -> dict[str, float]:
     metrics = {}
     for part, measured in (("out_of_fold", model.out_of_fold), ("test", model.test)):
         if measured is not None:
@@ -324,3 +326,18 @@ def _table(runs: Mapping[tuple[str, int], Run], scored: bool) -> Table:
             cells = ["-" if math.isnan(value) else f"{value:.3f}" for value in values]
             table.add_row(method, str(seed), winner.group, *cells)
     return table
+
+
+@contextmanager
+def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
+    """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result."""
+
+    def show(now: SweepProgress) -> Shown:
+        best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
+        epochs = f"epoch {now.epoch} of {now.epochs}, best validation AUROC {best}"
+        return Shown(title, now.done, f"{epochs}, {now.slices_per_second:,.0f} slices/s")
+
+    if not console.is_terminal:
+        say(console, f"{title}: begins")
+    with watch(console, title, show) as update:
+        yield update

@@ -22,17 +22,14 @@ if TYPE_CHECKING:
     from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
     from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
-    from normal_guidance.fit.fitting import FittedModel, fit
 
 __all__ = [
     "Bundle",
-    "FittedModel",
     "NotPredicted",
     "PredictOptions",
     "ScanPrediction",
     "bundle_run",
     "find_scans",
-    "fit",
     "load_bundle",
     "predict",
     "predict_features",

@@ -201,7 +201,7 @@ def as_scans(bags: ScansLike, *, labelled: bool = False, name: str = "scans") ->
     if labelled:
         raise UserError(
             f"{name}: {len(scans)} arrays without labels; give Bags.from_arrays(arrays, labels), or the labels beside "
-            "the arrays: SliceFinder().fit(arrays, [0, 1, ...]), fit(arrays, out, labels=[0, 1, ...])"
+            "the arrays: SliceFinder().fit(arrays, [0, 1, ...]), fit(arrays, [0, 1, ...])"
         )
     in_one = isinstance(bags, Tensor | np.ndarray)
     arrays = cast(Iterable[Features], bags if in_one else scans)  # a Bag among arrays is refused there

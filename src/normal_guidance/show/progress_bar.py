@@ -1,10 +1,11 @@
-"""The progress of a command: a live bar on a terminal, elsewhere at most one line a minute."""
+"""The progress of a job: a live bar on a terminal or in a notebook, elsewhere at most one line a minute."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from html import escape
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from normal_guidance.base.system import time_text
@@ -13,7 +14,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from normal_guidance.show.text_tables import Grid
-    from normal_guidance.sweep.sweep import SweepProgress
 
 
 P = TypeVar("P")
@@ -68,6 +68,9 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
         pace = f", {speed * shown.slices:,.0f} slices/s" if shown.slices else ""
         return shown._replace(note=f"{shown.note}{pace}, {time_text((1 - share) / speed)} left")
 
+    if console.is_jupyter:
+        yield _in_notebook(timed)
+        return
     if not console.is_terminal:
         last = time.monotonic()
 
@@ -95,16 +98,32 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
         yield update
 
 
+def _in_notebook(timed: Callable[[P], Shown]) -> Callable[[P], None]:
+    """A bar that a notebook draws itself: rich needs ipywidgets for that."""
+    from IPython.display import HTML, display
+
+    cell = display(HTML(""), display_id=True)
+
+    def update(now: P) -> None:
+        shown = timed(now)
+        share = "" if shown.share is None else f"value={shown.share:.3f}"
+        cell.update(HTML(f"<progress {share}></progress> {escape(f'{shown.title}: {shown.note}')}"))
+
+    return update
+
+
 @contextmanager
-def watch_run(console: Console, title: str) -> Iterator[Callable[[SweepProgress], None]]:
-    """Yield a function for `run_sweep(watch=...)`; the caller reports the run's result."""
+def show_share(title: str, *, progress: bool) -> Iterator[Callable[[float], None]]:
+    """Yield a function for the share that is done, shown where a person looks on: on a terminal, in a notebook."""
+    from rich.console import Console
 
-    def show(now: SweepProgress) -> Shown:
-        best = f"{now.best_val_auroc:.3f}" if now.best_val_auroc > 0 else "-"
-        epochs = f"epoch {now.epoch} of {now.epochs}, best validation AUROC {best}"
-        return Shown(title, now.done, f"{epochs}, {now.slices_per_second:,.0f} slices/s")
+    console = Console(stderr=True)
+    if not progress or not (console.is_terminal or console.is_jupyter):
+        yield lambda share: None
+        return
 
-    if not console.is_terminal:
-        say(console, f"{title}: begins")
+    def show(share: float) -> Shown:
+        return Shown(title, share, f"{share:.0%}")
+
     with watch(console, title, show) as update:
         yield update

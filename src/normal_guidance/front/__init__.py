@@ -1,0 +1,6 @@
+"""The front door: the functions and the objects that a person in a notebook or a script uses.
+
+in     scans with labels, new scans
+out    a fitted model, predictions, pictures and tables of both
+first  fitted_model.py
+"""
