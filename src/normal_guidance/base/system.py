@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +73,35 @@ def importing(extra: str, need: str) -> Iterator[None]:
 def missing_extras(*extras: str) -> list[str]:
     """Return those of these extras that were not installed; nothing is imported."""
     return [extra for extra in extras if not any(find_spec(module) for module in EXTRAS[extra].modules)]
+
+
+LIBRARIES = (
+    "highdicom",
+    "matplotlib",
+    "nibabel",
+    "onnxscript",
+    "PIL",
+    "pydicom",
+    "pynetdicom",
+    "torch",
+    "transformers",
+)
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Hides what libraries warn of inside the block: a user of a command can do nothing about it."""
+    loggers = [logging.getLogger(name) for name in LIBRARIES]
+    before = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(max(logger.level, logging.ERROR))
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, before, strict=True):
+                logger.setLevel(level)
 
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of glibc's malloc.h

@@ -21,10 +21,11 @@ from typer.models import ArgumentInfo, ParameterInfo
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import private_files, remove_left_drafts_of
 from normal_guidance.base.records import valid_json
-from normal_guidance.base.system import missing_extras
+from normal_guidance.base.system import missing_extras, without_warnings
 from normal_guidance.cli import endings
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else to standard output.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say more, also what libraries warn of.")]
 Out = Annotated[Path, typer.Option("--out", "-o")]
 Store = Annotated[Path, typer.Argument(help="Folder of a feature store.")]
 Model = Annotated[Path, typer.Argument(help="Folder of nguide fit, of a bundle, or of a run.")]
@@ -52,6 +53,7 @@ def print_result(as_json: bool, document: Any, lines: Iterable[str]) -> None:
 # takes a second; a test keeps them equal.
 
 ENCODERS = ("vit-b16-imagenet", "efficientnet-lite0")
+WINDOWS = ("head", "lung", "mediastinum", "abdomen", "adc", "percentile", "none")
 SOURCES = ("rsna-ich", "rsna-pe", "rsna-at", "prostatex", "folder")
 Complete = Callable[[str], list[str]]  # maps the text typed so far to its completions
 
@@ -131,14 +133,17 @@ def add_command(group: typer.Typer, command: Callable[..., None], name: str | No
     """Add a command, with the options that its signature and docstring declare."""
     # A parameter without a default is an argument, and a flag is off by default.  Instead of `typer.Option`, an
     # annotation may hold what completes the value.  A dataclass stands for options that several commands share.
-    parameters = list(_parameters(command))
+    parameters, own = list(_parameters(command)), "verbose" in signature(command).parameters
+    if not own:
+        parameters.append(Parameter("verbose", Parameter.KEYWORD_ONLY, default=False, annotation=Verbose))
     shared: dict[str, Any] = {key: kind for key, kind in get_type_hints(command).items() if is_dataclass(kind)}
 
     @wraps(command)
     def run(**given: Any) -> None:
         for key, kind in shared.items():
             given[key] = kind(**{field.name: given.pop(field.name) for field in fields(kind)})
-        command(**given)
+        with nullcontext() if given["verbose"] else without_warnings():
+            command(**given if own else {name: value for name, value in given.items() if name != "verbose"})
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}

@@ -18,6 +18,7 @@ from normal_guidance.base.system import count_text, size_text, time_text
 from normal_guidance.cli import endings
 from normal_guidance.cli.command import (
     ENCODERS,
+    WINDOWS,
     AsJson,
     CommandGroup,
     Out,
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from normal_guidance.scans.features.windows import Window
     from normal_guidance.scans.index.manifest import Manifest
 
-WINDOWS = ("head", "lung", "mediastinum", "abdomen", "adc", "percentile", "none")
 FORMATS = ("npz", "hdf5", "torchmil")
 IMPORT_FORMATS = ("npz", "npy", "pt", "hdf5", "parquet", "torchmil")
 DTYPES = ("float16", "float32")

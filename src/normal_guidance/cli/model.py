@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from normal_guidance.base.system import LARGEST_SEED
-from normal_guidance.cli.command import AsJson, Model, Out, Store, add_command, make_group, print_result
+from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import LARGEST_SEED, count_text, time_text
+from normal_guidance.cli.command import (
+    ENCODERS,
+    WINDOWS,
+    AsJson,
+    Model,
+    Out,
+    Verbose,
+    add_command,
+    make_group,
+    need_extras,
+    one_of,
+    print_result,
+    some_of,
+)
 from normal_guidance.cli.options import Device, Track, choose_execution, parse_list
 from normal_guidance.cli.train import track_fits
 
@@ -18,11 +34,13 @@ if TYPE_CHECKING:
 
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedFindings, ModelFit
+    from normal_guidance.front.scans_to_store import ScanFolder
 
 
 def fit(
-    store: Store,
+    scans: Annotated[Path, typer.Argument(metavar="SCANS", help="Folder of scans (DICOM, NIfTI), or a feature store.")],
     out: Out,
+    labels: Annotated[Path | None, typer.Argument(metavar="[LABELS]", show_default=False)] = None,
     split: Path | None = None,
     keep_test: bool = False,
     sensitivity: float | None = None,
@@ -31,17 +49,26 @@ def fit(
     seed: Annotated[int, typer.Option(min=0, max=LARGEST_SEED)] = 0,
     device: Device = None,
     track: Track = None,
+    findings: str | None = None,
+    encoder: Annotated[str | None, one_of(ENCODERS), typer.Option(show_default="efficientnet-lite0")] = None,
+    window: Annotated[str | None, some_of(WINDOWS), typer.Option(show_default=False)] = None,
+    field: Annotated[float | None, typer.Option(metavar="MM")] = None,
+    offline: bool = False,
+    dry_run: bool = False,
     as_json: AsJson = False,
+    verbose: Verbose = False,
 ) -> None:
-    """Fit a model to stored features and scan labels, with nothing to choose, and say what it can do.
+    """Fit a model to scans and their labels, with nothing to choose, and say what it can do.
 
-    The folder is a bundle with a report for people, report.html: nguide predict takes it as it is, nguide bundle makes
-    a copy without the training scans' predictions. Labels of slices measure the result and calibrate intervals; they
-    never train. Every scan is predicted by models that did not see its patient, so all scans say what the model can do.
-    A store with several findings gives a folder with a model for each, which nguide predict takes as a whole. Start a
-    killed command again to resume it.
+    nguide fit SCANS LABELS.csv -o MODEL finds the scans, encodes their slices and fits the model; nguide fit STORE -o
+    MODEL begins with features. The folder has a report for people, report.html, and nguide predict takes it. Labels of
+    slices measure the result and calibrate intervals; they never train. Every scan is predicted by models that did not
+    see its patient, so all scans say what the model can do. Start a killed command again to resume it: MODEL.index and
+    MODEL.store beside the model keep what is done.
 
     Args:
+        labels: Table (.csv, .parquet) with the scans, their label (0 or 1) and, where known, patient, path, modality
+            (CT or MR) and slice labels; columns and files are found by their names.
         out: Folder for the model; it must be new or empty.
         split: Table (.csv, .parquet) with scan_id and part: all but the part test is trained on. Default: the parts
             that the store records, if any.
@@ -51,60 +78,119 @@ def fit(
             labels. Default: 0.9, if enough scans have them.
         finding: Findings to fit, of a store that has several: any,epidural. Default: all of them.
         seed: Seed of the folds, of initial weights and of the order of scans.
-    """
-    from normal_guidance.scans.features.store_place import check_store
+        dry_run: Index the scans, encode and fit a few, estimate disk, memory and time, and write nothing.
 
-    check_store(store)  # before the imports below, which take seconds
-    from normal_guidance.base.system import time_text
+    Scans:
+        findings: Columns of LABELS with 0 or 1, instead of label, with a SNOMED CT code where known:
+            any=1386000,epidural.
+        encoder: vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder.
+        window: As in nguide encode. Default: -100:300 HU for CT, percentile for MR.
+        field: Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.
+        offline: Make no network call.
+    """
+    from normal_guidance.scans.features.store_place import check_store, is_store
+
+    given = {"--findings": findings, "--encoder": encoder, "--window": window, "--field": field}
+    if labels is None:
+        check_store(scans)  # before the imports below, which take seconds
+        if named := [name for name, value in given.items() if value is not None] + ["--dry-run"] * dry_run:
+            raise UserError(f"{named[0]} is for a folder of scans, and {scans} is a feature store; leave it out")
+    elif is_store(scans):
+        raise UserError(f"{scans} is a feature store with labels of its own; leave {labels} out")
+    else:
+        need_extras("nguide fit of scans", "dicom", "encoders")
     from normal_guidance.fit.fit_ensemble import make_plan
     from normal_guidance.fit.fit_page import PAGE, leaderboard
-    from normal_guidance.fit.fitting import fit_findings, fit_model, training_scans
+    from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, training_scans
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
     from normal_guidance.statistics.calibration import describe
 
-    asked = {"store": store, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
-    opened = open_store(store)
-    if split is not None:
-        opened = opened.with_parts(split)
-    names = [known.name for known in opened.findings] if finding is None else parse_list("--finding", finding, str)
+    asked = {"scans": scans, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
     options: dict[str, Any] = {"sensitivity": sensitivity, "coverage": coverage}
     options["device"] = choose_execution(device, "auto").device
     console = make_console(stderr=as_json)
+    tell = partial(say, console)
     models: Mapping[str, ModelFit]
 
-    def show(now: tuple[str, float]) -> Shown:
-        return Shown(now[0], now[1], f"{now[1]:.0%}")
+    with watch(console, "fit", lambda now: now) as update:
+        if labels is None:
+            opened = open_store(scans)
+        else:
+            from normal_guidance.front.scans_to_store import scans_to_store
 
-    with watch(console, "fit", show) as update:
+            folder = _scan_folder(scans, labels, given, options["device"], offline)
+            if dry_run:
+                forecast = folder.forecast(out, tell, update)
+                print_result(as_json, forecast.as_json(), forecast.lines())
+                return
+            opened = scans_to_store(folder, out, tell, update)
+        if split is not None:
+            opened = opened.with_parts(split)
+        names = [known.name for known in opened.findings] if finding is None else parse_list("--finding", finding, str)
         if len(names) > 1:
-            say(console, f"{len(opened)} scans of {len({*opened.patient_ids})} patients, findings {', '.join(names)}")
+            tell(f"{len(opened)} scans of {len({*opened.patient_ids})} patients, findings {', '.join(names)}")
             of_each = fit_findings(
                 opened,
                 out,
                 names,
                 seed=seed,
                 keep_test=keep_test,
-                watch=lambda name, share: update((f"fit {name}", share)),
+                watch=lambda name, share: update(Shown(f"fitting {name}", share, f"{share:.0%}")),
                 **options,
             )
             models, bundle = of_each.models, of_each.bundle
             document, lines = _findings_result(out, of_each)
         else:
-            scans, test = training_scans(opened.of_finding(names[0]) if names else opened, keep_test=keep_test)
-            positive = int(scans.labels.sum())
-            say(console, f"{len(scans)} scans of {len({*scans.patient_ids})} patients, {positive} positive")
-            plan = make_plan(scans.labels.tolist(), scans.patient_ids, seed=seed)
-            options["begin"] = lambda seconds: say(console, f"At most {time_text(seconds)} on this machine")
-            fitted = fit_model(scans, out, test=test, plan=plan, watch=lambda share: update(("fit", share)), **options)
+            kept, test = training_scans(opened.of_finding(names[0]) if names else opened, keep_test=keep_test)
+            plan = make_plan(kept.labels.tolist(), kept.patient_ids, seed=seed)
+            if finished_before(out, kept, test, plan, sensitivity, coverage):
+                print_result(
+                    as_json,
+                    {"folder": out, "report": out / PAGE, "complete_before": True},
+                    [f"{out} is complete already; nothing was done", f"Report: {out / PAGE}"],
+                )
+                return
+            begin = time.monotonic()
+            if labels is None:
+                positive = int(kept.labels.sum())
+                tell(
+                    f"Scans: {len(kept):,} of {count_text(len({*kept.patient_ids}), 'patient')}, {positive:,} positive"
+                )
+            if verbose:
+                options["begin"] = lambda seconds: tell(f"At most {time_text(seconds)} on this machine")
+            fitted = fit_model(
+                kept,
+                out,
+                test=test,
+                plan=plan,
+                watch=lambda share: update(Shown("fitting", share, f"{share:.0%}")),
+                **options,
+            )
             models, bundle = {"fit": fitted}, fitted.bundle
+            tell(f"Model: {len(fitted.fit.ensemble)} members, fitted in {time_text(time.monotonic() - begin)}\n")
             document = _model_json(out, fitted)
-            lines = [*fitted.sentences(), *describe(bundle.operation), *fitted.intervals.sentences()]
-    if not as_json:
+            lines = fitted.sentences()
+            if verbose:
+                lines += [*describe(bundle.operation), *fitted.intervals.sentences()]
+    if verbose and not as_json:
         for name, model in models.items():
             print_grid(console, replace(leaderboard(model), title=name if len(names) > 1 else ""))
     print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
+
+
+def _scan_folder(scans: Path, labels: Path, given: Mapping[str, Any], device: str, offline: bool) -> ScanFolder:
+    """Return a folder of scans with its options, as they were given."""
+    from normal_guidance.front.scans_to_store import ScanFolder
+    from normal_guidance.scans.index.manifest import parse_findings
+
+    if scans.is_file() and labels.is_dir():
+        raise UserError(f"{scans} is a file and {labels} a folder; give the scans first: nguide fit {labels} {scans}")
+    chosen = {name.removeprefix("--"): value for name, value in given.items() if value is not None}
+    if "findings" in chosen:
+        chosen["findings"] = parse_findings(chosen["findings"])
+    return ScanFolder(scans, labels, **chosen, device=device, offline=offline)
 
 
 def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any], list[str]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,17 +36,6 @@ ODDITIES = (
 COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
 
 MOST_WORKERS = 8  # more processes than this seldom read one disk faster
-DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index
-
-LEFT_OUT = {
-    "label_without_image": "have no files",
-    "image_without_label": "have no label",
-    "bad_row": "have a row that cannot be used",
-    "failed": "have no readable slice",
-    "unsafe_path": "have a path that leads out of ROOT",
-    DOUBLE: "have a scan_id that stands twice",
-}
-"""Why scans of a table are left out, in words; other kinds of problems are named."""
 
 
 def index(
@@ -78,7 +66,7 @@ def index(
             any=1386000,epidural. The first is the main one, which must be known for every scan.
         workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
-    from normal_guidance.scans.index.indexing import check_options
+    from normal_guidance.scans.index.indexing import check_options, left_out_line
     from normal_guidance.scans.index.manifest import parse_findings
 
     named = () if findings is None else parse_findings(findings)
@@ -136,30 +124,6 @@ def summary_lines(made: Index, out: Path) -> list[str]:
 
 def _counted(counts: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
-
-
-def left_out_line(made: Index, out: Path) -> str:
-    """Return a warning with the share of a table's scans that are not in the index; empty if all are."""
-    if made.report["source"] != "folder":
-        return ""
-    kept = set(made.manifest.scan_ids)
-    # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
-    lost = {}
-    for problem in made.problems:
-        key = problem.scan_id or (problem.detail if problem.kind == "bad_row" else "")
-        if problem.kind == DOUBLE:
-            lost[problem.detail] = problem
-        elif key and problem.action == "left out" and problem.scan_id not in kept:
-            lost[key] = problem
-    if not lost:
-        return ""
-    total, counts = len(kept) + len(lost), Counter(problem.kind for problem in lost.values())
-    shares = ", ".join(f"{count:,} of {total:,} {LEFT_OUT.get(kind, kind)}" for kind, count in counts.most_common())
-    first = next(iter(lost.values()))
-    return (
-        f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
-        f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
-    )
 
 
 Scans = Annotated[

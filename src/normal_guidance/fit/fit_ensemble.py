@@ -67,6 +67,7 @@ KEPT = 2  # models of a group that stay, of one for each rate and penalty
 STEPS, EPOCHS = 300, 40  # of each model at most, whichever is more
 STEPS_AN_EPOCH = 5  # the fewest steps between evaluations
 PATIENCE = 0.25  # the share of all epochs without a better validation loss after which a model is trained no more
+USUALLY = 0.7  # the share of the longest time after which most fits have ended: models run out of patience
 LEAVING = 0.25  # the share of models out of patience at which the others go on alone
 CLEARLY = 2.0  # standard errors of a mean paired difference, above which a kind is clearly worse than another
 SURELY = 3.0  # those above which guidance is given up: its shape is usual, and several kinds are compared
@@ -203,6 +204,33 @@ def _read(file: Path | None, identity: str) -> Parameters | None:
         return None
     tensors, about = read_tensors(file, "delete it, and fit again")
     return tensors if about == {"of": identity} else None
+
+
+class DrawnScans(NamedTuple):
+    """Scans of random features, to measure how long others of their sizes take."""
+
+    lengths: Int[Tensor, "scans"]
+    labels: Int[Tensor, "scans"]
+    width: int
+    dtype: torch.dtype = torch.float32
+
+    def rows(self, scans: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
+        return torch.randn(int(self.lengths[scans].sum()), self.width, dtype=self.dtype)
+
+
+def estimate_fit(
+    lengths: Int[Tensor, "scans"],
+    labels: Int[Tensor, "scans"],
+    patient_ids: Sequence[str],
+    width: int,
+    device: torch.device | str = "cpu",
+) -> float:
+    """The seconds that a fit of such scans usually takes on this machine."""
+    scans, plan = DrawnScans(lengths, labels, width), make_plan(labels.tolist(), patient_ids)
+    folds = torch.tensor(fold_scans(patient_ids, labels.tolist(), plan.folds, plan.seed))
+    scalings = fit_scalings(DrawnScans(lengths[:LOADING_BATCH], labels[:LOADING_BATCH], width))
+    kinds = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in KINDS]
+    return USUALLY * sum(kind.seconds() for kind in kinds)
 
 
 class KindTraining:

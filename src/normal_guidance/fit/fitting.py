@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ import torch
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import folder_atomically, write_atomically, write_json
 from normal_guidance.base.records import valid_json
-from normal_guidance.fit.bundle import Bundle, fill_folder, load_bundle, make_bundle, training_record
-from normal_guidance.fit.fit_ensemble import make_plan
+from normal_guidance.fit.bundle import BUNDLE, Bundle, fill_folder, load_bundle, make_bundle, training_record
+from normal_guidance.fit.fit_ensemble import FoldPlan, make_plan
 from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
 from normal_guidance.fit.measured import OUT_OF_FOLD, MeasuredFit, fit_and_measure
 from normal_guidance.scans.features.store import FeatureStore
@@ -59,7 +60,9 @@ def fit_model(
     assert features is not None
     with folder_atomically(out) as draft:
         result = fit_and_measure(scans, test=test, resume=resume or _unfinished(out), **options)
-        training, calibrated = _training(scans, test, result), result.intervals.calibration
+        asked = (options.get("sensitivity"), options.get("coverage"))
+        training = {**_training(scans, test, result), "inputs": inputs_of(scans, test, result.fit.plan, *asked)}
+        calibrated = result.intervals.calibration
         bundle = make_bundle(None, result.fit.ensemble, features, result.operation, training, calibrated)
         bundle = replace(bundle, cautions=result.cautions(bundle.finding.name if bundle.finding else ""))
         tables = []
@@ -73,6 +76,32 @@ def fit_model(
         fill_folder(bundle, draft)
     shutil.rmtree(_unfinished(out), ignore_errors=True)
     return ModelFit(**vars(result), bundle=bundle)
+
+
+def finished_before(
+    out: Path,
+    scans: FeatureStore,
+    test: FeatureStore | None,
+    plan: FoldPlan,
+    sensitivity: float | None,
+    coverage: float | None,
+) -> bool:
+    """Whether a folder is the complete model of the same scans and options."""
+    if not all((out / name).is_file() for name in (BUNDLE, PAGE)):
+        return False
+    return load_bundle(out).training.get("inputs") == inputs_of(scans, test, plan, sensitivity, coverage)
+
+
+def inputs_of(
+    scans: FeatureStore,
+    test: FeatureStore | None,
+    plan: FoldPlan,
+    sensitivity: float | None = None,
+    coverage: float | None = None,
+) -> str:
+    """A hash of all that a model depends on."""
+    of_test = None if test is None else test.fingerprint
+    return sha256(repr((scans.fingerprint, of_test, plan, sensitivity, coverage)).encode()).hexdigest()
 
 
 def _unfinished(out: str | Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from hashlib import sha256
@@ -301,6 +301,43 @@ class Indexing:
             further=labels.further or {},
             **series,
         )
+
+
+DOUBLE = "double_scan"  # the problem of a row whose scan_id an earlier row has; that scan is in the index
+
+LEFT_OUT = {
+    "label_without_image": "have no files",
+    "image_without_label": "have no label",
+    "bad_row": "have a row that cannot be used",
+    "failed": "have no readable slice",
+    "unsafe_path": "have a path that leads out of ROOT",
+    DOUBLE: "have a scan_id that stands twice",
+}
+"""Why scans of a table are left out, in words; other kinds of problems are named."""
+
+
+def left_out_line(made: Index, out: Path) -> str:
+    """Return a warning with the share of a table's scans that are not in the index; empty if all are."""
+    if made.report["source"] != "folder":
+        return ""
+    kept = set(made.manifest.scan_ids)
+    # The last problem of a scan is the one that decided; a row without a scan_id of its own stands for itself.
+    lost = {}
+    for problem in made.problems:
+        key = problem.scan_id or (problem.detail if problem.kind == "bad_row" else "")
+        if problem.kind == DOUBLE:
+            lost[problem.detail] = problem
+        elif key and problem.action == "left out" and problem.scan_id not in kept:
+            lost[key] = problem
+    if not lost:
+        return ""
+    total, counts = len(kept) + len(lost), Counter(problem.kind for problem in lost.values())
+    shares = ", ".join(f"{count:,} of {total:,} {LEFT_OUT.get(kind, kind)}" for kind, count in counts.most_common())
+    first = next(iter(lost.values()))
+    return (
+        f"warning: {len(lost):,} of the table's {total:,} scans are left out: {shares}; for instance "
+        f"{first.scan_id or first.file}: {first.detail}; see {out / 'problems.csv'}"
+    )
 
 
 # Statistics of labelled scans, for the three block tables and the density figure of the paper.
