@@ -201,17 +201,19 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("scan_id,label\na,1\n", r"no column path \(.*relative to the folder ROOT\); it has scan_id, label; add path"),
-        ("scan_id,path\na,a\n", r"has no column label \(0 or 1; or one of slice_labels, slice_ranges, mask\)"),
+        ("scan_id,path\na,a\n", r"no column label \(0 or 1; or one of slice_labels, slice_ranges, mask\)"),
         (
-            "AccessionNumber,Folder,y\na,a,1\n",
-            r"no columns scan_id \(.*\), path \(.*\), label \(.*\); it has AccessionNumber, Folder, y; rename "
-            "AccessionNumber to scan_id, Folder to path, y to label$",
+            "label,where\n1,a\n",
+            r"no column scan_id \(.*; or one of path, patient_id\); it has label, where; add scan_id",
         ),
-        ("id,where,label\na,a,1\n", "rename id to scan_id and add path, or rename what the table calls otherwise"),
+        ("scan,p,q\na,0,0\nb,1,1\n", r"no column label \(.*\); it has scan, p, q; add label, or rename"),
         ("scan_id,path,label\n", "has no usable row"),
         ("scan_id,path,label\na,a,7\n", "has no usable row; row 1: label '7' is neither 0 nor 1; each needs"),
-        ("scan_id,path,label\na,gone,1\n", r"no such file or folder: .*root/gone \(paths are relative to .*ROOT\)"),
+        ("scan_id,path,label\na,x/gone,1\n", r"no such file or folder: .*root/x/gone \(paths are relative to .*ROOT\)"),
+        (
+            "scan_id,path,label\na,gone,1\n",
+            r"no scan of .* is in .*root: the table names 'gone', and the folder holds no",
+        ),
         ("", "cannot be read"),
         ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id occurs twice"),
         (b"scan_id,path,label\n\xff\xfe,a,1\n", "cannot be read"),

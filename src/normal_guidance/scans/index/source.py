@@ -253,12 +253,13 @@ class FolderScans(ScanSource):
         if "path" not in columns or not any("/" in name or (root / name).exists() for name in names.values()):
             self.found, how = match_files(self.root, options.table, names, report)
             self.guessed.append(how)
-        if not modality and not any(columns.get("modality", ())):
+        if not modality:
             self.modality = self._modality_of_nifti()
 
     def _modality_of_nifti(self) -> str:
         """Where nothing says it, by the values of a few files: only CT, in HU, has values far below 0."""
-        files = (file for scan_id, row in self.rows.items() for file in self._files(scan_id, row, tell=False)[:1])
+        untold = ((scan_id, row) for scan_id, row in self.rows.items() if not row.get("modality"))
+        files = (file for scan_id, row in untold for file in self._files(scan_id, row, tell=False)[:1])
         known = list(islice((file for file in files if is_nifti(file)), LOOKED_AT))
         lowest = lowest_values([(self.root, file) for file in known])
         if not lowest:
