@@ -27,7 +27,7 @@ from normal_guidance.statistics.differences import Difference
 DOCS = Path(__file__).resolve().parents[1]
 TABLES, IMAGES = DOCS / "results/tables", DOCS / "images"
 RESULTS = (
-    *("index", "field", "fit", "prostatex", "mitbih", "lidc-positions"),
+    *("field", "fit", "prostatex", "mitbih", "lidc-positions"),
     *("semi-synthetic", "beyond", "phantoms", "robustness"),
 )
 PAGES = {

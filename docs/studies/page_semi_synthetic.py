@@ -7,17 +7,13 @@ compares with them, each under the name of its set.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from math import fsum
 from typing import Any
 
 import numpy as np
 from field_tables import SEMI as KEPT
-from field_tables import every_seed
 from make_page import IMAGES, difference, table
-from removed_heads import SHOWN
 
-from normal_guidance.core.methods import method_title
+from normal_guidance.core.methods import CEILING, method_title
 from normal_guidance.show.figure_style import save
 from normal_guidance.show.text_tables import NOTHING, digits
 from normal_guidance.statistics.differences import Claim, Difference, claims
@@ -32,7 +28,7 @@ from normal_guidance.study.reproduction import (
     initialisation_tables,
     plot_initialisations,
 )
-from normal_guidance.study.study_tables import CAPTION, COLUMNS, StudyTables, collect
+from normal_guidance.study.study_tables import StudyTables, collect
 
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""
@@ -93,42 +89,23 @@ def tables() -> str:
 
 
 def differences() -> str:
-    """Every difference that the paper's text is about; those that are shown are bold."""
+    """Every difference that the paper's text is about, but those from the oracle; those that are shown are bold."""
     tested = splits(PAPER)
     found = {(one.method, one.against, one.metric): one for one in test(tested, claims(list(tested[0].methods)))}
+    pairs = dict.fromkeys((method, against) for method, against, _ in found if against != CEILING)
     rows = [
         [
             *(method_title(name, PAPER) for name in pair),
             *(difference(found.get((*pair, metric))) for metric in COMPARED),
         ]
-        for pair in dict.fromkeys((method, against) for method, against, _ in found)
+        for pair in pairs
     ]
     return table(["Method", "Against", *COMPARED.values()], rows)
 
 
-def measures() -> str:
-    """Hits, errors and overlaps: means over the seeds."""
-    columns = {name: heading for name, heading in COLUMNS.items() if name != "peak_error_mm"}
-    rows = []
-    for method in dict.fromkeys(
-        method for method in SHOWN for seed in SEMI_SYNTHETIC.seeds if (method, seed) in runs(PAPER)
-    ):
-        seeds: Sequence[Any] = [runs(PAPER)[method, seed]["measures"] for seed in SEMI_SYNTHETIC.seeds]
-        means = {name: fsum(one[name] for one in seeds) / len(seeds) for name in columns}
-        shown = (f"{value:.1f}" if name.startswith("peak_error") else digits(value) for name, value in means.items())
-        rows.append([method_title(method, PAPER), *shown])
-    caption = CAPTION.format(beyond="", seeds="3 splits")  # skill was not measured when the runs were made
-    return f"{caption}\n\n{table(['Method', *columns.values()], rows)}"
-
-
 def initialisations() -> str:
-    """What other initial weights would have shown."""
-    return "\n".join(one.grid().markdown(3) for one in _initialisations()).strip()
-
-
-def field() -> str:
-    """The field's methods on the same partitions."""
-    return every_seed(KEPT, "field")
+    """What other initial weights would have shown of localization."""
+    return _initialisations()[0].grid().markdown(3).strip()
 
 
 def draw() -> None:
@@ -140,4 +117,4 @@ def _initialisations() -> list[InitialisationTable]:
         return initialisation_tables(folder, PAPER)
 
 
-SECTIONS = {section.__name__: section for section in (summary, tables, differences, measures, initialisations, field)}
+SECTIONS = {section.__name__: section for section in (summary, tables, differences, initialisations)}
