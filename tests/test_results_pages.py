@@ -82,7 +82,7 @@ def test_the_figure_of_beyond_is_drawn_of_its_points(studies, monkeypatch, tmp_p
 TABLES = {
     "semi-synthetic": ("summary", "tables", "differences", "initialisations"),
     "phantoms": ("localization",),
-    "fit": ("ensemble", "members", "each_division", "stability"),
+    "fit": ("ensemble", "kinds", "stability"),
     "beyond": ("ahead",),
     "prostatex": ("methods",),
     "mitbih": ("methods",),
@@ -92,7 +92,6 @@ TABLES = {
 }
 
 
-@pytest.mark.slow(but=[f"{page}-{name}" for page in TABLES for name in TABLES[page] if name != "members"])
 @pytest.mark.parametrize(("page", "name"), [(page, name) for page in TABLES for name in TABLES[page]])
 def test_every_page_is_made_of_its_tables(studies, page, name):
     assert getattr(studies, f"page_{page.replace('-', '_')}").SECTIONS[name]() == written(studies, page)[name]

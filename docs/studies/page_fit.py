@@ -61,12 +61,11 @@ def results(row: Row) -> MethodResults:
 
 
 @cache
-def splits(name: str, seed: int = 0, divisions: int = ALL) -> tuple[SplitResults, ...]:
+def splits(name: str, divisions: int = ALL) -> tuple[SplitResults, ...]:
     """The folds of a set's first divisions, with the methods that have predicted all of them."""
     parts: dict[tuple[int, int], dict[str, Row]] = defaultdict(dict)
     for row in rows():
-        own = row["seed"] == (seed if row["method"] not in GUESSES else 0)
-        if row["set"] == name and own and row["repeat"] < divisions:
+        if row["set"] == name and row["seed"] == 0 and row["repeat"] < divisions:
             parts[row["repeat"], row["fold"]][row["method"]] = row
     parts = {part: own for part, own in parts.items() if COMMITTEE in own}
     everywhere = set.intersection(*(set(own) for own in parts.values()))
@@ -177,22 +176,15 @@ def ensemble() -> str:
     return table(["Data", "nguide fit", "Position", "beyond position", *beside], lines)
 
 
-def members() -> str:
-    """What the ensemble loses without each kind of its members."""
-    lines, names = [], ("ct-ich", "prostatex", "ecg", "head")
-    for method in MEMBERS:
-        found = [beyond(name, f"without {method}", ENSEMBLE) for name in names]
-        lines.append([f"without {title_of(method)}", *(" / ".join(map(gain, pair)) for pair in found)])
-    return table(["Slices / scans", *(HEADINGS[name] for name in names)], lines)
-
-
-def each_division() -> str:
-    """How much the division into folds moves the scores."""
-    lines = []
-    for name, method in product(("ct-ich", "prostatex"), (ENSEMBLE, COMMITTEE)):
-        cells = [both(measure([own]), method) for own in divisions(name)]
-        lines.append([HEADINGS[name], "nguide fit" if method == ENSEMBLE else "Committee", *cells])
-    return table(["Data", "Slices / scans", *(f"seed {number}" for number in range(3))], lines)
+def kinds() -> str:
+    """The scores of the ensemble, of each kind, of position and of the committee."""
+    scores = {name: measure(divisions(name)) for name in HEADINGS}
+    titles = {ENSEMBLE: "**nguide fit**", MIDDLE: TITLES[MIDDLE], COMMITTEE: "Committee, the default before"}
+    lines = [
+        [titles.get(method) or title_of(method), *(both(scores[name], method) for name in HEADINGS)]
+        for method in (ENSEMBLE, *MEMBERS, MIDDLE, COMMITTEE)
+    ]
+    return table(["Slices / scans", *HEADINGS.values()], lines)
 
 
 @styled
@@ -254,7 +246,6 @@ def draw() -> None:
 
 SECTIONS: dict[str, Callable[[], str]] = {
     "ensemble": ensemble,
-    "members": members,
-    "each_division": each_division,
+    "kinds": kinds,
     "stability": stability,
 }
