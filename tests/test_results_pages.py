@@ -80,7 +80,7 @@ def test_the_figure_of_beyond_is_drawn_of_its_points(studies, monkeypatch, tmp_p
 
 
 TABLES = {
-    "semi-synthetic": ("summary", "tables", "differences", "initialisations"),
+    "semi-synthetic": ("summary", "tables", "initialisations"),
     "phantoms": ("localization",),
     "fit": ("ensemble", "kinds", "stability"),
     "beyond": ("ahead",),

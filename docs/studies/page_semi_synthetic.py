@@ -11,14 +11,11 @@ from typing import Any
 
 import numpy as np
 from field_tables import SEMI as KEPT
-from make_page import IMAGES, difference, table
+from make_page import IMAGES, table
 
-from normal_guidance.core.methods import CEILING, method_title
+from normal_guidance.core.methods import method_title
 from normal_guidance.show.figure_style import save
 from normal_guidance.show.text_tables import NOTHING, digits
-from normal_guidance.statistics.differences import Claim, Difference, claims
-from normal_guidance.statistics.differences import differences as test
-from normal_guidance.statistics.split_results import Metric
 from normal_guidance.study.experiment import SEMI_SYNTHETIC
 from normal_guidance.study.reproduction import (
     INITIALISATIONS,
@@ -33,33 +30,13 @@ from normal_guidance.study.study_tables import StudyTables, collect
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""
 
-COMPARED: dict[Metric, str] = {
-    "localization_auroc": "Localization AUROC",
-    "localization_auprc": "Localization AUPRC",
-    "scan_auroc": "Scan AUROC",
-}
-
-
-runs, run_folders, scores, splits = KEPT.runs, KEPT.run_folders, KEPT.scores, KEPT.splits
+runs, run_folders, scores = KEPT.runs, KEPT.run_folders, KEPT.scores
 
 
 def collected() -> StudyTables:
     """What `nguide reproduce` tells about the runs."""
     with run_folders(PAPER) as folder:
         return collect(folder, SEMI_SYNTHETIC.name)
-
-
-def compare(method: str, *sets: str) -> dict[tuple[str, Metric], Difference]:
-    """One method against every other of these sets in localization and scan AUROC, with Holm's correction over them."""
-    tested = splits(*sets)
-    metrics: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
-    claimed = [
-        Claim(method, other, metric)
-        for metric in metrics
-        for other in tested[0].methods
-        if other != method and (metric != "scan_auroc" or other != "centered_gaussian")
-    ]
-    return {(one.against, one.metric): one for one in test(tested, claimed)}
 
 
 def summary() -> str:
@@ -88,21 +65,6 @@ def tables() -> str:
     return body.strip()
 
 
-def differences() -> str:
-    """Every difference that the paper's text is about, but those from the oracle; those that are shown are bold."""
-    tested = splits(PAPER)
-    found = {(one.method, one.against, one.metric): one for one in test(tested, claims(list(tested[0].methods)))}
-    pairs = dict.fromkeys((method, against) for method, against, _ in found if against != CEILING)
-    rows = [
-        [
-            *(method_title(name, PAPER) for name in pair),
-            *(difference(found.get((*pair, metric))) for metric in COMPARED),
-        ]
-        for pair in pairs
-    ]
-    return table(["Method", "Against", *COMPARED.values()], rows)
-
-
 def initialisations() -> str:
     """What other initial weights would have shown of localization."""
     return _initialisations()[0].grid().markdown(3).strip()
@@ -117,4 +79,4 @@ def _initialisations() -> list[InitialisationTable]:
         return initialisation_tables(folder, PAPER)
 
 
-SECTIONS = {section.__name__: section for section in (summary, tables, differences, initialisations)}
+SECTIONS = {section.__name__: section for section in (summary, tables, initialisations)}
