@@ -148,8 +148,10 @@ def divisions(name: str) -> tuple[SplitResults, ...]:
     )
 
 
-def beyond(name: str, method: str, against: str, metrics: tuple[Metric, ...] = BOTH) -> list[Difference]:
-    return list(differences(divisions(name), [Claim(method, against, metric) for metric in metrics]))
+def beyond(name: str, other: str) -> Difference | None:
+    """What `nguide fit` localizes beyond another on a set that has both."""
+    own = divisions(name)
+    return differences(own, [Claim(ENSEMBLE, other, LOCALIZATION)])[0] if other in own[0].methods else None
 
 
 def both(scores: dict[Metric, dict[str, float]], method: str) -> str:
@@ -157,23 +159,21 @@ def both(scores: dict[Metric, dict[str, float]], method: str) -> str:
     return " / ".join(cells)
 
 
+def rival(name: str) -> str:
+    """The kind of members that localizes best on a set."""
+    scores = measure(divisions(name))[LOCALIZATION]
+    return max(MEMBERS, key=lambda method: scores.get(method, 0.0))
+
+
 def ensemble() -> str:
-    """One row a set: `nguide fit` beyond position, the committee and the best kind of its members."""
+    """One row a set: what `nguide fit` localizes beyond position, the committee and the best kind of its members."""
     lines = []
     for name, heading in HEADINGS.items():
-        own = divisions(name)
-        scores = measure(own)
-        middle = beyond(name, ENSEMBLE, MIDDLE, (LOCALIZATION,))[0]
-        old = [gain(one) for one in beyond(name, ENSEMBLE, COMMITTEE)] if COMMITTEE in own[0].methods else [NOTHING] * 2
-        rivals = [max(MEMBERS, key=lambda method, of=metric: scores[of].get(method, 0.0)) for metric in BOTH]
-        best = [
-            f"{gain(beyond(name, ENSEMBLE, rival, (metric,))[0])} ({title_of(rival)})"
-            for rival, metric in zip(rivals, BOTH, strict=True)
-        ]
-        position = digits(scores[LOCALIZATION][MIDDLE])
-        lines.append([heading, f"**{both(scores, ENSEMBLE)}**", position, gain(middle), *old, *best])
-    beside = [f"beyond {other}: {what}" for other in ("the committee", "the best kind") for what in ("slices", "scans")]
-    return table(["Data", "nguide fit", "Position", "beyond position", *beside], lines)
+        scores = measure(divisions(name))
+        gains = [gain(one) for one in (beyond(name, other) for other in (MIDDLE, COMMITTEE, rival(name)))]
+        lines.append([heading, f"**{both(scores, ENSEMBLE)}**", digits(scores[LOCALIZATION][MIDDLE]), *gains])
+    others = ("beyond position", "beyond the committee", "beyond the best kind")
+    return table(["Data", "nguide fit", "Position", *others], lines)
 
 
 def kinds() -> str:
@@ -194,13 +194,8 @@ def figure() -> Figure:
     panel = drawn.subplots()
     looks = {"position": ("0.45", "s"), "the committee": (color_of(COMMITTEE), "P"), "the best kind": ("#1F77B4", "o")}
     for place, name in enumerate(HEADINGS):
-        scores = measure(divisions(name))[LOCALIZATION]
-        against = {"position": MIDDLE, "the best kind": max(MEMBERS, key=lambda one, of=scores: of.get(one, 0.0))}
-        if COMMITTEE in scores:
-            against["the committee"] = COMMITTEE
-        for shift, label in zip((-0.22, 0.0, 0.22), looks, strict=True):
-            if label in against:
-                one = beyond(name, ENSEMBLE, against[label], (LOCALIZATION,))[0]
+        for shift, label, other in zip((-0.22, 0.0, 0.22), looks, (MIDDLE, COMMITTEE, rival(name)), strict=True):
+            if one := beyond(name, other):
                 color, marker = looks[label]
                 panel.plot([one.low, one.high], [place + shift] * 2, color=color, lw=1.6)
                 look = {"color": color, "marker": marker, "ms": 6, "ls": ""}
