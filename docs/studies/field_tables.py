@@ -27,10 +27,9 @@ from normal_guidance.show.figure_style import (
     save,
     styled,
 )
-from normal_guidance.show.text_tables import NOTHING, digits, signed
+from normal_guidance.show.text_tables import NOTHING, digits
 from normal_guidance.statistics.differences import Claim, Difference, differences, measure, resample
-from normal_guidance.statistics.skill import skill
-from normal_guidance.statistics.split_results import Metric, Scores, SplitResults
+from normal_guidance.statistics.split_results import Metric, SplitResults
 from normal_guidance.study.experiment import LIDC_POSITIONS, SEMI_SYNTHETIC
 
 GUESSES = (*GUESSES_OF_FOLDS, "centered_gaussian")
@@ -63,7 +62,7 @@ def splits(name: str, divisions: int = ALL) -> Sequence[SplitResults]:
 
 @dataclass(frozen=True)
 class Measured:
-    """One method on one set: each metric with its interval, and what it has beyond `nguide fit`."""
+    """One method on one set: each metric with its interval, and what it has beyond the committee."""
 
     method: str
     value: dict[Metric, float]
@@ -108,45 +107,17 @@ def ceiling(name: str, metric: Metric) -> float | None:
 
 
 def of_set(name: str) -> str:
-    """The table of a set."""
-    return _table(measured(name), prior(name))
-
-
-def of_first_division(name: str) -> str:
-    """Methods that have predicted the first division alone, and `nguide fit` there."""
-    everywhere = {one.method for one in measured(name)} - {COMMITTEE}
-    first = measured(name, 1)
-    best = max(one.value[LOCALIZATION] for one in first if one.method in GUESSES)
-    return _table([one for one in first if one.method not in everywhere], best)
-
-
-def _table(methods: Sequence[Measured], best_guess: float) -> str:
+    """The table of a set: every method with its intervals, and its localization beyond the committee's."""
     rows = []
-    for one in methods:
-        cells = [
-            f"{digits(one.value[metric])} [{digits(one.interval[metric][0])}, {digits(one.interval[metric][1])}]"
+    for one in measured(name):
+        cells = (
+            f"{digits(one.value[metric])} [{', '.join(map(digits, one.interval[metric]))}]"
             if metric in one.value
             else NOTHING
             for metric in METRICS
-        ]
-        gains = [gain(one.beyond.get(metric)) for metric in METRICS]
-        rows.append([title(one.method), cells[0], signed(skill(one.value[LOCALIZATION], best_guess)), cells[1], *gains])
-    header = ["Method", "Localization", "Skill", "Scan AUROC"]
-    return table([*header, "beyond nguide fit: localization", "beyond nguide fit: scan AUROC"], rows)
-
-
-def every_seed(kept: KeptRuns, *sets: str) -> str:
-    """Localization and scan AUROC of every run of drawn data: one training a method and partition."""
-    found = {key: one for key, one in kept.scores(*sets).items() if key[0] not in GUESSES}
-
-    def cell(one: Scores | None) -> str:
-        return NOTHING if one is None else f"{digits(one.localization_auroc)} / {digits(one.scan_auroc)}"
-
-    rows = [
-        [title(method), *(cell(found.get((method, seed))) for seed in kept.seeds)]
-        for method in dict.fromkeys(method for method, _ in found)
-    ]
-    return table(["Localization / scan AUROC", *map(str, kept.seeds)], rows)
+        )
+        rows.append([title(one.method), *cells, gain(one.beyond.get(LOCALIZATION))])
+    return table(["Method", "Localization", "Scan AUROC", "Localization beyond the committee"], rows)
 
 
 @styled

@@ -16,18 +16,10 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from normal_guidance.show.text_tables import (
-    NOTHING,
-    digits,
-    p_value,
-    signed,
-)
-from normal_guidance.statistics.differences import Difference
-
 DOCS = Path(__file__).resolve().parents[1]
 TABLES, IMAGES = DOCS / "results/tables", DOCS / "images"
 RESULTS = (
-    *("index", "field", "fit", "prostatex", "mitbih", "lidc-positions"),
+    *("field", "fit", "prostatex", "mitbih", "lidc-positions"),
     *("semi-synthetic", "beyond", "phantoms", "robustness"),
 )
 PAGES = {
@@ -48,16 +40,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     """A table in Markdown."""
     cells = [list(header), ["---"] * len(header), *([str(cell) for cell in row] for row in rows)]
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
-
-
-def difference(one: Difference | None, *, bold: bool = True) -> str:
-    """A difference with interval and adjusted p; bold if it is shown."""
-    if one is None:
-        return NOTHING
-    if one.p != one.p:
-        return f"{signed(one.estimate)} (too few scans)"
-    words = f"{signed(one.estimate)} [{digits(one.low)}, {digits(one.high)}], {p_value(one.p_adjusted)}"
-    return f"**{words}**" if bold and one.shown else words
 
 
 def written(page: str) -> dict[str, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from field_tables import AXES, GUESSES, LIDC, LOCALIZATION, METRICS, ORDER, SCAN, SEMI, splits, title
+from field_tables import AXES, GUESSES, LIDC, LOCALIZATION, METRICS, ORDER, SEMI, splits, title
 from make_page import IMAGES, table
 from matplotlib.figure import Figure
 from removed_heads import COMMITTEE, color_of
@@ -18,7 +18,6 @@ from normal_guidance.show.figure_style import (
 )
 from normal_guidance.show.text_tables import NOTHING, digits
 from normal_guidance.statistics.differences import measure
-from normal_guidance.statistics.split_results import Metric
 
 SETS = {
     "prostate-70": "PROSTATEx (MRI)",
@@ -74,13 +73,13 @@ def draw() -> None:
     save(figure(), IMAGES / "field.png")
 
 
-def scores(metric: Metric) -> str:
-    """One score of every method on every set; the best of a column is bold.
+def localization() -> str:
+    """The localization of every method on every set; the best of a column is bold.
 
     A star marks methods that have predicted the first division alone.
     """
-    own = {name: measure(splits(name)).get(metric, {}) for name in SETS}
-    first = {name: measure(splits(name, 1)).get(metric, {}) for name in SETS}
+    own = {name: measure(splits(name))[LOCALIZATION] for name in SETS}
+    first = {name: measure(splits(name, 1))[LOCALIZATION] for name in SETS}
     best = {
         name: max(values[method] for method in ORDER if method in values and method not in (*GUESSES, CEILING))
         for name, values in own.items()
@@ -97,7 +96,4 @@ def scores(metric: Metric) -> str:
     return table(["Method", *SETS.values()], [row for row in rows if set(row[1:]) != {NOTHING}])
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    "localization": lambda: scores(LOCALIZATION),
-    "scans": lambda: scores(SCAN),
-}
+SECTIONS: dict[str, Callable[[], str]] = {"localization": localization}

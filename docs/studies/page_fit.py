@@ -1,20 +1,20 @@
-"""The tables and the figure of docs/results/fit.md and its appendices.
+"""The tables and the figure of docs/results/fit.md and its appendix.
 
 Those of the ensemble come from docs/results/tables/ensemble.parquet: a division into folds is a split.  Those of the
-committee come from fit.parquet (`keep_fit`) and beyond.parquet: a fold is a split.  Intervals resample patients.
+committee come from fit.parquet (`keep_fit`): a fold is a split.  Intervals resample patients.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import cache, partial
+from functools import cache
 from itertools import product
 from typing import Any
 
 import numpy as np
 import torch
-from keep import read, results_of
+from keep import read
 from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 from removed_heads import COMMITTEE, color_of, title_of
@@ -27,29 +27,23 @@ from normal_guidance.show.figure_style import (
 )
 from normal_guidance.show.text_tables import NOTHING, digits, signed
 from normal_guidance.statistics.differences import Claim, Difference, differences, measure
-from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, skill
+from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY
 from normal_guidance.statistics.split_results import MethodResults, Metric, SplitResults
-from normal_guidance.study.drawn import VARIANTS
 
-SEMI, ORACLE = "semi/", "oracle"
+SEMI = "semi/"
 ALL = 3
 """A set is divided into folds so often at most."""
 LOCALIZATION: Metric = "localization_auroc"
 SCAN: Metric = "scan_auroc"
-TITLES = {COMMITTEE: "**nguide fit**", MIDDLE: "Distance from the middle", POSITION_DENSITY: "Positions of findings"}
+TITLES = {COMMITTEE: "**Committee**", MIDDLE: "Distance from the middle", POSITION_DENSITY: "Positions of findings"}
 CHOSEN = "ng chosen"
 """Normal Guidance with lambda .1, 1 or 10 by validation; `ng` has lambda 1, as in the paper."""
 GUESSES = (MIDDLE, POSITION_DENSITY)
-METHODS = ("max", "mean", "abmil", "smap", "ng", "evidence", "evidence_ng", "whole_bells", "whole_bells_ng")
-DRAWN = ("abmil", "smap", "ng", "evidence", "whole_bells")
-SETS = {"prostatex": "prostate-70", "head": "head", "chest": "chest", "abdomen": "abdomen", "ecg": "ecg"}
-"""The sets that are divided into folds, by the names of their tables."""
-
 Row = dict[str, Any]
 
 
 def title(method: str, dataset: str = "") -> str:
-    """The method's title; that of `nguide fit` is bold in tables."""
+    """The method's title; the committee's is bold in tables."""
     if method == CHOSEN:
         return f"{title_of('ng')}, lambda chosen"
     return TITLES.get(method) or title_of(method, dataset)
@@ -67,12 +61,11 @@ def results(row: Row) -> MethodResults:
 
 
 @cache
-def splits(name: str, seed: int = 0, divisions: int = ALL) -> tuple[SplitResults, ...]:
+def splits(name: str, divisions: int = ALL) -> tuple[SplitResults, ...]:
     """The folds of a set's first divisions, with the methods that have predicted all of them."""
     parts: dict[tuple[int, int], dict[str, Row]] = defaultdict(dict)
     for row in rows():
-        own = row["seed"] == (seed if row["method"] not in GUESSES else 0)
-        if row["set"] == name and own and row["repeat"] < divisions:
+        if row["set"] == name and row["seed"] == 0 and row["repeat"] < divisions:
             parts[row["repeat"], row["fold"]][row["method"]] = row
     parts = {part: own for part, own in parts.items() if COMMITTEE in own}
     everywhere = set.intersection(*(set(own) for own in parts.values()))
@@ -89,37 +82,6 @@ def _split(row: Row, methods: dict[str, MethodResults]) -> SplitResults:
     return SplitResults(scans, patients, np.asarray(row["labels"], dtype=np.int64), methods)
 
 
-def of_set(name: str) -> str:
-    """Every method on one set: scores, skill, and what `nguide fit` has beyond it."""
-    own = splits(name)
-    scores = measure(own)
-    methods = [method for method in (COMMITTEE, *METHODS, *GUESSES) if method in own[0].methods]
-    prior = max(scores[LOCALIZATION][guess] for guess in GUESSES)
-    gains = {
-        metric: {
-            one.against: one
-            for one in differences(
-                own,
-                [Claim(COMMITTEE, method, metric) for method in methods[1:] if method in scores[metric]],
-            )
-        }
-        for metric in (LOCALIZATION, SCAN)
-    }
-    return table(
-        ["Method", "Localization", "Skill", "Scan AUROC", "nguide fit: localization", "nguide fit: scan AUROC"],
-        [
-            [
-                title(method),
-                digits(scores[LOCALIZATION][method]),
-                signed(skill(scores[LOCALIZATION][method], prior)),
-                digits(scores[SCAN][method]) if method in scores[SCAN] else NOTHING,
-                *(gain(gains[metric].get(method)) for metric in (LOCALIZATION, SCAN)),
-            ]
-            for method in methods
-        ],
-    )
-
-
 def gain(one: Difference | None) -> str:
     if one is None:
         return NOTHING
@@ -128,68 +90,27 @@ def gain(one: Difference | None) -> str:
 
 
 # ----------------------------------------------------------------------------------------------------
-# Semi-synthetic data
-# ----------------------------------------------------------------------------------------------------
-
-
-@cache
-def drawn(variant: str) -> tuple[SplitResults, ...]:
-    """The test sets of a variant's seeds, with the oracle and the single methods of beyond.md at lambda 1."""
-    singles: dict[int, dict[str, Row]] = defaultdict(dict)
-    for row in read(TABLES / "beyond.parquet"):
-        if row["variant"] == variant and row["job"] in (*DRAWN, ORACLE) and row["weight"] in (None, 1.0):
-            singles[row["seed"]][row["job"]] = row
-    own = {
-        int(row["set"].split("/")[2]): row
-        for row in rows()
-        if row["set"].startswith(f"{SEMI}{variant}/") and row["method"] == COMMITTEE
-    }
-    return tuple(
-        _split(
-            own_row := own[seed],
-            {COMMITTEE: results(own_row), **{job: results_of(row)[1] for job, row in singles[seed].items()}},
-        )
-        for seed in sorted(own)
-    )
-
-
-def semi_synthetic() -> str:
-    """Means of the paper's three seeds, and `nguide fit` beside the best single method of each column."""
-    lines = []
-    for variant, about in VARIANTS.items():
-        if not any(row["set"].startswith(f"{SEMI}{variant}/") for row in rows()):
-            continue
-        scores = measure(own := drawn(variant))
-        best = [max(DRAWN, key=lambda method, of=metric: scores[of][method]) for metric in (LOCALIZATION, SCAN)]
-        claimed = [Claim(COMMITTEE, one, metric) for one, metric in zip(best, (LOCALIZATION, SCAN), strict=True)]
-        cells = [
-            f"{digits(scores[LOCALIZATION][method])} / {digits(scores[SCAN][method])}"
-            for method in (COMMITTEE, *DRAWN, ORACLE)
-        ]
-        gains = [f"{gain(one)} ({title_of(one.against)})" for one in differences(own, claimed)]
-        lines.append([about.title, f"**{cells[0]}**", *cells[1:], *gains])
-    header = ["Data", "nguide fit", *map(title_of, DRAWN), "Bayes oracle"]
-    return table([*header, "beyond the best: localization", "beyond the best: scan AUROC"], lines)
-
-
-# ----------------------------------------------------------------------------------------------------
 # Other seeds
 # ----------------------------------------------------------------------------------------------------
+
+
+AGAIN = {"PROSTATEx (MRI)": "prostate-70", "Head phantoms": "head"}
+"""Sets of which the first division was trained again."""
 
 
 def stability() -> str:
     """How much training again from another seed moves the scores."""
     lines = []
-    for name, method in product(("prostatex", "head"), (COMMITTEE, "ng", "whole_bells_ng")):
+    for (heading, name), method in product(AGAIN.items(), (COMMITTEE, "ng", "whole_bells_ng")):
         found: dict[int, dict[int, Row]] = defaultdict(dict)
         for row in rows():
-            if (row["set"], row["method"], row["repeat"]) == (SETS[name], method, 0):
+            if (row["set"], row["method"], row["repeat"]) == (name, method, 0):
                 found[row["seed"]][row["fold"]] = row
         seeds = [measure([_split(row, {method: results(row)}) for row in own.values()]) for own in found.values()]
         if len(seeds) > 1:
             values = [np.array([scores[metric][method] for scores in seeds]) for metric in (LOCALIZATION, SCAN)]
             cells = [f"{digits(own.mean())} ± {digits(own.std(ddof=1))}" for own in values]
-            lines.append([name, title(method), len(seeds), *cells])
+            lines.append([heading, title(method), len(seeds), *cells])
     return table(["Data", "Method", "Seeds", "Localization", "Scan AUROC"], lines)
 
 
@@ -227,8 +148,10 @@ def divisions(name: str) -> tuple[SplitResults, ...]:
     )
 
 
-def beyond(name: str, method: str, against: str, metrics: tuple[Metric, ...] = BOTH) -> list[Difference]:
-    return list(differences(divisions(name), [Claim(method, against, metric) for metric in metrics]))
+def beyond(name: str, other: str) -> Difference | None:
+    """What `nguide fit` localizes beyond another on a set that has both."""
+    own = divisions(name)
+    return differences(own, [Claim(ENSEMBLE, other, LOCALIZATION)])[0] if other in own[0].methods else None
 
 
 def both(scores: dict[Metric, dict[str, float]], method: str) -> str:
@@ -236,32 +159,21 @@ def both(scores: dict[Metric, dict[str, float]], method: str) -> str:
     return " / ".join(cells)
 
 
+def rival(name: str) -> str:
+    """The kind of members that localizes best on a set."""
+    scores = measure(divisions(name))[LOCALIZATION]
+    return max(MEMBERS, key=lambda method: scores.get(method, 0.0))
+
+
 def ensemble() -> str:
-    """One row a set: `nguide fit` beyond position, the committee and the best kind of its members."""
+    """One row a set: what `nguide fit` localizes beyond position, the committee and the best kind of its members."""
     lines = []
     for name, heading in HEADINGS.items():
-        own = divisions(name)
-        scores = measure(own)
-        middle = beyond(name, ENSEMBLE, MIDDLE, (LOCALIZATION,))[0]
-        old = [gain(one) for one in beyond(name, ENSEMBLE, COMMITTEE)] if COMMITTEE in own[0].methods else [NOTHING] * 2
-        rivals = [max(MEMBERS, key=lambda method, of=metric: scores[of].get(method, 0.0)) for metric in BOTH]
-        best = [
-            f"{gain(beyond(name, ENSEMBLE, rival, (metric,))[0])} ({title_of(rival)})"
-            for rival, metric in zip(rivals, BOTH, strict=True)
-        ]
-        position = digits(scores[LOCALIZATION][MIDDLE])
-        lines.append([heading, f"**{both(scores, ENSEMBLE)}**", position, gain(middle), *old, *best])
-    beside = [f"beyond {other}: {what}" for other in ("the committee", "the best kind") for what in ("slices", "scans")]
-    return table(["Data", "nguide fit", "Position", "beyond position", *beside], lines)
-
-
-def members() -> str:
-    """What the ensemble loses without each kind of its members."""
-    lines, names = [], ("ct-ich", "prostatex", "ecg", "head")
-    for method in MEMBERS:
-        found = [beyond(name, f"without {method}", ENSEMBLE) for name in names]
-        lines.append([f"without {title_of(method)}", *(" / ".join(map(gain, pair)) for pair in found)])
-    return table(["Slices / scans", *(HEADINGS[name] for name in names)], lines)
+        scores = measure(divisions(name))
+        gains = [gain(one) for one in (beyond(name, other) for other in (MIDDLE, COMMITTEE, rival(name)))]
+        lines.append([heading, f"**{both(scores, ENSEMBLE)}**", digits(scores[LOCALIZATION][MIDDLE]), *gains])
+    others = ("beyond position", "beyond the committee", "beyond the best kind")
+    return table(["Data", "nguide fit", "Position", *others], lines)
 
 
 def kinds() -> str:
@@ -275,15 +187,6 @@ def kinds() -> str:
     return table(["Slices / scans", *HEADINGS.values()], lines)
 
 
-def each_division() -> str:
-    """How much the division into folds moves the scores."""
-    lines = []
-    for name, method in product(("ct-ich", "prostatex"), (ENSEMBLE, COMMITTEE)):
-        cells = [both(measure([own]), method) for own in divisions(name)]
-        lines.append([HEADINGS[name], "nguide fit" if method == ENSEMBLE else "Committee", *cells])
-    return table(["Data", "Slices / scans", *(f"seed {number}" for number in range(3))], lines)
-
-
 @styled
 def figure() -> Figure:
     """The localization of `nguide fit` beyond position, the committee and the best kind, one row a set."""
@@ -291,13 +194,8 @@ def figure() -> Figure:
     panel = drawn.subplots()
     looks = {"position": ("0.45", "s"), "the committee": (color_of(COMMITTEE), "P"), "the best kind": ("#1F77B4", "o")}
     for place, name in enumerate(HEADINGS):
-        scores = measure(divisions(name))[LOCALIZATION]
-        against = {"position": MIDDLE, "the best kind": max(MEMBERS, key=lambda one, of=scores: of.get(one, 0.0))}
-        if COMMITTEE in scores:
-            against["the committee"] = COMMITTEE
-        for shift, label in zip((-0.22, 0.0, 0.22), looks, strict=True):
-            if label in against:
-                one = beyond(name, ENSEMBLE, against[label], (LOCALIZATION,))[0]
+        for shift, label, other in zip((-0.22, 0.0, 0.22), looks, (MIDDLE, COMMITTEE, rival(name)), strict=True):
+            if one := beyond(name, other):
                 color, marker = looks[label]
                 panel.plot([one.low, one.high], [place + shift] * 2, color=color, lw=1.6)
                 look = {"color": color, "marker": marker, "ms": 6, "ls": ""}
@@ -342,11 +240,7 @@ def draw() -> None:
 
 
 SECTIONS: dict[str, Callable[[], str]] = {
-    **{name: partial(of_set, own) for name, own in SETS.items()},
     "ensemble": ensemble,
-    "members": members,
     "kinds": kinds,
-    "each_division": each_division,
-    "semi_synthetic": semi_synthetic,
     "stability": stability,
 }

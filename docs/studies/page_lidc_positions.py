@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/results/lidc-positions.md, from docs/results/tables/lidc-positions.parquet."""
+"""The table and the figure of docs/results/lidc-positions.md, from docs/results/tables/lidc-positions.parquet."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import field_tables
 from field_tables import LIDC
 from make_page import IMAGES
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    "methods": partial(field_tables.of_set, LIDC.name),
-    "seeds": partial(field_tables.every_seed, LIDC, LIDC.name),
-}
+SECTIONS: dict[str, Callable[[], str]] = {"methods": partial(field_tables.of_set, LIDC.name)}
 
 
 def draw() -> None:

@@ -1,25 +1,23 @@
-"""The tables and the figure of docs/results/phantoms.md and its appendices, from docs/results/tables/phantoms.parquet.
+"""The table and the figure of docs/results/phantoms.md, from docs/results/tables/phantoms.parquet.
 
 A row of that table is a mean over the splits of a layout (`against` is empty) or a tested difference.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable
-from functools import cache, partial
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from keep import read
-from make_page import IMAGES, TABLES, difference, table
+from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 from removed_heads import GUIDED, SHOWN, color_of, title_of
 
 from normal_guidance.core.methods import CEILING
 from normal_guidance.show.figure_style import WIDTH, save, styled
 from normal_guidance.show.text_tables import NOTHING, digits
-from normal_guidance.statistics.differences import RIVALS, Difference
-from normal_guidance.statistics.split_results import METRICS, Metric
+from normal_guidance.statistics.split_results import Metric
 
 LAYOUTS = ("head", "chest", "abdomen")
 LOCALIZATION: Metric = "localization_auroc"
@@ -33,52 +31,21 @@ def rows() -> dict[tuple[str, str, str, str | None], dict[str, Any]]:
     }
 
 
-def means(metric: Metric) -> str:
+def localization() -> str:
     """Mean and sd of every method in each layout."""
-    methods = [method for method in SHOWN if (LAYOUTS[0], metric, method, None) in rows()]
+    methods = [method for method in SHOWN if (LAYOUTS[0], LOCALIZATION, method, None) in rows()]
     return table(
         ["Method", *LAYOUTS],
-        [[title_of(method), *(_mean(layout, metric, method) for layout in LAYOUTS)] for method in methods],
+        [[title_of(method), *(_mean(layout, method) for layout in LAYOUTS)] for method in methods],
     )
 
 
-def _mean(layout: str, metric: Metric, method: str) -> str:
-    row = rows().get((layout, metric, method, None))
+def _mean(layout: str, method: str) -> str:
+    row = rows().get((layout, LOCALIZATION, method, None))
     if row is None or row["estimate"] is None:
         return NOTHING
     splits = f" ({row['splits']} of 3 splits)" if row["splits"] < 3 else ""
     return f"{digits(row['estimate'])} ± {digits(row['sd'])}{splits}"
-
-
-def against(metric: Metric, pairs: Iterable[tuple[str, str]]) -> str:
-    """Differences of these pairs in each layout; those that are shown are bold."""
-    found = {pair: [_difference(rows().get((layout, metric, *pair))) for layout in LAYOUTS] for pair in pairs}
-    return table(
-        ["Method", "Against", *LAYOUTS],
-        [[*map(title_of, pair), *map(difference, own)] for pair, own in found.items() if any(own)],
-    )
-
-
-def _difference(row: dict[str, Any] | None) -> Difference | None:
-    if row is None:
-        return None
-    known: dict[str, Any] = {
-        name: math.nan if row[name] is None else row[name] for name in row if name not in ("layout", "sd")
-    }
-    return Difference(**known)
-
-
-HEADS = [method for method in SHOWN if method not in ("max", "mean", CEILING)]
-STEPS = {
-    "smap": "abmil",
-    "ng": "abmil",
-    "whole_bells": "bells",
-    "posterior_bells": "whole_bells",
-    "abmil_bells": "abmil",
-}
-GAUSSIAN = [(method, "centered_gaussian") for method in HEADS]
-PAIRS = [*STEPS.items(), *GUIDED.items(), *RIVALS.items()]
-CEILINGS = [(method, CEILING) for method in HEADS]
 
 
 @styled
@@ -112,10 +79,4 @@ def draw() -> None:
     save(figure(), IMAGES / "phantoms.png")
 
 
-SECTIONS: dict[str, Callable[[], str]] = {
-    **{metric: partial(means, metric) for metric in METRICS if metric != "scan_auprc"},
-    "gaussian": partial(against, LOCALIZATION, GAUSSIAN),
-    "twins": partial(against, LOCALIZATION, PAIRS),
-    "scan_twins": partial(against, "scan_auroc", PAIRS),
-    "supervised": partial(against, LOCALIZATION, CEILINGS),
-}
+SECTIONS: dict[str, Callable[[], str]] = {"localization": localization}

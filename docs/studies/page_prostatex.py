@@ -1,4 +1,4 @@
-"""The tables and the figure of docs/results/prostatex.md."""
+"""The table and the figure of docs/results/prostatex.md."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ import field_tables
 from make_page import IMAGES
 
 SET = "prostate-70"
-SECTIONS: dict[str, Callable[[], str]] = {
-    "methods": partial(field_tables.of_set, SET),
-    "first_division": partial(field_tables.of_first_division, SET),
-}
+SECTIONS: dict[str, Callable[[], str]] = {"methods": partial(field_tables.of_set, SET)}
 
 
 def draw() -> None:

@@ -7,22 +7,15 @@ compares with them, each under the name of its set.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from math import fsum
 from typing import Any
 
 import numpy as np
 from field_tables import SEMI as KEPT
-from field_tables import every_seed
-from make_page import IMAGES, difference, table
-from removed_heads import SHOWN
+from make_page import IMAGES, table
 
 from normal_guidance.core.methods import method_title
 from normal_guidance.show.figure_style import save
 from normal_guidance.show.text_tables import NOTHING, digits
-from normal_guidance.statistics.differences import Claim, Difference, claims
-from normal_guidance.statistics.differences import differences as test
-from normal_guidance.statistics.split_results import Metric
 from normal_guidance.study.experiment import SEMI_SYNTHETIC
 from normal_guidance.study.reproduction import (
     INITIALISATIONS,
@@ -32,38 +25,18 @@ from normal_guidance.study.reproduction import (
     initialisation_tables,
     plot_initialisations,
 )
-from normal_guidance.study.study_tables import CAPTION, COLUMNS, StudyTables, collect
+from normal_guidance.study.study_tables import StudyTables, collect
 
 PAPER = "semi-synthetic"
 """The set of the paper's nine methods and the oracle."""
 
-COMPARED: dict[Metric, str] = {
-    "localization_auroc": "Localization AUROC",
-    "localization_auprc": "Localization AUPRC",
-    "scan_auroc": "Scan AUROC",
-}
-
-
-runs, run_folders, scores, splits = KEPT.runs, KEPT.run_folders, KEPT.scores, KEPT.splits
+runs, run_folders, scores = KEPT.runs, KEPT.run_folders, KEPT.scores
 
 
 def collected() -> StudyTables:
     """What `nguide reproduce` tells about the runs."""
     with run_folders(PAPER) as folder:
         return collect(folder, SEMI_SYNTHETIC.name)
-
-
-def compare(method: str, *sets: str) -> dict[tuple[str, Metric], Difference]:
-    """One method against every other of these sets in localization and scan AUROC, with Holm's correction over them."""
-    tested = splits(*sets)
-    metrics: tuple[Metric, ...] = ("localization_auroc", "scan_auroc")
-    claimed = [
-        Claim(method, other, metric)
-        for metric in metrics
-        for other in tested[0].methods
-        if other != method and (metric != "scan_auroc" or other != "centered_gaussian")
-    ]
-    return {(one.against, one.metric): one for one in test(tested, claimed)}
 
 
 def summary() -> str:
@@ -92,43 +65,9 @@ def tables() -> str:
     return body.strip()
 
 
-def differences() -> str:
-    """Every difference that the paper's text is about; those that are shown are bold."""
-    tested = splits(PAPER)
-    found = {(one.method, one.against, one.metric): one for one in test(tested, claims(list(tested[0].methods)))}
-    rows = [
-        [
-            *(method_title(name, PAPER) for name in pair),
-            *(difference(found.get((*pair, metric))) for metric in COMPARED),
-        ]
-        for pair in dict.fromkeys((method, against) for method, against, _ in found)
-    ]
-    return table(["Method", "Against", *COMPARED.values()], rows)
-
-
-def measures() -> str:
-    """Hits, errors and overlaps: means over the seeds."""
-    columns = {name: heading for name, heading in COLUMNS.items() if name != "peak_error_mm"}
-    rows = []
-    for method in dict.fromkeys(
-        method for method in SHOWN for seed in SEMI_SYNTHETIC.seeds if (method, seed) in runs(PAPER)
-    ):
-        seeds: Sequence[Any] = [runs(PAPER)[method, seed]["measures"] for seed in SEMI_SYNTHETIC.seeds]
-        means = {name: fsum(one[name] for one in seeds) / len(seeds) for name in columns}
-        shown = (f"{value:.1f}" if name.startswith("peak_error") else digits(value) for name, value in means.items())
-        rows.append([method_title(method, PAPER), *shown])
-    caption = CAPTION.format(beyond="", seeds="3 splits")  # skill was not measured when the runs were made
-    return f"{caption}\n\n{table(['Method', *columns.values()], rows)}"
-
-
 def initialisations() -> str:
-    """What other initial weights would have shown."""
-    return "\n".join(one.grid().markdown(3) for one in _initialisations()).strip()
-
-
-def field() -> str:
-    """The field's methods on the same partitions."""
-    return every_seed(KEPT, "field")
+    """What other initial weights would have shown of localization."""
+    return _initialisations()[0].grid().markdown(3).strip()
 
 
 def draw() -> None:
@@ -140,4 +79,4 @@ def _initialisations() -> list[InitialisationTable]:
         return initialisation_tables(folder, PAPER)
 
 
-SECTIONS = {section.__name__: section for section in (summary, tables, differences, measures, initialisations, field)}
+SECTIONS = {section.__name__: section for section in (summary, tables, initialisations)}

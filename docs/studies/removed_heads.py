@@ -1,6 +1,6 @@
 """Titles and colours of methods that result pages show and the library no longer has.
 
-Heads (docs/decisions/heads.md), and the committee: what `nguide fit` made until 0.3.0.dev0 of 2026-11-19.
+Heads (docs/decisions/README.md), and the committee: what `nguide fit` made until 0.3.0.dev0 of 2026-11-19.
 """
 
 from __future__ import annotations
