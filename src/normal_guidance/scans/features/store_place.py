@@ -22,8 +22,5 @@ def check_store(folder: Path) -> None:
     if is_store(folder):
         return
     if (folder / "manifest.parquet").is_file():
-        raise UserError(
-            f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} --encoder "
-            "efficientnet-lite0 --window WINDOW -o STORE"
-        )
+        raise UserError(f"{folder} is an index, not a feature store; encode its scans: nguide encode {folder} -o STORE")
     raise UserError(f"{folder} is not a feature store: {ABOUT} is missing; give a folder made by nguide encode")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -505,6 +506,18 @@ def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
     known = np.clip(some, -1024.0, 3071.0) if modality == "CT" else some
     low, high = np.percentile(known, PERCENTILES)
     return Values(round(float(low), 3), round(float(high), 3), len(np.unique(known)))
+
+
+def one_class(labels: Iterable[int]) -> str:
+    """A line about labels that are all the same, from which no model can learn; empty where both are there."""
+    counts = Counter(map(int, labels))
+    if len(counts) != 1:
+        return ""
+    (label, count), missing = counts.popitem(), {0: "positive (label 1)", 1: "negative (label 0)"}
+    return (
+        f"none of {count} scans is {missing[label]}: no model can be fitted to one class; add such "
+        "scans, or correct the labels"
+    )
 
 
 @dataclass(frozen=True)
