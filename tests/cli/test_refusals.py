@@ -88,8 +88,8 @@ REFUSED = {
         },
         "--window none": "the training scans (--split FILE), or mean and sd of the values (--normalize MEAN,SD)",
         "--window percentile --normalize 1100,820": "does not fit the window percentile:1-99, which leaves values fr",
-        "--window head --window lung --window=adc": "--window is given 3 times (head, lung, adc), of which only the l",
-        "--repair --no-repair": "--repair is given 2 times (True, False), of which only the last would count",
+        "--window head --window lung --window=adc": "--window is given 3 times (head, lung, adc), and only the last c",
+        "--repair --no-repair": "--repair is given 2 times (True, False), and only the last counts; give",
     },
     "store": {
         "show INDEX": "is an index, not a feature store; encode its scans: nguide encode INDEX -o",

@@ -21,11 +21,11 @@ def shorten(text: str, most: int = 100) -> str:
 
 
 def both_sides(of: str, ids: Iterable[str], where: str, others: Iterable[str]) -> str:
-    """Three names of each of two sides that should meet: "the table has 'A1', 'A2', 'A3', ...; the store has 'B1'"."""
-    sides = []
-    for side, names in ((of, sorted(ids)), (where, sorted(others))):
+    """Three names of each of two sides that should meet, of those that do not: "the table: 'A1'; the store: 'a1'"."""
+    here, there, sides = {*ids}, {*others}, []
+    for side, names in ((of, sorted(here - there or here)), (where, sorted(there - here or there))):
         shown = ", ".join(repr(shorten(name)) for name in names[:3]) or "none"
-        sides.append(f"{side} has {shown}{', ...' if len(names) > 3 else ''}")
+        sides.append(f"{side}: {shown}{', ...' if len(names) > 3 else ''}")
     return "; ".join(sides)
 
 

@@ -217,11 +217,8 @@ class Command(PlainFlags, TyperCommand):
         for name, param in options.items():
             values = given.get(name, ())
             if len(values) > 1 and not (param.is_flag and len(set(values)) == 1):
-                shown = ", ".join(map(str, values))
-                raise UserError(
-                    f"{max(param.opts, key=len)} is given {len(values)} times ({shown}), of which only the last would "
-                    "count; give it once"
-                )
+                times = f"{len(values)} times ({', '.join(map(str, values))})"
+                raise UserError(f"{max(param.opts, key=len)} is given {times}, and only the last counts; give it once")
 
     def invoke(self, ctx: Any) -> Any:
         name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()

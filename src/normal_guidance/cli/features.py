@@ -111,7 +111,7 @@ def encode(
     console = make_console(stderr=as_json)
     manifest = read_manifest(index)
     usual, chosen = default_window(manifest.table["modality"].to_pylist())
-    windows = parse_windows(window or usual)
+    windows = parse_windows(usual if window is None else window)
     warning = modality_line(manifest, windows)
     if warning:
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Float, Float64, Int, Int64, Shaped
+from jaxtyping import Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError, shorten
@@ -120,38 +120,17 @@ def check_device(device: torch.device | str | None) -> None:
         raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
 
 
-LEAST_SPREAD = 1 / 200
-"""Features vary by about their own size; one twentieth of this is left where an encoder's input was destroyed."""
+LEAST_SPREAD = 1 / 200  # of features that vary by about their size, a twentieth of it is left of a destroyed image
 
 
-class Spread:
-    """Mean and standard deviation of features over slices that come in parts."""
-
-    def __init__(self) -> None:
-        self.slices, self.mean, self.squares = 0, torch.zeros(1), torch.zeros(1)
-
-    def add(self, rows: Float[Tensor, "slices features"]) -> Spread:
-        rows, before = rows.double(), self.slices
-        self.slices += len(rows)
-        own, share = rows.mean(0), len(rows) / max(1, self.slices)
-        apart = own - self.mean
-        self.squares = self.squares + (rows - own).square().sum(0) + apart.square() * before * share
-        self.mean = self.mean + apart * share
-        return self
-
-    def refuse_alike(self, what: str, action: str) -> None:
-        """Refuse features of which nine in ten hardly vary: a model would learn from how they were rounded."""
-        if self.slices > 1:
-            refuse_alike(self.mean, (self.squares / self.slices).sqrt(), what, action)
-
-
-def refuse_alike(mean: Float64[Tensor, "features"], sd: Float64[Tensor, "features"], what: str, action: str) -> None:
+def refuse_alike(sd: Float64[Tensor, "features"], mean: Float64[Tensor, "features"], what: str, action: str) -> None:
+    """Refuse features of which nine in ten hardly vary over slices: a model would learn from how they were rounded."""
     size = (mean.square() + sd.square()).sqrt()
     shares = (sd / size)[size > 0]  # a feature that is always 0 may be one that these scans do not need
     if not len(shares) or shares.quantile(0.9) < LEAST_SPREAD:
         raise UserError(
-            f"{what} are nearly the same in all slices: nine in ten vary by less than 1/{1 / LEAST_SPREAD:.0f} of "
-            f"their size; {action}"
+            f"{what} are nearly the same in all slices: nine in ten features vary by less than "
+            f"1/{1 / LEAST_SPREAD:.0f} of their size; {action}"
         )
 
 

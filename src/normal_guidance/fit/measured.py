@@ -297,12 +297,9 @@ def _apart(measured: Measured) -> str:
 
 def _uncertain(measured: Measured) -> str:
     """What so few scans leave unknown."""
-    positive, negative = measured.positive, measured.negative
-    margin = 1.96 * hanley_mcneil(GOOD, positive, negative)
-    return (
-        f"with {positive} positive and {negative} negative scans a scan AUROC of {digits(GOOD)} is uncertain by "
-        f"±{digits(margin)}"
-    )
+    margin = 1.96 * hanley_mcneil(GOOD, measured.positive, measured.negative)
+    counts = f"{measured.positive} positive and {measured.negative} negative scans"
+    return f"{counts} leave a scan AUROC of {digits(GOOD)} uncertain by ±{digits(margin)}"
 
 
 def fit_and_measure(

@@ -90,7 +90,7 @@ PERCENTILES = "from the 1st to the 99th of each scan"
 def test_the_default_window_is_by_modality_and_planes_by_orientation():
     assert default_window(["CT", "CT"]) == ("head", f"CT scans: --window head (-100:300 HU, soft tissue; {OTHERS})")
     assert default_window({"MR"}) == ("percentile", f"MR scans: --window percentile ({PERCENTILES})")
-    both = f"CT and MR scans: --window percentile ({PERCENTILES}, which suits all)"
+    both = f"CT and MR scans: --window percentile ({PERCENTILES})"
     assert default_window(["MR", "CT", "MR"]) == ("percentile", both)
     axes = {"axial": (1, 0, 0, 0, 1, 0), "coronal": (1, 0, 0, 0, 0, -1), "sagittal": (0, 1, 0, 0, 0, -1)}
     for plane, values in axes.items():

@@ -375,7 +375,7 @@ class ScanTable:
             others = [scan.scan_id, *(other.scan_id for other in islice(following, 3))]
             raise UserError(
                 f"{scan.found.where}: scan {scan.scan_id!r} has no row in --labels {self.path}; add the row, or leave "
-                f"the scan out ({both_sides('the column scan_id', self.rows, 'what follows in the features', others)})"
+                f"the scan out ({both_sides('the table', self.rows, 'the features', others)})"
             )
         self.used.add(scan.scan_id)
         changes: dict[str, Any] = {}

@@ -28,7 +28,7 @@ import torch
 from normal_guidance.base.errors import UserError, choose_one_of, reading
 from normal_guidance.base.files import folder_atomically, read_json_as, write_atomically
 from normal_guidance.base.records import parse_json
-from normal_guidance.core.arrays import Spread
+from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.arrangements import KEYS, FoundScan, ScanTable, scans_of
 from normal_guidance.scans.features.feature_files import KINDS, has_suffix, kind_of, open_file
@@ -44,6 +44,8 @@ TORCHMIL = "torchmil"
 IMPORT_FORMATS = (*KINDS, TORCHMIL)
 
 ABOUT, SPLITS = "about.json", "splits.csv"
+
+SAMPLE = 1024  # slices that show whether features vary
 
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
 
@@ -181,7 +183,7 @@ def import_store(
         raise UserError(f"{source} holds no scan of format {form}; choose another of {', '.join(IMPORT_FORMATS)}")
     tell(str(first.found))
     alone: list[str] = []
-    spread = Spread()
+    sample: list[torch.Tensor] = []
 
     def stream() -> Iterator[tuple[str | None, Bags]]:
         every = checked(chain([first], scans))
@@ -192,8 +194,11 @@ def import_store(
             if filled.patient_id is None:
                 alone.append(filled.scan_id)
             yield filled.part, _bags(filled)
-            spread.add(filled.features)
-        spread.refuse_alike(f"the features in {source}", "check what made them, or subtract what all slices share")
+            if sum(map(len, sample)) < SAMPLE:
+                sample.append(filled.features.double())
+        if len(rows := torch.cat(sample)) > 1:
+            spread = torch.std_mean(rows, 0, correction=0)
+            refuse_alike(*spread, f"features in {source}", "check what made them, or subtract what all share")
 
     store = write_store(
         out,

@@ -396,13 +396,8 @@ def _image_format(name: str, config: Any, channels: int, offline: bool) -> tuple
         raise UserError(
             f"encoder {name}: image_mean {mean} and image_std {sd} cannot normalise; correct preprocessor_config.json"
         )
-    mean, sd = (_of_channels(values, channels) for values in (mean, sd))
+    mean, sd = (v if len(v) == channels else [sum(v) / len(v)] * channels for v in (mean, sd))
     return _size(written, config), mean, sd
-
-
-def _of_channels(values: Sequence[float], channels: int) -> list[float]:
-    """A value for each channel: its own, or the mean where one channel stands for all colours."""
-    return list(values) if len(values) == channels else [sum(values) / len(values)] * channels
 
 
 def _preprocessor(name: str, offline: bool) -> dict[str, Any]:
@@ -467,7 +462,9 @@ def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
     model = build_vit(weights, HEADS)
     # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
     print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    trained = Statistics(*(tuple(_of_channels(values, channels)) for values in (IMAGENET_MEAN, IMAGENET_SD)))
+    trained = Statistics(IMAGENET_MEAN, IMAGENET_SD)
+    if channels == 1:  # it stands for all three
+        trained = Statistics(*((sum(values) / 3,) for values in trained))
     return _ClassToken(model), image_size(weights), trained, print_of
 
 

@@ -33,7 +33,7 @@ from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json_as, sealed_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
-from normal_guidance.core.arrays import Spread
+from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
@@ -166,7 +166,8 @@ def encode(
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
         preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
-        identity = _identity_of(manifest, encoder, preprocessing, statistics, parts, options)
+        by = "training scans" if preprocessing.statistics is None else statistics and "given statistics"
+        identity = _identity_of(manifest, encoder, preprocessing, by or "the encoder's range", parts, options)
         done = _completed_before(out, identity)
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
@@ -330,7 +331,7 @@ def _encode_units(
     report_slices(0)
     for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
         rows = plan.rows(number)
-        if earlier is None and not job.units():  # before the other scans are encoded
+        if earlier is None and len(encoded.features) > 1 and not job.units():  # before other scans are encoded
             _refuse_destroyed(plan, job, encoded)
         unit = _merged(rows, earlier.unit(number), encoded) if earlier else encoded
         for row, features in _scans_of(rows, unit):  # at once; the units so far stay for a new start
@@ -348,19 +349,18 @@ def _encode_units(
 def _refuse_destroyed(plan: EncodingPlan, job: EncodingJob, unit: Encoded) -> None:
     """Refuses features that a window or a normalisation which does not fit the scans' values has made alike."""
     preprocessing, values = plan.inputs.preprocessing, unit.values.values()
-    if not values:
-        return
     low, high = min(scan.low for scan in values), max(scan.high for scan in values)
     windows = ",".join(map(word_of, preprocessing.windows))
     try:
         if plan.identity["normalized_by"] == "given statistics":
             preprocessing.refuse_misfit(seen=(low, high))
-        Spread().add(unit.features).refuse_alike(
-            f"features of the first scans ({len(values)})",
-            f"their values lie from {low:g} to {high:g}, and the window is {windows}: give another (--window)",
+        refuse_alike(
+            *torch.std_mean(unit.features.double(), 0, correction=0),
+            f"features of the first {len(values)} scans",
+            f"these scans' values lie from {low:g} to {high:g}, the window is {windows}: give another (--window)",
         )
     except UserError:
-        job.forget()  # so that the next start may have other options
+        job.remove()  # the next start may have other options
         raise
 
 
@@ -469,17 +469,16 @@ def _identity_of(
     manifest: Manifest,
     encoder: Encoder,
     preprocessing: Preprocessing,
-    statistics: Statistics | None,
+    by: str,
     parts: Mapping[str, str] | None,
     options: EncodingOptions,
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
-    own = "the encoder's range" if statistics is None else "given statistics"
     return {
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
-        "normalized_by": "training scans" if preprocessing.statistics is None else own,
+        "normalized_by": by,
         "split": None if parts is None else _sha256(sorted(parts.items())),
         "execution": {**asdict(options), "device": torch.device(options.device).type},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},

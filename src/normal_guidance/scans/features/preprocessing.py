@@ -115,9 +115,6 @@ class Statistics(NamedTuple):
     sd: tuple[float, ...]
 
 
-NARROWEST = 0.01  # the least sd to divide by, as a share of the range of values; a sensible one is about a third
-
-
 def _range_of_windowed(window: Window | None) -> Range | None:
     """The values that a window leaves: percentiles become 0..1; None where it leaves all."""
     return (0.0, 1.0) if isinstance(window, Percentiles) else window
@@ -226,34 +223,29 @@ class Preprocessing:
     def to_range_of(self, trained: Statistics | None) -> Preprocessing:
         """This preprocessing with the range of each window in place of the 0..1 that an encoder was `trained` on."""
         if any(window is None for window in self.windows):
+            split = "the training scans (--split FILE), " if trained else ""
             raise UserError(
                 "window 'none' keeps all values, so their range is unknown; give a window (--window head, -1000:1000 "
-                "or percentile), "
-                + ("the training scans (--split FILE), " if trained else "")
-                + "or mean and sd of the values (--normalize MEAN,SD)"
+                f"or percentile), {split}or mean and sd of the values (--normalize MEAN,SD)"
             )
-        trained = trained or Statistics((0.0,) * self.channels, (1.0,) * self.channels)
+        means, sds = trained or ((0.0,) * self.channels, (1.0,) * self.channels)
         bounds = [_range_of_windowed(window) or (0.0, 1.0) for window in self.windows]
-        means = (low + mean * (high - low) for (low, high), mean in zip(bounds, trained.mean, strict=True))
-        sds = (sd * (high - low) for (low, high), sd in zip(bounds, trained.sd, strict=True))
-        return self.with_statistics(Statistics(tuple(means), tuple(sds)))
+        means = tuple(low + mean * (high - low) for (low, high), mean in zip(bounds, means, strict=True))
+        sds = tuple(sd * (high - low) for (low, high), sd in zip(bounds, sds, strict=True))
+        return self.with_statistics(Statistics(means, sds))
 
     def refuse_misfit(self, seen: Range | None = None) -> None:
-        """Refuses a mean beyond a window's values, or an sd that is not between 1/100 and all of their width.
-
-        An encoder would get values in a sliver or far away, of which it makes the same features for every slice.
-        `seen` are the values of scans, for windows that keep all.
-        """
+        """Refuses a mean beyond a window's values (`seen` where it keeps all), or an sd of another size."""
+        # An encoder would get values in a sliver or far away, of which it makes the same features for every slice.
         for window, mean, sd in zip(self.windows, *(self.statistics or ((), ())), strict=False):
-            bounds = _range_of_windowed(window) or seen
-            if bounds is None:
+            if (bounds := _range_of_windowed(window) or seen) is None:
                 continue
-            (low, high), width = bounds, bounds[1] - bounds[0]
-            if not (low <= mean <= high and NARROWEST * width <= sd <= width):
+            (low, high), most = bounds, bounds[1] - bounds[0]
+            if not (low <= mean <= high and most / 100 <= sd <= most):
                 raise UserError(
                     f"--normalize {mean:g},{sd:g} does not fit the window {word_of(window)}, which leaves values from "
-                    f"{low:g} to {high:g}; give a mean within them and an sd from {NARROWEST * width:g} to {width:g}, "
-                    "or leave --normalize out"
+                    f"{low:g} to {high:g}; give a mean within them and an sd from {most / 100:g} to {most:g}, or leave "
+                    "--normalize out"
                 )
 
     def to_dict(self) -> dict[str, Any]:

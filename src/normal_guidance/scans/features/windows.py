@@ -102,12 +102,9 @@ WINDOWS: dict[str, Window | None] = {
 
 def default_window(modalities: Iterable[str]) -> tuple[str, str]:
     """The window for scans of these modalities where none is given, and a line that says so."""
-    # CT has a unit, and soft tissue is everywhere; MR in general has none.
-    found = sorted(set(modalities))
-    name = "head" if found == ["CT"] else PERCENTILE
-    about = "-100:300 HU, soft tissue; for other tissue give lung, mediastinum, abdomen or LOW:HIGH"
-    if name == PERCENTILE:
-        about = "from the 1st to the 99th of each scan" + (", which suits all" if len(found) > 1 else "")
+    found, name, about = sorted(set(modalities)), PERCENTILE, "from the 1st to the 99th of each scan"
+    if found == ["CT"]:  # it has a unit, and soft tissue is everywhere; MR in general has none
+        name, about = "head", "-100:300 HU, soft tissue; for other tissue give lung, mediastinum, abdomen or LOW:HIGH"
     return name, f"{' and '.join(found)} scans: --window {name} ({about})"
 
 

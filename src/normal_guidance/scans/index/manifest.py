@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -510,14 +509,10 @@ def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
 
 def one_class(labels: Iterable[int]) -> str:
     """A line about labels that are all the same, from which no model can learn; empty where both are there."""
-    counts = Counter(map(int, labels))
-    if len(counts) != 1:
+    if len(values := {*map(int, labels)}) != 1:
         return ""
-    (label, count), missing = counts.popitem(), {0: "positive (label 1)", 1: "negative (label 0)"}
-    return (
-        f"none of {count} scans is {missing[label]}: no model can be fitted to one class; add such "
-        "scans, or correct the labels"
-    )
+    missing = "negative (label 0)" if values.pop() else "positive (label 1)"
+    return f"no scan is {missing}, and no model can be fitted to one class; add such scans, or correct the labels"
 
 
 @dataclass(frozen=True)
