@@ -121,20 +121,26 @@ def test_scans_that_were_moved_are_found_and_a_scan_without_spacing_has_no_field
 
 
 def test_mr_has_its_own_default_window(index, tmp_path):
-    """Percentiles, and the command says so; CT keeps all values. A window that is given is taken."""
+    """Percentiles, CT soft tissue, and the command says so. A window that is given is taken."""
     manifest = read_manifest(index)
     rows = [replace(row, modality="MR") for row in manifest]
     (tmp_path / "mr").mkdir()
     write_manifest(tmp_path / "mr" / "manifest.parquet", rows, manifest.about)
-    common = ("--encoder", "efficientnet-lite0", "--offline", "--normalize", "0.4,0.3", "--workers", 0)
+    common = ("--offline", "--workers", 0)
     said = run(tmp_path / "mr", *common, "-o", tmp_path / "own", code=1)
-    assert "MR scans: --window percentile, from the 1st to the 99th of each scan" in said
+    assert "MR scans: --window percentile (from the 1st to the 99th of each scan)" in said
     assert open_store(tmp_path / "own").provenance["preprocessing"]["windows"] == [{"percentiles": [1.0, 99.0]}]
     said = run(tmp_path / "mr", *common, "--window", "adc", "-o", tmp_path / "adc", code=1)
     assert "percentile" not in said
     assert open_store(tmp_path / "adc").provenance["preprocessing"]["windows"] == [[0.0, 3000.0]]
-    run(index, *common, "-o", tmp_path / "ct", code=1)
-    assert open_store(tmp_path / "ct").provenance["preprocessing"]["windows"] == [None]
+    said = run(index, *common, "-o", tmp_path / "ct", code=1)
+    assert "CT scans: --window head (-100:300 HU, soft tissue; for other tissue give lung, mediastinum, ab" in said
+    about = open_store(tmp_path / "ct").provenance
+    assert about["identity"]["encoder"]["name"] == "efficientnet-lite0"
+    way = about["preprocessing"]  # 0..255 of a byte are -127/128 to 1, so 400 HU are
+    assert (way["windows"], way["mean"], way["sd"]) == (
+        [[-100.0, 300.0]], [pytest.approx(-100 + 400 * 127 / 255)], [pytest.approx(400 * 128 / 255)]
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("window", "warned"), [("adc", True), ("head,percentile:5-95", True), ("0:800,none", False)])

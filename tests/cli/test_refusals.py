@@ -77,19 +77,22 @@ REFUSED = {
         "rsna-xy OUT": "layout 'rsna-xy' is unknown",
         "folder OUT --oddities tilt,tilt": "--oddities tilt,tilt: 'tilt' is empty or given twice",
     },
-    "encode INDEX --encoder efficientnet-lite0 --window head --device cpu -o OUT": {
-        "--dtype int8 --normalize 0,1": "--dtype 'int8' is unknown; choose one of float16, float32",
+    "encode INDEX --device cpu -o OUT": {
+        "--dtype int8": "--dtype 'int8' is unknown; choose one of float16, float32",
         "--normalize 40": "--normalize 40: give MEAN,SD for each of the 1 window(s)",
         "--normalize a,b,c,d --window head,lung": "--normalize a,b,c,d: give MEAN,SD for each of the 2 window(s)",
-        "--window brain --normalize 0,1": "window 'brain' is unknown",
+        "--window brain": "window 'brain' is unknown",
         **{
-            f"--field {side} --normalize 0,1": f"--field {side}: give the side of the field in millimetres, above 0"
+            f"--field {side}": f"--field {side}: give the side of the field in millimetres, above 0"
             for side in ("0", "-5", "nan", "inf", "abc")
         },
-        "": "name the training scans (--split FILE), or give the numbers (--normalize MEAN,SD)",
+        "--window none": "the training scans (--split FILE), or mean and sd of the values (--normalize MEAN,SD)",
+        "--window percentile --normalize 1100,820": "does not fit the window percentile:1-99, which leaves values fr",
+        "--window head --window lung --window=adc": "--window is given 3 times (head, lung, adc), and only the last c",
+        "--repair --no-repair": "--repair is given 2 times (True, False), and only the last counts; give",
     },
     "store": {
-        "show INDEX": "encode its scans: nguide encode INDEX --encoder efficientnet-lite0 --window WINDOW -o",
+        "show INDEX": "is an index, not a feature store; encode its scans: nguide encode INDEX -o",
         "import nowhere -f npz -o OUT": "does not exist",
     },
     "predict": {

@@ -40,8 +40,7 @@ def test_the_summary_says_what_there_is_and_what_comes_next(chest, tmp_path):
         "1 positive scan (50.0 %), 2 with slice labels",
         "No problems",
         f"Manifest: {out}/manifest.parquet ({seconds:g} s)",
-        f"Next: nguide split {out} --seeds 1 -o splits, then nguide encode {out} --encoder NAME "
-        "--split splits/split-1.csv -o STORE",
+        f"Next: nguide encode {out} -o STORE",
     ]
     assert read_manifest(out).scan_ids == ["se1", "se2"]
     as_json = document("index", "rsna-pe", chest, "-o", tmp_path / "json", "--workers", 0)
@@ -72,7 +71,15 @@ def test_the_share_of_scans_that_are_left_out_is_said_on_stderr(chest, tmp_path)
     assert "1 scan, 4 slices, 1 patient\n" in result.stdout
     problems = (tmp_path / "out" / "problems.csv").read_text()
     assert f"{chest}/elsewhere/st9 (paths are relative to the folder ROOT)" in problems
-    assert not index_table(tmp_path / "labels.csv", chest, tmp_path / "all", "here,train/st1,1").stderr
+    rows = ("here,train/st1,1", "there,train/st2,0")
+    assert not index_table(tmp_path / "labels.csv", chest, tmp_path / "all", *rows).stderr
+    for label, lacking in ((1, "negative (label 0)"), (0, "positive (label 1)")):
+        alike = [row[:-1] + str(label) for row in rows]
+        said = index_table(tmp_path / "labels.csv", chest, tmp_path / f"alike-{label}", *alike).stderr
+        assert said == (
+            f"warning: no scan is {lacking}, and no model can be fitted to one class; add such scans, or correct the "
+            "labels\n"
+        )
 
 
 def test_a_scan_id_that_stands_twice_is_said_on_stderr(chest, tmp_path):

@@ -130,6 +130,15 @@ def test_the_last_sentence_says_which_findings_it_expects(made: Made, usual: boo
     assert few.startswith(f"Take all of it as rough: {FEW - 1} positive")
 
 
+def test_fewer_than_ten_scans_of_a_class_are_a_caution(made: Made) -> None:
+    for positive, negative, few in ((9, 40, True), (40, 9, True), (10, 10, False)):
+        measured = replace(made[1].out_of_fold, positive=positive, negative=negative)
+        result = replace(made[1], out_of_fold=measured)
+        said = f"{positive} positive and {negative} negative scans leave a scan AUROC of .800 uncertain by ±."
+        assert [said in caution for caution in result.cautions()] == [True] * few
+        assert result.sentences()[-1].startswith(f"Take all of it as rough: {said}")
+
+
 def test_few_test_scans_are_trained_on_unless_they_shall_be_kept(tmp_path: Path) -> None:
     for count, kept, asked in ((29, None, 29), (30, 30, 30), (0, None, None)):
         parts = (

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from normal_guidance.statistics.scan_auroc import ScanAuroc, scan_auroc
+from normal_guidance.statistics.scan_auroc import ScanAuroc, hanley_mcneil, scan_auroc
 
 
 def test_the_interval_is_delongs_with_patients_as_units() -> None:
@@ -26,6 +26,12 @@ def test_the_interval_is_delongs_with_patients_as_units() -> None:
     )
     again = scan_auroc(*twice)  # as much as is known of half as many scans
     assert again.high - again.low == pytest.approx(found.high - found.low, rel=0.03)
+
+
+def test_the_standard_error_to_expect_is_that_of_hanley_and_mcneil() -> None:
+    """Their example: 51 abnormal and 58 normal scans, an area of .893, a standard error of .032 (1982, table II)."""
+    assert hanley_mcneil(0.893, 51, 58) == pytest.approx(0.0325, abs=0.0005)
+    assert hanley_mcneil(0.5, 1, 1) == pytest.approx(0.5)  # one pair: a coin
 
 
 def test_an_auroc_of_one_has_an_interval_with_a_width() -> None:

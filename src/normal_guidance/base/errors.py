@@ -7,7 +7,7 @@ choose_one_of("divergence", divergence, DIVERGENCES)           refuses what is n
 from __future__ import annotations
 
 import errno
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,6 +18,15 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def shorten(text: str, most: int = 100) -> str:
     """A foreign text for a message, cut after so many characters."""
     return text if len(text) <= most else f"{text[:most]}..."
+
+
+def both_sides(of: str, ids: Iterable[str], where: str, others: Iterable[str]) -> str:
+    """Three names of each of two sides that should meet, of those that do not: "the table: 'A1'; the store: 'a1'"."""
+    here, there, sides = {*ids}, {*others}, []
+    for side, names in ((of, sorted(here - there or here)), (where, sorted(there - here or there))):
+        shown = ", ".join(repr(shorten(name)) for name in names[:3]) or "none"
+        sides.append(f"{side}: {shown}{', ...' if len(names) > 3 else ''}")
+    return "; ".join(sides)
 
 
 LONGEST = 2500  # characters of the longest message

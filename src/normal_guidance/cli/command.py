@@ -200,6 +200,8 @@ class Command(PlainFlags, TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> Any:  # Any: the class differs between releases of typer
         try:
+            if not ctx.resilient_parsing:
+                self._refuse_repeated(ctx, args)
             return super().parse_args(ctx, args)
         except Exception as error:
             hint = _hint(ctx, error)
@@ -207,6 +209,21 @@ class Command(PlainFlags, TyperCommand):
                 said = getattr(error, "message", "").rstrip(".")
                 error.message = f"{said}. {hint}" if said else hint  # type: ignore[attr-defined]
             raise
+
+    def _refuse_repeated(self, ctx: Any, args: list[str]) -> None:
+        """Refuse an option that is given several times and of which only the last would count."""
+        parser, options = self.make_parser(ctx), {}
+        for param in self.get_params(ctx):
+            if param.param_type_name == "option" and not param.multiple:
+                every = options[param.name] = copy(param)
+                every.multiple = True
+                every.add_to_parser(parser, ctx)
+        given = parser.parse_args(list(args))[0]
+        for name, param in options.items():
+            values = given.get(name, ())
+            if len(values) > 1 and not (param.is_flag and len(set(values)) == 1):
+                times = f"{len(values)} times ({', '.join(map(str, values))})"
+                raise UserError(f"{max(param.opts, key=len)} is given {times}, and only the last counts; give it once")
 
     def invoke(self, ctx: Any) -> Any:
         name = ctx.command_path.removeprefix(ctx.find_root().command_path).strip()

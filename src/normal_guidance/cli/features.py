@@ -46,8 +46,8 @@ DTYPES = ("float16", "float32")
 
 def encode(
     index: Path,
-    encoder: Annotated[str, one_of(ENCODERS), typer.Option()],
     out: Out,
+    encoder: Annotated[str, one_of(ENCODERS)] = "efficientnet-lite0",
     window: Annotated[str | None, some_of(WINDOWS), typer.Option(show_default=False)] = None,
     field: Annotated[str | None, typer.Option(metavar="MM")] = None,
     split: Path | None = None,
@@ -77,10 +77,11 @@ def encode(
         encoder: vit-b16-imagenet, efficientnet-lite0, or a Hugging Face id or folder, such as microsoft/rad-dino.
         out: Folder for the store.
         window: Window. CT, in HU: head, lung, mediastinum, abdomen, -100:300. MR: adc (0:3000), 0:800, percentile (1st
-            to 99th of each scan), percentile:LOW-HIGH. Or none. Several (head,lung) make channels. Default: none for
-            CT, percentile for MR.
+            to 99th of each scan), percentile:LOW-HIGH. Or none. Several (head,lung) make channels. Default: head for
+            CT, percentile for MR and for both together.
         field: Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.
-        split: Table that nguide split made: normalise with mean and sd of its training scans.
+        split: Table that nguide split made: normalise with mean and sd of its training scans, as in the paper.
+            Default: the window's range becomes the range of values that the encoder was trained on.
         normalize: Normalise with this mean and sd of the windowed values instead, for each window.
         dtype: Number format of the features: float16 or float32.
         repair: Repair known errors in files of RSNA 2019 (intercepts) and RSNA 2023 (bits).
@@ -109,12 +110,8 @@ def encode(
     choose_one_of("--dtype", dtype, DTYPES)
     console = make_console(stderr=as_json)
     manifest = read_manifest(index)
-    if window is None:
-        modalities = sorted(set(manifest.table["modality"].to_pylist()))
-        window = default_window(modalities)
-        if window != "none":
-            say(console, f"{', '.join(modalities)} scans: --window {window}, from the 1st to the 99th of each scan")
-    windows = parse_windows(window)
+    usual, chosen = default_window(manifest.table["modality"].to_pylist())
+    windows = parse_windows(usual if window is None else window)
     warning = modality_line(manifest, windows)
     if warning:
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
@@ -132,6 +129,8 @@ def encode(
         "dtype": TORCH_DTYPES[dtype],
         "workers": workers if workers is not None else 1 if ray else os.cpu_count() or 1,
     }
+    if window is None:
+        say(console, chosen)
     if dry_run:
         refuse_ray_and_dry_run(ray)
         estimate = encoding.estimate_encoding(manifest, load, out, **arguments)

@@ -67,13 +67,14 @@ def index(
         workers: Processes that read headers; 0: read in this process. Default: one for each core, up to 8.
     """
     from normal_guidance.scans.index.indexing import check_options, left_out_line
-    from normal_guidance.scans.index.manifest import parse_findings
+    from normal_guidance.scans.index.manifest import one_class, parse_findings
 
     named = () if findings is None else parse_findings(findings)
     check_options(source, table, labels, named)
     console = make_console(stderr=as_json)
     made = make_watched(source, root, out, console, workers, table=table, labels=labels, findings=named)
-    if warning := left_out_line(made, out):
+    alike = one_class(made.manifest.labels)
+    for warning in filter(None, (left_out_line(made, out), alike and f"warning: {alike}")):
         typer.secho(warning, fg=typer.colors.YELLOW, err=True)
     print_result(as_json, made.report, summary_lines(made, out))
 
@@ -117,9 +118,7 @@ def summary_lines(made: Index, out: Path) -> list[str]:
     else:
         lines.append("No problems")
     lines.append(f"Manifest: {out / 'manifest.parquet'} ({made.report['seconds']:g} s)")
-    encode = f"nguide encode {out} --encoder NAME --split splits/split-1.csv -o STORE"
-    lines.append(f"Next: nguide split {out} --seeds 1 -o splits, then {encode}")
-    return lines
+    return [*lines, f"Next: nguide encode {out} -o STORE"]
 
 
 def _counted(counts: Mapping[str, int]) -> str:

@@ -351,7 +351,7 @@ def reproduce_scans(
         if missing:
             split(out / "index", out / "splits", ",".join(map(str, missing)))
         normalize = recipe.normalize if encoder in ENCODERS else None  # Hugging Face models normalise by themselves
-        where = (out / "index", encoder, out / "store")
+        where = (out / "index", out / "store", encoder)
         with suppress(typer.Exit):  # scans that the store lacks have been named, and the study is of the others
             encode(*where, recipe.window, recipe.field, normalize=normalize, device=training.device)
     data = stored_dataset([out / "store"], list(splits.values()), name)

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Int, Int64, Shaped
+from jaxtyping import Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError, shorten
@@ -118,6 +118,20 @@ def check_device(device: torch.device | str | None) -> None:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise UserError(f"device {str(device)!r} is unknown or not available here; use 'cpu'") from error
+
+
+LEAST_SPREAD = 1 / 200  # of features that vary by about their size, a twentieth of it is left of a destroyed image
+
+
+def refuse_alike(sd: Float64[Tensor, "features"], mean: Float64[Tensor, "features"], what: str, action: str) -> None:
+    """Refuse features of which nine in ten hardly vary over slices: a model would learn from how they were rounded."""
+    size = (mean.square() + sd.square()).sqrt()
+    shares = (sd / size)[size > 0]  # a feature that is always 0 may be one that these scans do not need
+    if not len(shares) or shares.quantile(0.9) < LEAST_SPREAD:
+        raise UserError(
+            f"{what} are nearly the same in all slices: nine in ten features vary by less than "
+            f"1/{1 / LEAST_SPREAD:.0f} of their size; {action}"
+        )
 
 
 def bag_of_rows(lengths: PerBag, total: int | None = None) -> Int64[Tensor, "rows"]:

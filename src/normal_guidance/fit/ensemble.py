@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from normal_guidance.base.records import Between, read_as
+from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import ScanSet
 from normal_guidance.core.layout import Layout, as_rows
 from normal_guidance.core.prediction import BagsLike, Prediction
@@ -70,6 +71,7 @@ def fit_scalings(scans: ScanSet) -> dict[Form, Scaling]:
     """Scale all features by one number, each feature by its own, or all and then rotate them to their main axes."""
     mean, covariance = moments(scans)
     variances = covariance.diagonal().clamp_min(0.0)
+    refuse_alike(variances.sqrt(), mean, "features", "check what made them: the window and normalisation, or the files")
     varies = variances.sqrt() > (1e-6 * (mean.square() + variances).sqrt()).clamp_min(1e-30)
     total = variances[varies].sum().clamp_min(1e-60)
     each = torch.where(varies, (VARIANCE / varies.sum() / variances).sqrt(), 0.0)

@@ -39,7 +39,7 @@ from normal_guidance.statistics.conformal import (
     promise,
     scans_needed,
 )
-from normal_guidance.statistics.scan_auroc import ScanAuroc, scan_auroc
+from normal_guidance.statistics.scan_auroc import ScanAuroc, hanley_mcneil, scan_auroc
 from normal_guidance.statistics.skill import (
     Gain,
     MeanAuroc,
@@ -52,6 +52,7 @@ from normal_guidance.sweep.loop import predict_bags
 
 COVERAGE = 0.9  # the probability that is promised where labels allow it, unless another one is asked for
 ADVISED = 30  # with so many labelled scans the coverage of 90 % is uncertain by 5 %
+ROUGH, GOOD = 10, 0.8  # fewer scans of a class are cautioned about, by what is known of a scan AUROC of so much
 UNLIKELY = 0.01  # test scans that hold so seldom by chance are not of the kind that calibrated
 
 ASSUMPTIONS = (
@@ -245,6 +246,8 @@ class MeasuredFit:
         measured, report = self.out_of_fold, "see the model's report."
         model = f"The model of {finding}" if finding else "This model"
         cautions: list[str] = []
+        if min(measured.positive, measured.negative) < ROUGH:
+            cautions.append(f"{model} is known roughly: {_uncertain(measured)}; {report}")
         if not measured.scans.shown:
             cautions.append(f"{model} was not shown to tell scans apart (scan AUROC {measured.scans}); {report}")
         if not self.fit.ensemble.shown:
@@ -290,6 +293,13 @@ def _apart(measured: Measured) -> str:
     if measured.scans.shown:
         return f"It tells scans apart: AUROC {measured.scans} ({counts})."
     return f"It is not shown to tell scans apart: AUROC {measured.scans}, which may be chance ({counts})."
+
+
+def _uncertain(measured: Measured) -> str:
+    """What so few scans leave unknown."""
+    margin = 1.96 * hanley_mcneil(GOOD, measured.positive, measured.negative)
+    counts = f"{measured.positive} positive and {measured.negative} negative scans"
+    return f"{counts} leave a scan AUROC of {digits(GOOD)} uncertain by ±{digits(margin)}"
 
 
 def fit_and_measure(
@@ -377,7 +387,7 @@ def _why_not(kind: MemberKind, choice: Choice) -> str:
 
 def _trusted(measured: Measured, fit: EnsembleFit) -> str:
     if min(measured.positive, measured.negative) < FEW:
-        return f"Take all of it as rough: {measured.positive} positive and {measured.negative} negative scans are few."
+        return f"Take all of it as rough: {_uncertain(measured)}."
     if not measured.scans.shown:
         return f"Do not use it: key slices, too, may only show {WHERE_USUAL}."
     if not fit.ensemble.shown:

@@ -102,7 +102,7 @@ class ScanFolder:
             )
 
     def _window(self, manifest: Manifest) -> str:
-        return self.window or default_window({*manifest.table["modality"].to_pylist()})
+        return self.window or default_window(manifest.table["modality"].to_pylist())[0]
 
     def _encoding(self, manifest: Manifest) -> dict[str, Any]:
         windows = parse_windows(self._window(manifest))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -29,6 +30,13 @@ class ScanAuroc:
     def shown(self) -> bool:
         """Whether it is above chance by its whole interval."""
         return self.low > 0.5
+
+
+def hanley_mcneil(auroc: float, positive: int, negative: int) -> float:
+    """The standard error to expect of an AUROC (Hanley and McNeil, 1982), before any score is known."""
+    two_positive, two_negative = auroc / (2 - auroc), 2 * auroc**2 / (1 + auroc)  # both above, both below the other
+    variance = (positive - 1) * (two_positive - auroc**2) + (negative - 1) * (two_negative - auroc**2)
+    return math.sqrt((auroc * (1 - auroc) + variance) / (positive * negative))
 
 
 def scan_auroc(labels: Int[Tensor, "scans"], patient_ids: Sequence[str], scores: Float[Tensor, "scans"]) -> ScanAuroc:

@@ -203,7 +203,7 @@ def test_hdf5_groups_attributes_and_slides(tmp_path):
 
 def test_files_of_other_programs_are_imported(tmp_path):
     """Features and labels are enough: of equally long scans too; torchmil's CT set calls slice labels slice_labels."""
-    np.savez(tmp_path / "a.npz", x=np.ones((2, 3, 4), np.float32), y=[[0], [1]])
+    np.savez(tmp_path / "a.npz", x=np.arange(24, dtype=np.float32).reshape(2, 3, 4), y=[[0], [1]])
     store = import_store(tmp_path / "a.npz", tmp_path / "equal")
     assert (store.scan_ids, store.lengths.tolist(), store.labels.tolist()) == (("a-0", "a-1"), [3, 3], [0, 1])
     mil = tmp_path / "mil"
@@ -219,6 +219,18 @@ def test_files_of_other_programs_are_imported(tmp_path):
     assert (store.labels.tolist(), store.slice_labels.tolist()) == ([1], [0, 1, 0])
     assert np.array_equal(store.bags().features.numpy(), features)
     assert (store.provenance, store.recipe) == ({"imported_from": "torchmil"}, "")
+
+
+def test_features_that_hardly_vary_are_refused(tmp_path):
+    """Constant ones, and those that only rounding tells apart; some constant ones among others are fine."""
+    varying = np.random.default_rng(0).normal(size=(2, 3, 8))
+    for number, features in enumerate((np.ones_like(varying), 1 + 1e-3 * varying)):
+        np.savez(tmp_path / f"{number}.npz", x=features, y=[0, 1])
+        with pytest.raises(UserError, match=rf"features in .*{number}\.npz are nearly the same in all slices: nine in"):
+            import_store(tmp_path / f"{number}.npz", tmp_path / "store")
+    varying[..., :3] = (0.0, 1e6, 1.0)
+    np.savez(tmp_path / "some.npz", x=varying, y=[0, 1])
+    assert len(import_store(tmp_path / "some.npz", tmp_path / "store")) == 2
 
 
 EXPORTED = ("b-2", "a/1", "..", "é ü", ".hidden", "100%", "a_1")
@@ -375,7 +387,7 @@ def test_findings_are_views_of_the_same_features(tmp_path):
         (f"{NAMES}\nA,0,0,0\nB,,0,0\nC,1,1,1\n", "row 2, scan 'B': any is empty, but the first finding must be known"),
         ("scan_id,any,epidural\nA,0,0\n", r"has no column subdural \(0 or 1\); it has scan_id, any, epidural; add sub"),
         (f"{NAMES},slice_labels,slice_labels_any\nA,0,0,0,,\n", "has the columns slice_labels and slice_labels_any; l"),
-        ("scan_id,label\nA,0\nB,1\n", r"in.npz: scan 'C' has no row in --labels .*t.csv \(its first scan_id is 'A'\)"),
+        ("scan_id,label\nA,0\nB,1\n", r"scan 'C' has no row in .* \(the table: 'A', 'B'; the features: 'C'\)"),
         ("scan_id,label\nA,0\nB,1\nB,1\n", r"t.csv, row 3: scan_id 'B' occurs twice"),
         ("scan_id,label\nA,1\nB,1\nC,1\n", r"scan 'A' has another label than in --labels .* \(0 and 1\)"),
         ("scan_id,label\nA,x\nB,1\nC,1\n", r"t.csv, row 1, scan 'A': label 'x' is neither 0 nor 1"),

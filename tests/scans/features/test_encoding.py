@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
+from fake_scans import PREPROCESSING, SIZE, TRAINED, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.workers import Pool
@@ -141,11 +141,36 @@ def test_findings_travel_from_the_manifest_to_the_store(scans, tmp_path):
         run(manifest, tmp_path / "other")
 
 
-def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
-    store = run(scans, tmp_path / "store", load=partial(load, unit_range=True), statistics=None).store
-    assert (store.provenance["preprocessing"]["mean"], store.scans["part"][0]) == ([-100.0], None)
-    features = expected(scans, scans[2], Statistics((-100.0,), (400.0,)))
-    torch.testing.assert_close(store.select(["s002"]).bags().features, features)
+@pytest.mark.parametrize(("trained", "mean", "sd"), [(None, -100.0, 400.0), (TRAINED, 0.0, 200.0)])
+def test_without_training_scans_the_window_becomes_the_range_of_the_encoder(scans, tmp_path, trained, mean, sd):
+    """0..1 for one that normalises by itself; whatever other scans are there, a scan has the same features."""
+    outcome = run(scans, tmp_path / "store", load=partial(load, trained=trained), statistics=None)
+    about = outcome.store.provenance
+    assert (about["preprocessing"]["mean"], about["preprocessing"]["sd"]) == ([mean], [sd])
+    assert (about["identity"]["normalized_by"], outcome.store.scans["part"][0]) == ("the encoder's range", None)
+    features = expected(scans, scans[2], Statistics((mean,), (sd,)))
+    torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
+    one = run(scans.take([2]), tmp_path / "one", load=partial(load, trained=trained), statistics=None).store
+    torch.testing.assert_close(one.bags().features, features)
+
+
+@pytest.mark.parametrize(
+    ("way", "message"),
+    [
+        (
+            {"windows": ((2000.0, 3000.0),)},
+            r"first \d scans are nearly the same .* -\d.*, the window is 2000:3000: give another",
+        ),
+        ({"windows": (None,)}, r"--normalize 20,1e\+06 does not fit the window none, which leaves values from -\d"),
+    ],
+)
+def test_features_that_are_alike_are_refused_at_once_and_the_next_start_may_differ(scans, tmp_path, way, message):
+    statistics = Statistics((20.0,), (1e6,)) if way["windows"] == (None,) else None
+    parts = make_parts(scans)
+    with pytest.raises(UserError, match=message):
+        run(scans, tmp_path / "store", preprocessing=replace(PREPROCESSING, **way), statistics=statistics, parts=parts)
+    assert list(tmp_path.iterdir()) == []
+    assert len(run(scans, tmp_path / "store", parts=parts, statistics=None).store) == len(scans)
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=SLOW)])
@@ -469,7 +494,11 @@ ALL_VAL = {f"s{number:03d}": "val" for number in range(len(LENGTHS))}
     [
         ({"root": Path("nowhere")}, r"the scans' folder nowhere does not exist; give the folder .* \(--root FOLDER\)"),
         ({"preprocessing": replace(PREPROCESSING, windows=(None, None))}, "tiny takes 1 channels, but .* windows is 2"),
-        ({"statistics": None}, r"tiny takes scans normalised .* \(--split FILE\), or .* \(--normalize MEAN,SD\)"),
+        (
+            {"statistics": None, "preprocessing": replace(PREPROCESSING, windows=(None,))},
+            r"window 'none' keeps .* \(--split FILE\), or .* \(--normalize MEAN,SD\)",
+        ),
+        ({"statistics": Statistics((1100.0,), (820.0,))}, "--normalize 1100,820 does not fit the window -100:300, whi"),
         ({"statistics": None, "parts": ALL_VAL}, "no scan of the split is of part 'train'"),
         ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),
         ({"parts": {"s000": "train"}}, r"scan 's001' is not in the split \(9 such scans\)"),

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -78,13 +79,39 @@ def test_normalising_subtracts_and_divides_each_channel():
     np.testing.assert_allclose(apply(normalised, scan), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_the_unit_range_is_0_to_1():
-    with pytest.raises(UserError, match="'none'; give a window"):
-        Preprocessing(windows=(*HEAD, None)).to_unit_range()
-    images = apply(Preprocessing(windows=((-100, 300),), size=50).to_unit_range(), make_scan())
+def test_a_window_becomes_the_range_that_an_encoder_was_trained_on():
+    """0..1 where it normalises by itself, else as its own images, value by value; of percentiles, which are 0..1."""
+    with pytest.raises(UserError, match=r"'none' keeps all values, .* range is unknown; give a window \(--window head"):
+        Preprocessing(windows=(*HEAD, None)).to_range_of(None)
+    images = apply(Preprocessing(windows=((-100, 300),), size=50).to_range_of(None), make_scan())
+    trained = Statistics((0.4, 0.5), (0.2, 0.25))
+    way = Preprocessing(windows=((-100, 300), Percentiles(5, 95)), size=50)
+    low, high = np.percentile(make_scan()[make_scan() > make_scan().min()], (5, 95))
+    for channel, (bottom, top) in enumerate(((-100, 300), (low, high))):
+        unit = (np.clip(make_scan(), bottom, top) - bottom) / (top - bottom)
+        expected = (unit - trained.mean[channel]) / trained.sd[channel]
+        np.testing.assert_allclose(apply(way.to_range_of(trained), make_scan())[:, channel], expected, atol=1e-4)
     assert images.min() == 0
     assert images.max() == 1
     np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
+
+
+FITTING = ((0.0, 1.0), (0.4, 0.3), (0.5, 0.5), (1.0, 0.01))
+ODD = ((1100.0, 820.0), (0.5, 1.5), (0.5, 0.009), (-0.1, 0.5), (1.1, 0.5))
+
+
+@pytest.mark.parametrize(("window", "low", "high"), [((-100, 300), -100, 300), (Percentiles(), 0, 1), (None, -24, 976)])
+def test_a_mean_and_sd_that_do_not_fit_the_window_are_refused(window, low, high):
+    """In its values or, of a window that keeps all, in those that were seen."""
+    for numbers, refused in ((FITTING, False), (ODD, True)):
+        for mean, sd in numbers:
+            statistics = Statistics((low + mean * (high - low),), (sd * (high - low),))
+            way = Preprocessing(windows=(window,), statistics=statistics)
+            with pytest.raises(UserError, match=r"does not fit the window .* from") if refused else nullcontext():
+                way.refuse_misfit(seen=(-24, 976))
+            if window is None:
+                way.refuse_misfit()
+    Preprocessing(windows=(window,)).refuse_misfit()
 
 
 def test_a_slice_has_the_same_bits_alone_and_in_any_chunk_and_margins_of_the_scans_minimum(monkeypatch):
@@ -157,9 +184,9 @@ WAYS = [
     Preprocessing(windows=HEAD, size=518),
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.0,))),
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.5,))),
-    Preprocessing(windows=HEAD).to_unit_range(),
+    Preprocessing(windows=HEAD).to_range_of(None),
     Preprocessing(windows=HEAD, field=70),
-    Preprocessing(windows=HEAD, field=70.5).to_unit_range(),
+    Preprocessing(windows=HEAD, field=70.5).to_range_of(None),
     Preprocessing(windows=(Percentiles(),)),
     Preprocessing(windows=(Percentiles(0.5, 99.5),)),
     Preprocessing(windows=(Percentiles(), *HEAD), field=70),
@@ -173,7 +200,7 @@ def test_a_description_survives_json_and_has_a_fingerprint_of_its_own():
     assert len({way.fingerprint for way in WAYS}) == len(WAYS)
     for way, text in (
         (
-            Preprocessing(windows=((-100, 300),)).to_unit_range(),
+            Preprocessing(windows=((-100, 300),)).to_range_of(None),
             '{"mean":[-100.0],"sd":[400.0],"size":224,"version":1,"windows":[[-100.0,300.0]]}',
         ),
         (Preprocessing(field=70), '{"field":70.0,"mean":null,"sd":null,"size":224,"version":2,"windows":[null]}'),

@@ -83,9 +83,15 @@ def test_percentiles_are_those_of_the_voxels_above_the_minimum():
             range_of(Percentiles(), constant)
 
 
+OTHERS = "for other tissue give lung, mediastinum, abdomen or LOW:HIGH"
+PERCENTILES = "from the 1st to the 99th of each scan"
+
+
 def test_the_default_window_is_by_modality_and_planes_by_orientation():
-    assert default_window(["CT", "CT"]) == "none"
-    assert default_window({"MR"}) == default_window({"CT", "MR"}) == "percentile"
+    assert default_window(["CT", "CT"]) == ("head", f"CT scans: --window head (-100:300 HU, soft tissue; {OTHERS})")
+    assert default_window({"MR"}) == ("percentile", f"MR scans: --window percentile ({PERCENTILES})")
+    both = f"CT and MR scans: --window percentile ({PERCENTILES})"
+    assert default_window(["MR", "CT", "MR"]) == ("percentile", both)
     axes = {"axial": (1, 0, 0, 0, 1, 0), "coronal": (1, 0, 0, 0, 0, -1), "sagittal": (0, 1, 0, 0, 0, -1)}
     for plane, values in axes.items():
         for sign in (1.0, -1.0):

@@ -212,7 +212,7 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
         ("scan_id,path,label\na,x/gone,1\n", r"no such file or folder: .*root/x/gone \(paths are relative to .*ROOT\)"),
         (
             "scan_id,path,label\na,gone,1\n",
-            r"no scan of .* is in .*root: the table names 'gone', and the folder holds no",
+            r"no scan of .* is in .*root \(the table: 'gone'; the folder: none\)",
         ),
         ("", "cannot be read"),
         ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id occurs twice"),

@@ -48,7 +48,7 @@ def test_a_name_of_several_places_is_not_guessed(tmp_path):
     assert {problem.scan_id: problem.kind for problem in problems} == dict.fromkeys(
         ("A17", "A19"), "label_without_image"
     )
-    assert "2 places have this name, such as 'one/A17.nii', 'two/A17.nii'; add a column path" in problems[0].detail
+    assert "2 places have this name, such as one/A17.nii and two/A17.nii; add a column path" in problems[0].detail
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,7 @@ def test_where_nothing_fits_three_of_each_side_are_shown(tmp_path):
     touch(tmp_path, *(f"images/x{number}.nii" for number in range(5)))
     with pytest.raises(UserError) as caught:
         match(tmp_path, "a", "b", "c", "d")
-    assert "the table names 'a', 'b', 'c' and 1 more, and the folder holds 'x0', 'x1', 'x2' and 2 more; " in str(
-        caught.value
-    )
+    assert "(the table: 'a', 'b', 'c', ...; the folder: 'x0', 'x1', 'x2', ...); correct" in str(caught.value)
 
 
 def test_plain_names_and_stems():

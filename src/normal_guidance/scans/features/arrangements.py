@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import unquote
@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, reading, shorten
+from normal_guidance.base.errors import UserError, both_sides, reading, shorten
 from normal_guidance.core.bags import UNKNOWN, looks_padded
 from normal_guidance.scans.features.feature_files import Fields
 from normal_guidance.scans.features.store import DTYPES
@@ -369,14 +369,14 @@ class ScanTable:
             self.rows[scan] = row
         self.used: set[str] = set()
 
-    def fill(self, scan: FoundScan) -> FoundScan:
+    def fill(self, scan: FoundScan, following: Iterable[FoundScan] = ()) -> FoundScan:
         """The scan with what its row says; a value that the file gives otherwise is an error."""
         row = self.rows.get(scan.scan_id)
         if row is None:
-            first = next(iter(self.rows), None)
+            others = [scan.scan_id, *(other.scan_id for other in islice(following, 3))]
             raise UserError(
-                f"{scan.found.where}: scan {scan.scan_id!r} has no row in --labels {self.path} (its first scan_id is "
-                f"{first!r}); add the row, or leave the scan out"
+                f"{scan.found.where}: scan {scan.scan_id!r} has no row in --labels {self.path}; add the row, or leave "
+                f"the scan out ({both_sides('the table', self.rows, 'the features', others)})"
             )
         self.used.add(scan.scan_id)
         changes: dict[str, Any] = {}

@@ -28,6 +28,7 @@ import torch
 from normal_guidance.base.errors import UserError, choose_one_of, reading
 from normal_guidance.base.files import folder_atomically, read_json_as, write_atomically
 from normal_guidance.base.records import parse_json
+from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.arrangements import KEYS, FoundScan, ScanTable, scans_of
 from normal_guidance.scans.features.feature_files import KINDS, has_suffix, kind_of, open_file
@@ -43,6 +44,8 @@ TORCHMIL = "torchmil"
 IMPORT_FORMATS = (*KINDS, TORCHMIL)
 
 ABOUT, SPLITS = "about.json", "splits.csv"
+
+SAMPLE = 1024  # slices that show whether features vary
 
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
 
@@ -166,7 +169,7 @@ def import_store(
         >>> from tempfile import TemporaryDirectory
         >>> import numpy as np
         >>> with TemporaryDirectory() as folder:
-        ...     np.savez(f"{folder}/all.npz", x=np.ones((5, 3)), lengths=[2, 3], y=[0, 1], patient_id=["P1", "P2"])
+        ...     np.savez(f"{folder}/all.npz", x=np.eye(5, 3), lengths=[2, 3], y=[0, 1], patient_id=["P1", "P2"])
         ...     import_store(f"{folder}/all.npz", f"{folder}/store")
         FeatureStore(2 scans of 2-3 slices (median 2), 5 slices x 3 features, 1 positive (50.0 %), float64, 120 bytes)
     """
@@ -182,15 +185,22 @@ def import_store(
         raise UserError(f"{source} holds no scan of format {form}; choose another of {', '.join(IMPORT_FORMATS)}")
     tell(str(first.found))
     alone: list[str] = []
+    sample: list[torch.Tensor] = []
 
     def stream() -> Iterator[tuple[str | None, Bags]]:
-        for scan in checked(chain([first], scans)):
-            filled = scan if table is None else table.fill(scan)
+        every = checked(chain([first], scans))
+        for scan in every:
+            filled = scan if table is None else table.fill(scan, every)
             if table is not None and findings:
                 further[scan.scan_id] = table.further(scan)
             if filled.patient_id is None:
                 alone.append(filled.scan_id)
             yield filled.part, _bags(filled)
+            if sum(map(len, sample)) < SAMPLE:
+                sample.append(filled.features.double())
+        if len(rows := torch.cat(sample)) > 1:
+            spread = torch.std_mean(rows, 0, correction=0)
+            refuse_alike(*spread, f"features in {source}", "check what made them, or subtract what all share")
 
     store = write_store(
         out,

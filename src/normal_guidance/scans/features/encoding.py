@@ -33,6 +33,7 @@ from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import read_json_as, sealed_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
+from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
@@ -65,7 +66,7 @@ from normal_guidance.scans.features.encoding_machine import (
 )
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics, combine_statistics, describe_inputs
 from normal_guidance.scans.features.store import AGAIN, LACKING, FeatureStore, dtype_name, open_store, write_store
-from normal_guidance.scans.features.windows import Decoding, Reader
+from normal_guidance.scans.features.windows import Decoding, Reader, word_of
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
@@ -154,9 +155,10 @@ def encode(
     It also tries again the scans that an existing store lacks.  The size of `preprocessing` is replaced by the
     encoder's; `dtype` is the store's, as the job itself keeps float32.
     """
-    # `statistics` None: those of the windows for an encoder that normalises by itself (`Encoder.unit_range`), else the
-    # mean of the training scans' means and sds.  `workers` decode (on Ray, per task); with 0, this process does, and a
-    # decoder that crashes ends the job.  `timeout`: seconds for a scan, after which its worker is ended.
+    # `statistics` None: with `parts` the mean of the training scans' means and sds; else, and for an encoder that
+    # normalises by itself, the range that it was trained on (`Encoder.trained`).  `workers` decode (on Ray, per task);
+    # with 0, this process does, and a decoder that crashes ends the job.  `timeout`: seconds for a scan, after which
+    # its worker is ended.
     out, root = Path(out).absolute(), _root_of(manifest, root)
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
     # With Ray the workers run on other machines; and a store that exists is probably complete.
@@ -164,7 +166,8 @@ def encode(
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
         preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
-        identity = _identity_of(manifest, encoder, preprocessing, parts, options)
+        by = "training scans" if preprocessing.statistics is None else statistics and "given statistics"
+        identity = _identity_of(manifest, encoder, preprocessing, by or "the encoder's range", parts, options)
         done = _completed_before(out, identity)
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
@@ -328,6 +331,8 @@ def _encode_units(
     report_slices(0)
     for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
         rows = plan.rows(number)
+        if earlier is None and len(encoded.features) > 1 and not job.units():  # before other scans are encoded
+            _refuse_destroyed(plan, job, encoded)
         unit = _merged(rows, earlier.unit(number), encoded) if earlier else encoded
         for row, features in _scans_of(rows, unit):  # at once; the units so far stay for a new start
             if not features.to(plan.dtype).isfinite().all():
@@ -339,6 +344,24 @@ def _encode_units(
         finished += sizes[number]
         report_slices(0)
     return finished - before, time.monotonic() - begin
+
+
+def _refuse_destroyed(plan: EncodingPlan, job: EncodingJob, unit: Encoded) -> None:
+    """Refuses features that a window or a normalisation which does not fit the scans' values has made alike."""
+    preprocessing, values = plan.inputs.preprocessing, unit.values.values()
+    low, high = min(scan.low for scan in values), max(scan.high for scan in values)
+    windows = ",".join(map(word_of, preprocessing.windows))
+    try:
+        if plan.identity["normalized_by"] == "given statistics":
+            preprocessing.refuse_misfit(seen=(low, high))
+        refuse_alike(
+            *torch.std_mean(unit.features.double(), 0, correction=0),
+            f"features of the first {len(values)} scans",
+            f"these scans' values lie from {low:g} to {high:g}, the window is {windows}: give another (--window)",
+        )
+    except UserError:
+        job.remove()  # the next start may have other options
+        raise
 
 
 def _assemble(
@@ -432,14 +455,11 @@ def _fit_preprocessing(
         )
     fitted = replace(preprocessing, size=encoder.size)
     if statistics is not None:
-        return fitted.with_statistics(statistics)
-    if encoder.unit_range:
-        return fitted.to_unit_range()
-    if parts is None:
-        raise UserError(
-            f"encoder {encoder.name} takes scans normalised with the training scans' mean and sd; name the training "
-            "scans (--split FILE), or give the numbers (--normalize MEAN,SD)"
-        )
+        fitted = fitted.with_statistics(statistics)
+        fitted.refuse_misfit()
+        return fitted
+    if parts is None or encoder.trained is None:
+        return fitted.to_range_of(encoder.trained)
     if "train" not in parts.values():
         raise UserError("no scan of the split is of part 'train', so mean and sd are unknown; give another split")
     return fitted
@@ -449,6 +469,7 @@ def _identity_of(
     manifest: Manifest,
     encoder: Encoder,
     preprocessing: Preprocessing,
+    by: str,
     parts: Mapping[str, str] | None,
     options: EncodingOptions,
 ) -> dict[str, Any]:
@@ -457,7 +478,7 @@ def _identity_of(
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
-        "normalized_by": "training scans" if preprocessing.statistics is None else "given statistics",
+        "normalized_by": by,
         "split": None if parts is None else _sha256(sorted(parts.items())),
         "execution": {**asdict(options), "device": torch.device(options.device).type},
         "versions": {"torch": torch.__version__, "numpy": np.__version__},

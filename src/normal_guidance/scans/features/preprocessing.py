@@ -25,11 +25,13 @@ from normal_guidance.base.records import Between, read_as
 from normal_guidance.scans.features.windows import (
     Percentiles,
     Range,
+    Window,
     middle,
     plane_of,
     range_of,
     window_as_json,
     window_from_json,
+    word_of,
 )
 from normal_guidance.scans.index.manifest import Manifest, ValueRange, Values, range_of_values
 
@@ -111,6 +113,11 @@ class Statistics(NamedTuple):
 
     mean: tuple[float, ...]
     sd: tuple[float, ...]
+
+
+def _range_of_windowed(window: Window | None) -> Range | None:
+    """The values that a window leaves: percentiles become 0..1; None where it leaves all."""
+    return (0.0, 1.0) if isinstance(window, Percentiles) else window
 
 
 @dataclass(frozen=True)
@@ -213,17 +220,33 @@ class Preprocessing:
         """This preprocessing, normalised with the training scans' statistics (`combine_statistics`)."""
         return replace(self, statistics=statistics)
 
-    def to_unit_range(self) -> Preprocessing:
-        """This preprocessing with each window mapped to 0..1, for encoders that normalise themselves (`unit_range`)."""
+    def to_range_of(self, trained: Statistics | None) -> Preprocessing:
+        """This preprocessing with the range of each window in place of the 0..1 that an encoder was `trained` on."""
         if any(window is None for window in self.windows):
+            split = "the training scans (--split FILE), " if trained else ""
             raise UserError(
-                "this encoder takes values between a lowest and a highest, but one window is 'none'; give a window, "
-                "for instance head, -1000:1000 or percentile"
+                "window 'none' keeps all values, so their range is unknown; give a window (--window head, -1000:1000 "
+                f"or percentile), {split}or mean and sd of the values (--normalize MEAN,SD)"
             )
-        # percentiles become 0..1 by themselves
-        bounds = [window if isinstance(window, tuple) else (0.0, 1.0) for window in self.windows]
-        lows, widths = tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds)
-        return self.with_statistics(Statistics(lows, widths))
+        means, sds = trained or ((0.0,) * self.channels, (1.0,) * self.channels)
+        bounds = [_range_of_windowed(window) or (0.0, 1.0) for window in self.windows]
+        means = tuple(low + mean * (high - low) for (low, high), mean in zip(bounds, means, strict=True))
+        sds = tuple(sd * (high - low) for (low, high), sd in zip(bounds, sds, strict=True))
+        return self.with_statistics(Statistics(means, sds))
+
+    def refuse_misfit(self, seen: Range | None = None) -> None:
+        """Refuses a mean beyond a window's values (`seen` where it keeps all), or an sd of another size."""
+        # An encoder would get values in a sliver or far away, of which it makes the same features for every slice.
+        for window, mean, sd in zip(self.windows, *(self.statistics or ((), ())), strict=False):
+            if (bounds := _range_of_windowed(window) or seen) is None:
+                continue
+            (low, high), most = bounds, bounds[1] - bounds[0]
+            if not (low <= mean <= high and most / 100 <= sd <= most):
+                raise UserError(
+                    f"--normalize {mean:g},{sd:g} does not fit the window {word_of(window)}, which leaves values from "
+                    f"{low:g} to {high:g}; give a mean within them and an sd from {most / 100:g} to {most:g}, or leave "
+                    "--normalize out"
+                )
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as JSON values; `from_dict` is the inverse."""

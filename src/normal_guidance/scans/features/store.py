@@ -33,7 +33,7 @@ from jaxtyping import Bool, Float, Int, Int8
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
+from normal_guidance.base.errors import UserError, both_sides, choose_one_of, reading, shorten
 from normal_guidance.base.files import (
     folder_atomically,
     read_json_as,
@@ -338,7 +338,8 @@ class FeatureStore:
             (have - given, "is in the store, but has no part", "add it, or select the other scans first"),
         ):
             if scans:
-                raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action}")
+                sides = both_sides(where, given, "the store", have)
+                raise UserError(f"{where}: scan {min(scans)!r} {problem} ({len(scans)} such scans); {action} ({sides})")
         names = [part_of[scan] for scan in self.scan_ids]
         refuse_overlap(self.patient_ids, names, "patient")
         return self._view(self.scans.assign(part=pd.Series(names, dtype=object, index=self.scans.index)))

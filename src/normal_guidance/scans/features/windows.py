@@ -100,9 +100,12 @@ WINDOWS: dict[str, Window | None] = {
 (50, 400).  MR: ADC maps in 10^-6 mm2/s, and percentiles for sequences without a unit."""
 
 
-def default_window(modalities: Iterable[str]) -> str:
-    """The window for scans of these modalities where none is given: CT has a unit, MR in general has none."""
-    return "none" if set(modalities) <= {"CT"} else PERCENTILE
+def default_window(modalities: Iterable[str]) -> tuple[str, str]:
+    """The window for scans of these modalities where none is given, and a line that says so."""
+    found, name, about = sorted(set(modalities)), PERCENTILE, "from the 1st to the 99th of each scan"
+    if found == ["CT"]:  # it has a unit, and soft tissue is everywhere; MR in general has none
+        name, about = "head", "-100:300 HU, soft tissue; for other tissue give lung, mediastinum, abdomen or LOW:HIGH"
+    return name, f"{' and '.join(found)} scans: --window {name} ({about})"
 
 
 def parse_windows(words: str) -> tuple[Window | None, ...]:
@@ -127,6 +130,11 @@ def _parse(word: str) -> Window | None:
     if not (math.isfinite(low) and math.isfinite(high) and low < high):
         raise UserError(f"window {word!r} is empty or infinite; give LOW:HIGH with LOW below HIGH")
     return low, high
+
+
+def word_of(window: Window | None) -> str:
+    """A window as `parse_windows` reads it."""
+    return f"{window[0]:g}:{window[1]:g}" if isinstance(window, tuple) else str(window or "none")
 
 
 def range_of(window: Window | None, values: Real[np.ndarray, "..."]) -> Range | None:

@@ -507,6 +507,14 @@ def values_of(sample: Float32[np.ndarray, "values"], modality: str) -> Values:
     return Values(round(float(low), 3), round(float(high), 3), len(np.unique(known)))
 
 
+def one_class(labels: Iterable[int]) -> str:
+    """A line about labels that are all the same, from which no model can learn; empty where both are there."""
+    if len(values := {*map(int, labels)}) != 1:
+        return ""
+    missing = "negative (label 0)" if values.pop() else "positive (label 1)"
+    return f"no scan is {missing}, and no model can be fitted to one class; add such scans, or correct the labels"
+
+
 @dataclass(frozen=True)
 class ValueRange:
     """The values of the scans that a model was trained on: from where to where they lie, without the oddest scans."""

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from normal_guidance.base.errors import UserError, shorten
+from normal_guidance.base.errors import UserError, both_sides, shorten
 from normal_guidance.base.workers import ask
 from normal_guidance.scans.index.containers import is_nifti, list_files, locate
 from normal_guidance.scans.index.dicom_slices import Header
@@ -46,9 +46,10 @@ def match_files(root: Path, table: Path, names: Mapping[str, str], report: Repor
     if not found:
         paths = [PurePosixPath(file.replace("!", "/")) for file in files]
         there = sorted({stem_of(str(path if is_nifti(path.name) else path.parent)) for path in paths})
+        sides = both_sides("the table", names.values(), "the folder", there)
         raise UserError(
-            f"no scan of {table} is in {root}: the table names {three_of(list(names.values()))}, and the folder holds "
-            f"{three_of(there) or 'no file'}; correct the names, or add a column path with each scan's file or folder"
+            f"no scan of {table} is in {root} ({sides}); correct the names, or add a column path with each "
+            "scan's file or folder"
         )
     for scan_id in names:
         if scan_id not in found:
@@ -67,7 +68,8 @@ def _match(names: Mapping[str, str], by_name: Places, report: Report) -> dict[st
         places = by_name.get(name) or alike.get(plain(name), {})
         files = min(places.values(), key=len, default=[])  # of A17/A17.nii.gz and A17 the file
         if any(not set(files) <= set(others) for others in places.values()):
-            detail = f"{len(places)} places have this name, such as {three_of(sorted(places))}; add a column path"
+            some = " and ".join(sorted(places)[:2])
+            detail = f"{len(places)} places have this name, such as {shorten(some)}; add a column path"
             report(Problem(scan_id, "", "label_without_image", detail, "left out"))
         elif files:
             found[scan_id] = files
@@ -97,12 +99,6 @@ def stem_of(path: str) -> str:
 def plain(name: str) -> str:
     """A name in small letters, its numbers without leading zeros: spreadsheets cut them off."""
     return re.sub(r"(?<!\d)0+(?=\d)", "", name.lower())
-
-
-def three_of(names: Sequence[str]) -> str:
-    """The first three names, to show what one side holds."""
-    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
-    return ", ".join(shorten(repr(name), 80) for name in names[:3]) + more
 
 
 def lowest_values(files: Sequence[tuple[Path, str]]) -> list[float]:

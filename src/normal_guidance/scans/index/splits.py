@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from normal_guidance.base.errors import UserError, choose_one_of, reading, shorten
+from normal_guidance.base.errors import UserError, both_sides, choose_one_of, reading, shorten
 from normal_guidance.base.files import write_atomically
 from normal_guidance.base.tables import read_cells, read_rows
 from normal_guidance.scans.index.labels import read_table
@@ -250,7 +250,10 @@ def refuse_other_scans(split: Collection[str], scans: Collection[str], origin: s
     listed, have = set(split), set(scans)
     for lost, where in ((listed - have, origin), (have - listed, "split")):
         if lost:
-            raise UserError(f"scan {min(lost)!r} is not in the {where} ({len(lost)} such scans); make the split again")
+            raise UserError(
+                f"scan {min(lost)!r} is not in the {where} ({len(lost)} such scans); make the split again "
+                f"({both_sides('the split', listed, f'the {origin}', have)})"
+            )
 
 
 def refuse_overlap(
