@@ -70,7 +70,7 @@ def index(
         root: Folder of the images and, except for folder, of the label tables.
         out: Folder for manifest.parquet, problems.csv and report.json.
         table: For folder: table (.csv, .parquet) with scan_id, path (relative to ROOT), label, and optionally
-            patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 0) or
+            patient_id, modality (CT or MR), and slice_labels (0 0 1 1), slice_ranges (12-20;31-33, counted from 1) or
             mask (NIfTI).
         labels: For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from
             any_injury (patient).
