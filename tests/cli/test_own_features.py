@@ -112,7 +112,7 @@ def test_scans_that_do_not_fit_do_not_stop_the_others(run, tmp_path):
     for name, width, value in (("a", 6, np.inf), ("b", 7, 1), ("c", 6, 1), ("index.html", 6, 1)):
         np.save(tmp_path / "in" / f"{name}.npy", np.full((4, width), value, np.float32))
     result = nguide("predict", tmp_path / "in", "-m", run, "-o", tmp_path / "out", code=1)
-    assert "scan a: failed: has features that are not finite: slice 0, feature 0: inf" in result.stderr
+    assert "scan a: failed: has features that are not finite: position 0, feature 0: inf" in result.stderr
     assert "scan b: failed: has 7 features a slice, but the model was trained on 6" in result.stderr
     assert "scan index.html: failed: has an id that cannot be the name of its folder" in result.stderr
     assert "1 of 4 scans predicted" in result.stdout

@@ -307,7 +307,7 @@ def test_another_number_of_threads_gives_the_same_uids(scans, first, strip, tmp_
     "changes",
     [
         {"threshold": 0.3},
-        {"key_slices": (7, 2)},
+        {"key_positions": (7, 2)},
         {"interval": (4, 9)},
         {"share": 0.8},
         {"share": None, "coverage": 0.9},

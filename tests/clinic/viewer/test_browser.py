@@ -325,7 +325,7 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
 
     page.click("#linked")  # each at its own peak
     methods = gallery.scan(0, scan)["methods"]
-    peaks = [methods[name]["key_slices"][0] for name in ("ng", "mhng")]
+    peaks = [methods[name]["key_positions"][0] for name in ("ng", "mhng")]
     assert peaks[0] != peaks[1]
     for panel, peak in enumerate(peaks):
         wait_for_place(page, peak, panel)
@@ -340,7 +340,7 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
 def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     scan = gallery.scan(0, drawn(page)[0])
     assert page.locator("#heads").is_hidden()  # one head
-    assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_slices"]) > 0
+    assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_positions"]) > 0
     positive = [place for place, label in enumerate(scan["truth"]) if label]
     chart, bar = page.locator(".chart").first.bounding_box(), page.locator(".chart .truth").bounding_box()
     step = (chart["width"] - 46 - 14) / scan["slices"]
@@ -353,7 +353,7 @@ def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     assert page.locator(".chart .head").count() == 4
     press(page, "h", ".chart .head", state="detached")
     page.keyboard.press("End")
-    keys = scan["methods"]["mhng"]["key_slices"]
+    keys = scan["methods"]["mhng"]["key_positions"]
     for number, place in enumerate((*keys, keys[0])):
         press(page, "k", place)
         told = f"key slice {number % len(keys) + 1} of {len(keys)}"
