@@ -85,7 +85,11 @@ def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, 
         "prediction.json",
         "slices.csv",
         "report.html",
+        "strip.png",
     }
+    assert "strip.jpg" not in names
+    for name, drawn in (("index.html", "<polyline"), ("b/report.html", "data:image/png;base64,")):  # the curve
+        assert drawn in (tmp_path / "out" / name).read_text()
     held = json.loads((tmp_path / "out" / "a%2F1" / "prediction.json").read_text())
     assert (held["scan_id"], held["slices"], held["source"]["kind"]) == ("a/1", int(lengths[0]), "features")
     assert "href='a%252F1/report.html'" in (tmp_path / "out" / "index.html").read_text()

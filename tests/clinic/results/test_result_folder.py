@@ -1,6 +1,7 @@
 """What lies in the folder: the same numbers in every file, pages that need nothing, no patient where none may be."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from html import escape
@@ -226,6 +227,37 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     np.testing.assert_allclose(curves["normal with its mean and variance"], bell, atol=1e-6)
     assert one.row.patient_id not in figure.get_suptitle()
     assert "research only" in figure.get_suptitle()
+
+
+def test_the_strip_marks_the_field_that_the_encoder_saw(one):
+    """Half of a slice, by the pixel spacing of the files; nothing is marked where the encoder saw all."""
+    header = dcmread(one.root / one.row.files[0])
+    field = header.Columns * float(header.PixelSpacing[1]) / 2
+    images = [(position, np.eye(header.Rows, header.Columns)) for position in one.key_positions]
+    for asked, frames in ((field, len(images)), (None, 0)):
+        panels = [panel for panel in plot_strip(one, images, asked).subfigs[0].axes if panel.images]
+        marks = [patch for panel in panels for patch in panel.patches]
+        assert len(marks) == frames
+    left, low = (side / 4 - 0.5 for side in (header.Columns, header.Rows))
+    marks = [panel.patches[0] for panel in plot_strip(one, images, field).subfigs[0].axes if panel.images]
+    for mark in marks:
+        assert mark.get_xy() == (left, low)
+        assert (mark.get_width(), mark.get_height()) == (header.Columns / 2, header.Rows / 2)
+
+
+def test_the_index_has_a_picture_and_a_curve_of_each_scan(written):
+    page = (written[0] / "index.html").read_text()
+    assert page.count('<img alt="key slices" src="data:image/jpeg;base64,') == page.count("<svg ") == 2
+    for drawn, scan in zip(
+        re.findall(r"points='([^']+)'", page), rows_of_csv(written[0] / "summary.csv"), strict=False
+    ):
+        attention = read(written[0] / scan["scan_id"] / "prediction.json")["attention"]
+        x, y = np.array([point.split(",") for point in drawn.split()], float).T
+        np.testing.assert_allclose(np.diff(x), 300 / len(attention), atol=0.11)
+        np.testing.assert_allclose((50 - y) / 40, np.array(attention) / max(attention), atol=0.01)
+    small = imread(written[0] / "a" / "strip.jpg")
+    assert small.shape[0] == 72
+    assert small.shape[1] == 72 * len(read(written[0] / "a" / "prediction.json")["key_slices"])  # of square slices
 
 
 def test_the_strip_on_disk_is_a_picture_that_holds_its_labels(one, tmp_path):

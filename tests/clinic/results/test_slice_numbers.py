@@ -148,7 +148,7 @@ def test_the_viewer_is_told_positions_and_images(folder, truth, keys, ends):
     assert dict(enumerate(scan["instance_numbers"], start=1)) == truth
 
 
-def test_a_negative_scan_has_no_interval_anywhere(predicted, trained, tmp_path):
+def test_no_result_says_that_the_interval_of_a_negative_scan_contains_a_finding(predicted, trained, tmp_path):
     called = replace(predicted, threshold=1.0, coverage=0.9)  # calibrated: it would promise to contain the finding
     folder = results(called, trained, tmp_path / "out")
     assert (called.interval, called.interval_sentence) == (None, "No interval: the scan is called negative.")
@@ -164,7 +164,9 @@ def test_a_negative_scan_has_no_interval_anywhere(predicted, trained, tmp_path):
     page = (folder / "report.html").read_text()
     assert "No interval: the scan is called negative." in page
     assert "contains the whole finding" not in page.partition("<h2 id=model>")[0]
-    assert b"interval" not in (folder / "dicom" / "structured_report.dcm").read_bytes()
+    report = (folder / "dicom" / "structured_report.dcm").read_bytes()  # OHIF needs its ends, which have a region
+    assert b"contains the whole finding" not in report
+    assert b"the interval is of a scan called negative and points at no finding" in report
     assert (
         "<rect" in (results(replace(called, threshold=0.0), trained, tmp_path / "p").parent / "index.html").read_text()
     )

@@ -1,6 +1,7 @@
 """What the page shows about studies, runs and new scans, compared with the files behind it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -192,6 +193,31 @@ def test_findings_are_chosen_by_name_and_have_results_of_their_own(view):
     assert [method["title"] for method in about["splits"][0]["methods"]] == ["any", "subdural"]
     assert gallery.scans(0)[0]["positive"] == [True, False]
     assert gallery.scan(0, 0)["methods"]["subdural"]["key_positions"] == [8]
+
+
+def test_a_model_shows_its_report_and_finds_the_index_beside_it(manifest, phantom, tmp_path):
+    """MODEL.index goes before index; one that lacks a scan, or beside what is no model, is not taken."""
+    model = write_predictions(tmp_path / "model", rows_of(manifest))
+    shutil.copytree(phantom / "index", tmp_path / "index")
+    assert (open_gallery(model).manifest, open_gallery(model).page) == (None, None)
+    window = {"windows": [[-100.0, 300.0]]}
+    (model / "bundle.json").write_text(json.dumps({"preprocessing": window, "training": {"dataset": "rsna-ich"}}))
+    (model / "report.html").write_text("the report")
+    gallery = open_gallery(model)
+    assert gallery.manifest.scan_ids == manifest.scan_ids
+    assert (gallery.page, gallery.about()["page"]) == (model / "report.html", "Report")
+    assert gallery.model.windows == ((-100.0, 300.0),)
+    write_manifest(tmp_path / "index" / "manifest.parquet", list(manifest)[1:], manifest.about)
+    assert open_gallery(model).manifest is None
+    shutil.copytree(phantom / "index", tmp_path / "model.index")
+    assert open_gallery(model).manifest.scan_ids == manifest.scan_ids
+
+
+def test_new_scans_show_their_index(view):
+    gallery = view()
+    assert gallery.about()["page"] == ""
+    (gallery.folder / "index.html").write_text("all scans")
+    assert open_gallery(gallery.folder).about()["page"] == "Predictions"
 
 
 def test_what_was_forced_incomplete_left_out_or_duplicated_or_what_the_model_was_not_shown_to_do_is_flagged(view):

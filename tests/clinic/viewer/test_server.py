@@ -240,6 +240,20 @@ def test_slices_are_the_files_in_whole_hu(clients, manifest):
     np.testing.assert_array_equal(got, np.rint(volume).astype(int))
 
 
+def test_the_report_needs_the_token_and_is_never_a_document(serve, study, gallery, manifest, tmp_path):
+    write_predictions(tmp_path, rows_of(manifest))
+    (tmp_path / "bundle.json").write_text("{}")
+    (tmp_path / "report.html").write_text("<h1>the report</h1>")
+    served = serve(open_gallery(tmp_path))
+    assert raw(served, "/api/page")[0] == 401
+    status, headers, body = raw(served, "/api/page", headers=session(served))
+    assert (status, body) == (200, b"<h1>the report</h1>")
+    assert headers["content-type"].startswith("text/plain")
+    assert headers["x-content-type-options"] == "nosniff"
+    status, error = ask(serve(gallery), "/api/page")
+    assert (status, "has no page of its own" in error) == (404, True)
+
+
 def test_what_cannot_be_shown_is_a_sentence(served, serve, study, gallery, manifest, tmp_path, monkeypatch):
     """Never a traceback: neither for files, nor for our own mistakes, after which the server goes on."""
     status, error = ask(served, "/api/scans/0/pixels/500")

@@ -340,16 +340,15 @@ def _key_slice(result: Result, rank: int, number: int) -> sr.PlanarROIMeasuremen
 
 def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
     prediction = result.prediction
+    first, last = prediction.interval_positions
+    inside = float(prediction.attention[first : last + 1].double().sum())
     measurements = [_number(PROBABILITY, prediction.probability)]
     evaluations = []
     if prediction.threshold is not None:
         call = codes.SCT.Positive if prediction.is_positive else codes.SCT.Negative
         measurements.append(_number(THRESHOLD, prediction.threshold))
         evaluations.append(sr.QualitativeEvaluation(CALL, call))
-    if prediction.interval is not None:
-        first, last = prediction.interval_positions
-        inside = float(prediction.attention[first : last + 1].double().sum())
-        measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
+    measurements += [_end(result, FIRST, first), _end(result, LAST, last), _number(INTERVAL, inside)]
     # The body part is named for the scan only: OHIF would write it on every key slice, by the code of 'finding site'.
     site = BODY_PARTS.get(result.source.series.body_part)
     group = sr.MeasurementsAndQualitativeEvaluations(
@@ -380,8 +379,10 @@ def _shared(result: Result, name: str) -> dict[str, Any]:
     parameters = [NOTICE, f"method: {prediction.method}"]
     if model is not None:
         parameters += [f"model: {model.fingerprint}", str(model)]
-    if prediction.interval is not None:
-        parameters.append(f"the interval {prediction.meaning}")
+    meaning = (
+        "is of a scan called negative and points at no finding" if prediction.interval is None else prediction.meaning
+    )
+    parameters.append(f"the interval {meaning}")
     concept = None
     if finding is not None:
         code = (finding.name, SCHEME) if finding.code is None else (finding.code, "SCT")
