@@ -215,7 +215,7 @@ async def crowd(server: Server, tally: Tally, readers: int, seconds: float, scan
                 told = json.loads(await reader.get(f"/api/splits/0/scans/{scan}"))
                 first = chance.randrange(told["slices"])
                 for place in range(first, min(first + SLICES_OF_A_VISIT, told["slices"])):
-                    await reader.get(f"/api/scans/{scan}/slices/{place}")
+                    await reader.get(f"/api/scans/{scan}/pixels/{place}")
                     if time.perf_counter() > end:
                         break
 
@@ -230,7 +230,7 @@ async def browse(server: Server, tally: Tally, scans: int) -> list[float]:
         for scan in range(scans):
             told = json.loads(await reader.get(f"/api/splits/0/scans/{scan}"))
             for place in range(told["slices"]):
-                await reader.get(f"/api/scans/{scan}/slices/{place}")
+                await reader.get(f"/api/scans/{scan}/pixels/{place}")
             memory.append(server.mib())
     return memory
 

@@ -134,7 +134,7 @@ def predicted(row: ScanRow, root: Path, **changes) -> ScanPrediction:
     for place, number in enumerate((7, 2, 5)):
         attention[number] += 3 - place
     attention /= attention.sum()
-    values = {"threshold": 0.25, "key_slices": (7, 2, 5), "interval": (4, 8), "share": 0.5, **changes}
+    values = {"threshold": 0.25, "key_positions": (7, 2, 5), "interval_positions": (4, 8), "share": 0.5, **changes}
     return ScanPrediction(row, root, "ng", 1.3, 0.8125, log_attention=attention.log()[None], **values)
 
 

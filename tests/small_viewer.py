@@ -59,7 +59,7 @@ def write_result(folder: Path, scan_id: str, **changes: object) -> None:
         "threshold": 0.25,
         "positive": True,
         "key_slices": [{"slice": 4, "attention": 0.1}, {"slice": 2, "attention": 0.4}],
-        "interval": {"first": 2, "last": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
+        "interval": {"first_slice": 2, "last_slice": 5, "share": None, "coverage": 0.9, "meaning": "contains it"},
         "source": {"series_description": "HEAD 5 mm"},
         "problems": [],
     }

@@ -1,4 +1,4 @@
-/** What the server tells, and how it is asked. Places of slices count from 0 here and from 1 on the page. */
+/** What the server tells, and how it is asked. Positions of slices count from 0 here; on the page, slices count from 1. */
 
 import { authorization } from "./token"
 
@@ -30,6 +30,8 @@ export type Modality = "CT" | "MR"
 
 export interface Gallery {
   title: string
+  /** The page that is shown first: Report or Predictions, or empty. */
+  page: string
   version: string
   splits: Split[]
   /** What the reader chooses: Method or Finding. */
@@ -62,9 +64,9 @@ export interface Curve {
   /** Empty where there is one head only. */
   heads: number[][]
   /** The highest attention first. */
-  key_slices: number[]
+  key_positions: number[]
   /** Only nguide predict gives these. */
-  interval?: { first: number; last: number; meaning: string } | null
+  interval?: { first_position: number; last_position: number; meaning: string } | null
   threshold?: number | null
   positive?: boolean | null
 }
@@ -88,7 +90,7 @@ export interface Scan {
   methods: Record<string, Curve | null>
   image: Image | null
   truth: number[] | null
-  positions: number[] | null
+  positions_mm: number[] | null
   modality: Modality
   /** SeriesDescription, or empty. */
   series: string
@@ -123,6 +125,8 @@ async function ask(path: string, signal?: AbortSignal): Promise<Response> {
 
 export const readGallery = async (): Promise<Gallery> => (await ask("/api/gallery")).json()
 
+export const readPage = async (): Promise<Blob> => new Blob([await (await ask("/api/page")).blob()], { type: "text/html" })
+
 export const readScans = async (split: number): Promise<Listed[]> => (await ask(`/api/splits/${split}/scans`)).json()
 
 export const readScan = async (split: number, scan: number): Promise<Scan> =>
@@ -130,5 +134,5 @@ export const readScan = async (split: number, scan: number): Promise<Scan> =>
 
 export async function readSlice(scan: number, place: number, signal: AbortSignal): Promise<Int16Array> {
   // Typed arrays are little-endian wherever browsers run, as the server sends.
-  return new Int16Array(await (await ask(`/api/scans/${scan}/slices/${place}`, signal)).arrayBuffer())
+  return new Int16Array(await (await ask(`/api/scans/${scan}/pixels/${place}`, signal)).arrayBuffer())
 }

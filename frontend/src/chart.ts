@@ -137,8 +137,8 @@ export class Chart {
   private drawInterval({ curve: { interval }, slot }: Line, bottom: number): void {
     if (!interval) return
     const step = this.inner() / this.scan!.slices
-    const width = (interval.last - interval.first + 1) * step
-    const box = { x: MARGIN.left + interval.first * step, width, y: MARGIN.top, height: bottom - MARGIN.top }
+    const width = (interval.last_position - interval.first_position + 1) * step
+    const box = { x: MARGIN.left + interval.first_position * step, width, y: MARGIN.top, height: bottom - MARGIN.top }
     const shade = draw(this.svg, "rect", { class: `interval ${slot}`, ...box })
     draw(shade, "title", {}, intervalText(interval))
   }
@@ -172,7 +172,7 @@ export class Chart {
     if (this.lines.length === 1) draw(group, "path", { class: "area", d: area })
     draw(group, "path", { class: "normal", d: path(curve.normal) })
     draw(group, "path", { class: "attention", d: path(curve.attention) })
-    for (const place of curve.key_slices)
+    for (const place of curve.key_positions)
       draw(group, "circle", { class: "key", cx: this.x(place), cy: y(curve.attention[place]!), r: 3.6 })
   }
 
@@ -182,9 +182,9 @@ export class Chart {
         element("span", { class: `mark method ${slot}`, title }, element("i", { class: "stroke" }), element("b", {}, title)),
       )
     const marks: [string, string][] = [["dashes", "fitted normal"]]
-    if (this.lines.some(({ curve }) => curve.key_slices.length)) marks.push(["dot", "key slices"])
+    if (this.lines.some(({ curve }) => curve.key_positions.length)) marks.push(["dot", "key slices"])
     const interval = this.lines.find(({ curve }) => curve.interval)?.curve.interval
-    if (interval) marks.push(["shade", `interval ${interval.first + 1}–${interval.last + 1}`])
+    if (interval) marks.push(["shade", `interval ${interval.first_position + 1}–${interval.last_position + 1}`])
     if (this.heads && this.lines.some(({ curve }) => curve.heads.length)) marks.push(["thin", "heads"])
     marks.push(this.scan!.truth ? ["block", "labelled positive"] : ["block none", "no slice labels"])
     for (const [kind, title] of marks) {
@@ -195,7 +195,7 @@ export class Chart {
   }
 }
 
-function intervalText({ first, last, meaning }: NonNullable<Curve["interval"]>): string {
+function intervalText({ first_position: first, last_position: last, meaning }: NonNullable<Curve["interval"]>): string {
   return `The interval, slices ${first + 1} to ${last + 1}, ${meaning}.`
 }
 

@@ -1,6 +1,6 @@
 /** The page: what is chosen, and everything that follows from it. */
 
-import { readGallery, readScan, readScans, ServerError, type Gallery, type Listed, type Modality, type Scan, type Window } from "./api"
+import { readGallery, readPage, readScan, readScans, ServerError, type Gallery, type Listed, type Modality, type Scan, type Window } from "./api"
 import type { Line } from "./chart"
 import { Cine } from "./cine"
 import type { Range } from "./display"
@@ -67,6 +67,39 @@ class Page {
     const asked = new URLSearchParams(location.hash.slice(1))
     const split = this.gallery.splits.findIndex(({ name }) => name === asked.get("split"))
     await this.openSplit(Math.max(0, split), asked)
+    if (this.gallery.page) await this.makePage(!asked.has("scan"))
+  }
+
+  /** The report or the index: a document without scripts, whose scans lead to the viewer. */
+  private async makePage(isFirst: boolean): Promise<void> {
+    const frame = find<HTMLIFrameElement>("#page")
+    frame.title = this.gallery.page
+    frame.addEventListener("load", () => {
+      const inside = frame.contentDocument!
+      for (const one of inside.querySelectorAll<HTMLElement>(".hint")) one.hidden = true
+      for (const link of inside.querySelectorAll<HTMLAnchorElement>("a[data-scan]")) {
+        const scan = this.scans.find(({ id }) => id === link.dataset["scan"])
+        if (!scan) continue
+        link.href = "#"
+        link.addEventListener("click", (event) => {
+          event.preventDefault()
+          void this.open(scan.number, Number(link.dataset["slice"] ?? NaN) - 1)
+        })
+      }
+    })
+    frame.src = URL.createObjectURL(await readPage())
+    find("#page-button").textContent = this.gallery.page
+    find("#page-button").hidden = false
+    this.showPage(isFirst)
+  }
+
+  private showPage(isShown: boolean): void {
+    find("#page").hidden = !isShown
+    find("main").inert = isShown
+    press("#page-button", isShown)
+    document.body.classList.remove("list")
+    if (isShown) history.replaceState(null, "", location.pathname)
+    else if (this.scan) this.remember()
   }
 
   // ------------------------------------------------------------------------------------------------
@@ -92,7 +125,7 @@ class Page {
   private async open(number: number, place = NaN): Promise<void> {
     const turn = ++this.opened
     this.cine.stop()
-    document.body.classList.remove("list")
+    this.showPage(false)
     this.list.select(number)
     try {
       const scan = await readScan(this.split, number)
@@ -142,11 +175,11 @@ class Page {
   /** Where a method looks first: the middle, where it looks nowhere. */
   private peak(method: number): number {
     const curve = this.scan?.methods[this.methods[method]!] ?? this.scan?.methods[this.methods[0]]
-    return curve?.key_slices[0] ?? Math.floor((this.scan?.slices ?? 0) / 2)
+    return curve?.key_positions[0] ?? Math.floor((this.scan?.slices ?? 0) / 2)
   }
 
   private nextKeySlice(): void {
-    const keys = this.scan?.methods[this.methods[this.isBeside() ? this.active : 0]!]?.key_slices ?? []
+    const keys = this.scan?.methods[this.methods[this.isBeside() ? this.active : 0]!]?.key_positions ?? []
     const at = keys.indexOf(this.places[this.active]!)
     if (keys.length) this.choosePlace(keys[(at + 1) % keys.length]!)
   }
@@ -296,7 +329,7 @@ class Page {
     }
     fill("#method-a", this.methods[0], [])
     fill("#method-b", this.methods[1], [["", "nothing"]])
-    find("#compare-field").hidden = options.length < 2
+    for (const field of ["#method-field", "#compare-field"]) find(field).hidden = options.length < 2
   }
 
   private chooseWindow(window: Window | undefined): void {
@@ -371,6 +404,7 @@ class Page {
     on("#play", "click", () => this.cine.toggle())
     on("#full", "click", () => this.toggleFull())
     on("#whole", "click", () => this.panels.forEach((panel) => panel.zoom()))
+    on("#page-button", "click", () => this.showPage(find("main").inert === false))
     on("#list-button", "click", () => document.body.classList.toggle("list"))
     on("#theme", "click", () => this.toggleTheme())
     on("#help-button", "click", () => find<HTMLDialogElement>("#help").showModal())

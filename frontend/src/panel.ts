@@ -176,7 +176,7 @@ export class Panel {
 
   private write(): void {
     const { scan, lines, place, window } = this.view!
-    const position = scan.positions?.[place]
+    const position = scan.positions_mm?.[place]
     const instance = scan.instance_numbers?.[place]
     const line = (kind: string, text: string | null | undefined) => (text ? element("span", { class: kind }, text) : null)
     const about = lines.flatMap(({ curve, slot }) => {

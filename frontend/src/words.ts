@@ -35,9 +35,9 @@ export function call({ probability, threshold, positive }: Curve): string | null
 }
 
 /** The number of a slice among the scan's key slices, as every result counts them; null for other slices. */
-export function keyNumber({ key_slices }: Curve, place: number): string | null {
-  const at = key_slices.indexOf(place)
-  return at < 0 ? null : `key slice ${at + 1} of ${key_slices.length}`
+export function keyNumber({ key_positions }: Curve, place: number): string | null {
+  const at = key_positions.indexOf(place)
+  return at < 0 ? null : `key slice ${at + 1} of ${key_positions.length}`
 }
 
 /** Both ends of a long name: UIDs of a study differ at the end. */

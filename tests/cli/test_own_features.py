@@ -85,7 +85,11 @@ def test_predictions_from_a_file_and_from_a_store_are_the_models(imported, run, 
         "prediction.json",
         "slices.csv",
         "report.html",
+        "strip.png",
     }
+    assert "strip.jpg" not in names
+    for name, drawn in (("index.html", "<polyline"), ("b/report.html", "data:image/png;base64,")):  # the curve
+        assert drawn in (tmp_path / "out" / name).read_text()
     held = json.loads((tmp_path / "out" / "a%2F1" / "prediction.json").read_text())
     assert (held["scan_id"], held["slices"], held["source"]["kind"]) == ("a/1", int(lengths[0]), "features")
     assert "href='a%252F1/report.html'" in (tmp_path / "out" / "index.html").read_text()
@@ -112,7 +116,7 @@ def test_scans_that_do_not_fit_do_not_stop_the_others(run, tmp_path):
     for name, width, value in (("a", 6, np.inf), ("b", 7, 1), ("c", 6, 1), ("index.html", 6, 1)):
         np.save(tmp_path / "in" / f"{name}.npy", np.full((4, width), value, np.float32))
     result = nguide("predict", tmp_path / "in", "-m", run, "-o", tmp_path / "out", code=1)
-    assert "scan a: failed: has features that are not finite: slice 0, feature 0: inf" in result.stderr
+    assert "scan a: failed: has features that are not finite: position 0, feature 0: inf" in result.stderr
     assert "scan b: failed: has 7 features a slice, but the model was trained on 6" in result.stderr
     assert "scan index.html: failed: has an id that cannot be the name of its folder" in result.stderr
     assert "1 of 4 scans predicted" in result.stdout

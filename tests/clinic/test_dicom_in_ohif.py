@@ -54,7 +54,7 @@ def page(scan, tmp_path):
         pytest.skip(MISSING)
     strip = draw_strip(scan, parse_windows("head")[0], tmp_path / "strip.png")
     files = write_dicom(scan, strip, tmp_path / "any")
-    negative = replace(scan, finding=Finding("epidural"), threshold=0.9, interval=(9, 10))
+    negative = replace(scan, finding=Finding("epidural"), threshold=0.9, interval_positions=(9, 10))
     files += write_dicom(negative, strip, tmp_path / "epidural", place=1)
     with running_orthanc(tmp_path / "orthanc") as pacs:
         for file in [*(scan.root / file for file in scan.row.files), *files]:

@@ -50,7 +50,7 @@ def run(tmp_path_factory) -> Path:
     lines = ["scan_id,path,label,patient_id,slice_ranges,modality"]
     for number in range(SCANS):
         write(folder / f"scans/{number}.nii.gz", draw(number))
-        ranges = "2-3" if number % 2 else ""
+        ranges = "3-4" if number % 2 else ""
         lines.append(f"s{number},{number}.nii.gz,{number % 2},p{number},{ranges},MR")
     (folder / "labels.csv").write_text("\n".join(lines))
     index("folder", folder / "scans", folder / "index", table=folder / "labels.csv")

@@ -105,7 +105,7 @@ def test_batches_hold_every_scan_once(size: int, shuffle: bool, drop_last: bool)
 TWO = torch.zeros(2, 3)
 PADDED = np.ones((2, 4, 3))
 PADDED[1, 3] = 0
-NAN = "scan 'b', slice 1, feature 2: value nan"
+NAN = "scan 'b', position 1, feature 2: value nan"
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ NAN = "scan 'b', slice 1, feature 2: value nan"
             (lambda change=change: replace(some_bags(), **change), message)
             for change, message in (
                 ({"features": torch.where(torch.arange(36) == 14, torch.nan, 0).view(9, 4)}, NAN),
-                ({"slice_labels": torch.tensor([0, 0, 0, 3, 1, 0, 0, 0, 0])}, "scan 'b', slice 1: label 3"),
+                ({"slice_labels": torch.tensor([0, 0, 0, 3, 1, 0, 0, 0, 0])}, "scan 'b', position 1: label 3"),
                 ({"slice_labels": torch.tensor([0, 0, 0, 1, 1, 0, -1, 0, 0])}, "scan 'c': 1 of 4 slices have no label"),
                 ({"slice_labels": torch.zeros(8, dtype=torch.int64)}, "slice_labels: 8 for 9 slices"),
                 ({"labels": torch.tensor([[0], [1], [1]])}, r"labels of shape \(3, 1\); give a vector"),
@@ -134,7 +134,7 @@ NAN = "scan 'b', slice 1, feature 2: value nan"
         (lambda: Bags.from_arrays([PADDED[0], "b.npy"], [0, 1]), "scan 'scan-1': features: got str 'b.npy'"),
         (lambda: Bags(PADDED[0], [4]), r"got no labels; Bags\(features, lengths, labels\) takes"),
         *(
-            (lambda make=make, labels=labels: make(labels), r"slice 0: label .*; slice labels are 0 or 1")
+            (lambda make=make, labels=labels: make(labels), r"position 0: label .*; slice labels are 0 or 1")
             for make in (
                 lambda labels: Bag(np.zeros((2, 8)), 1, labels, scan_id="A"),
                 lambda labels: Bags.from_arrays([np.zeros((2, 8))], [1], slice_labels=[labels]),

@@ -44,7 +44,7 @@ def draw(folder: Path) -> None:
         cells = " ".join("1" if left and 3 <= place < 6 else "0" for place in range(length)) if known else ""
         part = "test" if number >= 30 else "train"
         labels = f"{int(left or right)},{known},{int(number in (1, 3))}"
-        lines.append(f"S{number:02},P{number},{part},{labels},{'3-5' if left or right else ''},{cells}")
+        lines.append(f"S{number:02},P{number},{part},{labels},{'4-6' if left or right else ''},{cells}")
     ids = [f"S{number:02}" for number in range(SCANS)]
     np.savez(folder / "features.npz", x=features, lengths=lengths, ids=ids)
     np.savez(folder / "new.npz", x=features[: lengths[:NEW].sum()], lengths=lengths[:NEW], ids=ids[:NEW])

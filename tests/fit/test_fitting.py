@@ -189,7 +189,7 @@ def test_noise_is_told_as_noise(tmp_path: Path) -> None:
         "This model attends to the same places in every scan: its key slices show where findings usually lie, and "
         "nothing about the patient; see the model's report."
     )
-    assert predict_new(tmp_path / "model", tmp_path / "new")["cautions"] == [apart, slices]
+    assert predict_new(tmp_path / "model", tmp_path / "new")["model_cautions"] == [apart, slices]
     assert f"- {apart}\n- {slices}\n" in model_card(model, "a/b")
     output_of("bundle", tmp_path / "model", "-o", tmp_path / "copy")
     assert load_bundle(tmp_path / "copy").cautions == model.cautions
@@ -230,11 +230,12 @@ def test_the_intervals_are_calibrated_out_of_fold(made: Made, store: FeatureStor
 
 
 def predict_new(model: Path, out: Path, *options: str) -> dict[str, Any]:
-    """The first new scan's prediction.json, from features that a user has."""
-    new = draw(4, 9, 2.0, first=900)
+    """The most probable new scan's prediction.json, from features that a user has."""
+    new = draw(20, 9, 2.0, first=900)
     np.savez(out.with_suffix(".npz"), x=new.features.numpy(), lengths=new.lengths.numpy(), ids=list(new.scan_ids))
     output_of("predict", out.with_suffix(".npz"), "--model", model, "-o", out, *options)
-    return read_json(out / "S0900" / "prediction.json")
+    scans = [read_json(file) for file in out.glob("*/prediction.json")]
+    return max(scans, key=lambda scan: scan["probability"])  # a positive one: a negative has no interval
 
 
 def test_a_copy_has_another_threshold_and_the_promise_but_no_predictions(made: Made, tmp_path: Path) -> None:
@@ -266,9 +267,30 @@ def read_page(folder: Path) -> str:
     return (folder / "report.html").read_text(encoding="utf-8")
 
 
-def test_the_page_begins_with_the_sentences_needs_no_network_and_names_no_scan(made: Made, store: FeatureStore) -> None:
+def test_the_page_names_the_scans_that_were_called_wrongly_out_of_fold(made: Made, store: FeatureStore) -> None:
+    """By predictions.parquet, bundle.json and the labels of the store, the farthest from the threshold first."""
     page = read_page(made[0])
-    assert not [name for name in (*store.scan_ids, *store.patient_ids) if name in page]
+    rows = [row for row in read_predictions(made[0] / "predictions.parquet").to_pylist() if row["part"] == OUT_OF_FOLD]
+    threshold = read_json(made[0] / "bundle.json")["operation"]["point"]["threshold"]
+    label_of = dict(zip(store.scan_ids, store.labels.tolist(), strict=True))
+    lists = {}
+    for label, title in ((1, "Missed"), (0, "False alarms")):
+        mine = [row for row in rows if label_of[row["scan_id"]] == label]
+        wrong = [row for row in mine if (row["probability"] >= threshold) != bool(label)]
+        wrong.sort(key=lambda row: row["probability"], reverse=not label)
+        lists[title] = [(row["scan_id"], str(int(np.argmax(row["attention"])) + 1)) for row in wrong]
+        assert f"<p>{title}: {len(wrong)}" in page
+    assert sum(map(len, lists.values())) > 0
+    named = re.findall(r"<a data-scan='([^']+)' data-slice='(\d+)'>", page)
+    assert named == [*lists["Missed"][:20], *lists["False alarms"][:20]]
+    assert "nguide view MODEL opens this page with a link to each scan." in page  # as a file it has no links
+
+
+def test_the_page_begins_with_the_sentences_needs_no_network_and_names_no_patient(
+    made: Made, store: FeatureStore
+) -> None:
+    page = read_page(made[0])
+    assert not [name for name in store.patient_ids if name in page]
     places = [page.index(escape(sentence)) for sentence in made[1].sentences()]
     assert places == sorted(places)
     assert places[-1] < page.index("<h2")

@@ -160,7 +160,7 @@ NAN = torch.tensor([[0.0] * 4] * 2 + [[np.nan] * 4])
         (lambda _: fit_features([1] * 8), "labels have 1 different values"),
         (lambda _: fit_features(HALF, folds=5), "cannot be divided into 5 folds"),
         (lambda _: fit_features(HALF, folds=2), "folds is 2; give a whole number of at least 3"),
-        (lambda finder: finder.predict([torch.zeros(3, 4), NAN]), "scan 'scan-1', slice 2, feature 0: value nan"),
+        (lambda finder: finder.predict([torch.zeros(3, 4), NAN]), "scan 'scan-1', position 2, feature 0: value nan"),
         (lambda finder: finder.predict(shifted_mean(4, seed=1, features=4)[:0]), "there is nothing to predict"),
         (lambda finder: finder.ensemble_(torch.zeros(3, 4)), "a model takes features and the slices of each scan"),
     ],

@@ -103,7 +103,7 @@ def _add_other_kinds(root: Path) -> None:
     rows = [[*row, "", ""] for row in rows]
     rows[1][2] = "scans.zip!scan-0001"
     rows.append(["volume", "P9", "volume.nii.gz", "1", "", "", "mask.nii"])
-    rows.append(["frames", "P10", frames.relative_to(root).as_posix(), "1", "", "3-5;7", ""])
+    rows.append(["frames", "P10", frames.relative_to(root).as_posix(), "1", "", "4-6;8", ""])
     (root / TABLE).write_bytes(write_rows([[*header, "slice_ranges", "mask"], *rows]))
 
 

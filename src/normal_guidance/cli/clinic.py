@@ -79,7 +79,7 @@ def predict(
     from normal_guidance.clinic.predict.new_scans import find_scans
     from normal_guidance.clinic.predict.predicting import PredictOptions, is_features, predict_features, predict_found
     from normal_guidance.clinic.results.result_folder import outcome_json, summary_line, write_predictions
-    from normal_guidance.clinic.results.scan_pages import count_sentence, is_all
+    from normal_guidance.clinic.results.scan_pages import count_sentence, is_all, model_cautions
     from normal_guidance.fit.bundle import load_bundle
 
     count = (os.cpu_count() or 1) if workers is None else workers
@@ -146,6 +146,8 @@ def predict(
     if not as_json:
         seconds = time.monotonic() - begin
         typer.echo(f"{count_sentence(lines)}; {seconds:.1f} s; open {out / 'index.html'}")
+        for text in model_cautions(bundle):  # once, since it is of no scan in particular
+            typer.echo(f"CAUTION: {text}")
         if others:
             files = "1 file belongs" if len(others) == 1 else f"{len(others)} files belong"
             typer.echo(f"{files} to no scan ({_kinds(others)}); see {out / 'problems.csv'}")
@@ -211,6 +213,8 @@ def scan_lines(outcome: Written, bundle: Bundle) -> list[str]:
         named = f"{finding['finding']}: " if finding.get("finding") else ""
         side = {None: "", 0: ", negative", 1: ", positive"}[finding["positive"]]
         keys = f"key slices {finding['key_slices']}"
+        if finding["key_instance_numbers"]:
+            keys += f" (images {finding['key_instance_numbers']})"
         lines.append(f"{scan}{named}probability {finding['probability']:.3f}{side}, {keys}")
     if first["cautions"]:
         lines[-1] += f"; CAUTION: {first['cautions']}".rstrip(".")
@@ -390,14 +394,15 @@ def view(
     store: Path | None = None,
     port: Annotated[int | None, typer.Option(min=0, max=65535)] = None,
 ) -> None:
-    """Look at scans: slices, the attention of each method along them, and the slice labels.
+    """Look at a model's report, then at scans: slices, the attention of each method along them, and slice labels.
 
     The page is served to this machine only, and opens with the printed address only. Nothing is written.
 
     Args:
         folder: Folder that nguide experiment, sweep, fit or predict wrote.
-        index: Folder that nguide index made: adds images and slice labels. Predicted scans need none.
-        store: Folder of a feature store: adds the window that the encoder saw.
+        index: Folder that nguide index made: adds images and slice labels. Default: that beside the model,
+            MODEL.index or index; predicted scans need none.
+        store: Folder of a feature store: adds the window that the encoder saw. A model knows it.
         port: Port on this machine. Default: 8765, or a free one.
     """
     from normal_guidance.clinic.viewer.gallery import open_gallery
@@ -407,7 +412,7 @@ def view(
     gallery = open_gallery(folder, index, store)
     if not len(gallery):
         raise UserError(f"{folder}: no scan in it was predicted; its summary.csv says why")
-    images = "yes"
+    images = f"yes, from {gallery.manifest.root}" if gallery.manifest else ""
     if gallery.manifest is None:
         images = "no, give --index INDEX to see them"
         if gallery.summary is not None and gallery.summary.anonymous:

@@ -188,12 +188,13 @@ def _new_scan_lines(out: Path) -> Iterator[str]:
         ranges = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
         right = "right" if bool(line["positive"]) == bool(drawn) else "wrong"
         side = {None: "", 0: f", negative: {right}", 1: f", positive: {right}"}[line["positive"]]
-        where = f"the interval, slices {line['interval_first']} to {line['interval_last']}, {line['interval_meaning']}"
+        ends = f"slices {line['interval_first_slice']} to {line['interval_last_slice']}"
         yield f"- {line['scan_id']}, {line['slices']} slices: " + (
             f"a hemorrhage in slices {ranges}" if drawn else "no hemorrhage"
         )
         yield f"  probability {line['probability']:.2f}{side}; key slices {line['key_slices']}"
-        yield f"  {where}"
+        if line["interval_meaning"]:
+            yield f"  the interval, {ends}, {line['interval_meaning']}"
 
 
 def _place_lines(out: Path) -> Iterator[str]:

@@ -59,7 +59,7 @@ def index(
         out: Folder for manifest.parquet, problems.csv and report.json.
         table: For folder: table (.csv, .parquet) with scan_id and label, and optionally path (relative to ROOT; else
             files are found by the scan's name), patient_id, modality (CT or MR), and slice_labels (0 0 1 1),
-            slice_ranges (12-20;31-33, counted from 0) or mask (NIfTI). Columns of other common names are taken, too.
+            slice_ranges (12-20;31-33, counted from 1) or mask (NIfTI). Columns of other common names are taken, too.
         labels: For rsna-at: labels from image_level_labels_2024.csv (image, as in the paper; the default) or from
             any_injury (patient).
         findings: For folder: columns of the table with 0 or 1, instead of label, with a SNOMED CT code where known:

@@ -184,7 +184,7 @@ def check_values(
             if real.isnan().any():
                 bag, head, place = real.isnan().nonzero()[0].tolist()
                 raise UserError(
-                    f"attention of bag {bag}, head {head}, slice {place} is NaN; look for NaN in the features or in "
+                    f"attention of bag {bag}, head {head}, position {place} is NaN; look for NaN in the features or in "
                     "the model's output"
                 )
             doubts += [_doubt_about_logits(real) if from_logits else _doubt_about_values(real)]

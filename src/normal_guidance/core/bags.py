@@ -104,8 +104,8 @@ def _refuse_wrong_slice_labels(labels: Shaped[Tensor, "slices"], locate: Callabl
     if len(wrong):
         who, position = locate(int(wrong[0]))
         raise UserError(
-            f"{who}, slice {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or {UNKNOWN} for all "
-            "slices of a scan without labels"
+            f"{who}, position {position}: label {labels[wrong[0]].item()}; slice labels are 0 or 1, or {UNKNOWN} for "
+            "all slices of a scan without labels"
         )
 
 
@@ -603,7 +603,7 @@ def _check_finite(bags: Bags) -> None:
         row, column = (~finite).nonzero()[0].tolist()
         who, position = _locate(bags, start + row)
         raise UserError(
-            f"{who}, slice {position}, feature {column}: value {rows[row, column].item()}; "
+            f"{who}, position {position}, feature {column}: value {rows[row, column].item()}; "
             "features must be finite: encode this scan again or leave it out"
         )
 

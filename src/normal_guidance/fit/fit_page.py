@@ -1,6 +1,7 @@
 """report.html of `nguide fit`: what the model does on scans that it was not trained on, and how it was chosen.
 
-The page numbers scans and never names them.  A model of several findings has a page for each, and one about all.
+The page names training scans, for those who have them.  A model of several findings has a page for each, and one
+about all.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from matplotlib.figure import Figure
 from sklearn.metrics import roc_curve
 from torch import Tensor
 
+from normal_guidance.base.errors import shorten
 from normal_guidance.core.bags import LabelledScans
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.ensemble import prior_attention
@@ -40,6 +42,7 @@ from normal_guidance.show.html import CAUTION, Section
 from normal_guidance.show.text_tables import Grid, digits, interval, signed
 from normal_guidance.statistics.calibration import Calibration, Operation, describe, wilson
 from normal_guidance.statistics.differences import student_quantile
+from normal_guidance.statistics.localization import key_positions
 
 PAGE = "report.html"
 ALONG = (np.arange(50) + 0.5) / 50  # relative positions at which mean attention is drawn
@@ -147,6 +150,7 @@ def plot_examples(examples: Sequence[tuple[str, Tensor, Tensor, Tensor | None]])
 NOT_SHOWN = "The score is not shown to tell scans apart, so attention is the prior: where findings usually lie."
 
 EXAMPLES = 6
+MOST_LETTERS = 24  # of a scan's name over its example
 
 
 def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None = None) -> str:
@@ -162,6 +166,7 @@ def fit_page(bundle: Bundle, result: MeasuredFit, scans: LabelledScans, test: La
         Section("Results", [_results(result), _meanings(measured)]),
         Section("Members", [leaderboard(result).html()]),
         Section("Scans", [_scans(result, scans, test), *map(html.paragraph, describe(bundle.operation))]),
+        Section("Called wrongly", _mistakes(result, scans)),
         Section("Slices", [_positions(result, scans, prior), _examples(result, scans, prior)]),
         Section("Intervals", promised),
         Section("Choices", _choices(result.fit, scans)),
@@ -236,6 +241,32 @@ def _scans(result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None
     return _embed(plot_scans(parts, result.operation), caption)
 
 
+MISTAKES = 20  # a list has at most so many scans
+
+
+def _mistakes(result: MeasuredFit, scans: LabelledScans) -> list[str]:
+    """The scans on the wrong side of the threshold, out of fold, the farthest first."""
+    point, calibration = result.operation.point, result.operation.calibration
+    if point is None:
+        return []
+    odds = [calibration.probability(logit) for logit in result.fit.logits.tolist()]
+    attention = result.predicted.attention.split(scans.lengths.tolist())
+    missed = sorted((odd, scan) for scan, odd in enumerate(odds) if scans.labels[scan] and odd < point.threshold)
+    alarms = sorted((-odd, scan) for scan, odd in enumerate(odds) if not scans.labels[scan] and odd >= point.threshold)
+    how = f"Out of fold, at the threshold {rounded(point.threshold)}; the farthest from it come first."
+    blocks = [html.paragraph(how), html.hint("nguide view MODEL opens this page with a link to each scan.")]
+    for title, found in (("Missed", missed), ("False alarms", alarms)):
+        rows = []
+        for _, scan in found[:MISTAKES]:
+            (key,) = key_positions(attention[scan], 1)
+            name = html.scan_link(scans.scan_ids[scan], key + 1)
+            rows.append((name, str(int(scans.labels[scan])), rounded(odds[scan]), str(key + 1)))
+        more = f", of which {MISTAKES} are listed" if len(found) > MISTAKES else ""
+        blocks.append(html.paragraph(f"{title}: {len(found)}{more}."))
+        blocks += [html.raw_table(("scan", "label", "probability", "key slice"), rows)] if rows else []
+    return blocks
+
+
 def _positions(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "slices"]) -> str:
     caption = (
         "Mean attention along the scan, out of fold, with 95 % intervals of the mean. Where both curves follow the "
@@ -258,14 +289,11 @@ def _examples(result: MeasuredFit, scans: LabelledScans, prior: Float[Tensor, "s
     examples = []
     for scan in (candidates[number] for number in chosen):
         odds = result.operation.calibration.probability(result.fit.logits[scan].item())
-        title = f"scan {scan + 1}: {uncalibrated}probability {rounded(odds)}"
+        title = f"{shorten(scans.scan_ids[scan], MOST_LETTERS)}: {uncalibrated}probability {rounded(odds)}"
         truth = None if labels is None or not marked else labels[scan]
         examples.append((title, attention[scan], expected[scan], truth))
     known = "slices labelled positive are filled" if marked else "which slices are positive is not known"
-    caption = (
-        f"{len(examples)} positive scans, drawn at random and not by how well they did; {known}. Numbers count the "
-        "training scans in the order of predictions.parquet."
-    )
+    caption = f"{len(examples)} positive scans, drawn at random and not by how well they did; {known}."
     if marked and not result.out_of_fold.finds:
         caption += " Attention is not shown to be better than position: where it fits, that may be chance."
     return _embed(plot_examples(examples), caption)

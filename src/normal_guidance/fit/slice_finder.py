@@ -135,7 +135,7 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
         return self._predict(bags).attention
 
     def find_intervals(self, bags: ScansLike) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-        """First and last slice of each scan, counted from 0, both included: slices that promise to hold the finding.
+        """First and last position of each scan, counted from 0, both included: slices that promise to hold the finding.
 
         `interval_calibration_` says with what probability they contain all of it, if the scan is positive. A finder
         that was fitted to too few scans with slice labels has no such intervals and refuses.

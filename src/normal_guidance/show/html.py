@@ -17,18 +17,20 @@ main { max-width: 1040px; margin: 0 auto; padding: 28px 24px 80px; }
 h1 { font-size: 27px; line-height: 1.25; margin: 0 0 6px; }
 h2 { font-size: 20px; margin: 46px 0 10px; padding-top: 12px; border-top: 1px solid var(--line); }
 h3 { font-size: 15px; margin: 26px 0 6px; }
-p { margin: 8px 0; } .note { color: var(--soft); font-size: 13px; }
+p { margin: 8px 0; } .note { color: var(--soft); font-size: 14px; }
 nav { margin: 18px 0 4px; } nav a { margin-right: 18px; color: var(--mark); text-decoration: none; }
 nav a:hover { text-decoration: underline; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; font-size: 13.5px; font-variant-numeric: tabular-nums; margin: 6px 0 14px; }
+table { border-collapse: collapse; font-size: 14px; font-variant-numeric: tabular-nums; margin: 6px 0 14px; }
 th, td { padding: 4px 14px 4px 0; text-align: right; white-space: nowrap; }
 th { border-bottom: 1.5px solid var(--ink); font-weight: 600; white-space: normal; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
 tbody tr:nth-child(even) td { background: var(--tint); }
 tbody tr:last-child td { border-bottom: 1px solid var(--line); }
 figure { margin: 18px 0; } figure img { max-width: 100%; height: auto; }
-figcaption { color: var(--soft); font-size: 13px; }
+figcaption { color: var(--soft); font-size: 14px; }
+.cards th:last-child, .look { text-align: left; }
+.look img, .look svg { display: block; max-width: 100%; } .look svg { margin-top: 3px; }
 .caution { border: 2px solid #8a2a00; background: #ffe9d6; color: #6b2000; padding: 8px 16px; margin: 14px 0; }
 .caution p { font-size: 17px; font-weight: 700; } .caution ul { margin: 4px 0; font-weight: 600; }
 .flag { color: #8a2a00; font-weight: 600; white-space: normal; max-width: 420px; }
@@ -36,7 +38,16 @@ ul.findings { padding-left: 0; list-style: none; }
 ul.findings li { padding: 5px 12px; border-left: 3px solid var(--line); margin: 5px 0; }
 ul.findings li.shown { border-color: var(--mark); }
 details { border: 1px solid var(--line); border-radius: 6px; padding: 6px 14px; margin: 10px 0; }
-summary { cursor: pointer; font-weight: 600; } pre { font-size: 12px; overflow-x: auto; }
+summary { cursor: pointer; font-weight: 600; } pre { font-size: 14px; overflow-x: auto; }
+@media (max-width: 640px) {
+main { padding: 16px 14px 60px; } h1 { font-size: 23px; overflow-wrap: anywhere; } h2 { margin-top: 30px; }
+p, li { overflow-wrap: anywhere; } figure img { min-width: 640px; } .flag { max-width: none; }
+.cards thead { display: none; } .cards tr { display: flex; flex-wrap: wrap; gap: 2px 14px; padding: 8px 0; }
+.cards td, .cards tbody tr:nth-child(even) td { background: none; border: 0; padding: 0; text-align: left; }
+.cards td { white-space: normal; } .cards td:first-child, .cards td.look { flex: 0 0 100%; }
+.cards tr { border-bottom: 1px solid var(--line); } .cards td[data-of]::before { content: attr(data-of) " "; }
+.cards td[data-of]::before { color: var(--soft); }
+}
 @media print { details { border: 0; } nav { display: none; } }
 """
 
@@ -102,11 +113,42 @@ def bullets(lines: Iterable[str]) -> str:
 
 def figure(path: Path, caption: str) -> str:
     """A PNG, embedded in the page, with its caption."""
+    return f"<figure><div class=wide>{picture(path, caption)}</div><figcaption>{escape(caption)}</figcaption></figure>"
+
+
+def picture(path: Path, alt: str) -> str:
+    """A PNG or JPEG, embedded in the page."""
+    kind = "jpeg" if path.suffix == ".jpg" else "png"
     data = base64.b64encode(path.read_bytes()).decode()
-    return (
-        f'<figure><img alt="{escape(caption, quote=True)}" src="data:image/png;base64,{data}">'
-        f"<figcaption>{escape(caption)}</figcaption></figure>"
-    )
+    return f'<img alt="{escape(alt, quote=True)}" src="data:image/{kind};base64,{data}">'
+
+
+def curve(values: Sequence[float], interval: tuple[int, int] | None = None, marks: Iterable[int] = ()) -> str:
+    """A small drawing of a value along the slices, with an interval and marked slices, which count from 1."""
+    step, top = 300 / len(values), max(values) or 1.0
+    line = " ".join(f"{(place + 0.5) * step:.1f},{50 - 40 * value / top:.1f}" for place, value in enumerate(values))
+    parts = [f"<polyline points='{line}' fill='none' stroke='#00573f' stroke-width='2'/>"]
+    if interval is not None:
+        left, right = (interval[0] - 1) * step, interval[1] * step
+        parts.insert(0, f"<rect x='{left:.1f}' y='0' width='{right - left:.1f}' height='50' fill='#f6dfb8'/>")
+    for mark in marks:
+        parts.append(f"<circle cx='{(mark - 0.5) * step:.1f}' cy='4' r='3' fill='#1d2430'/>")
+    parts.append("<path d='M0 50.5H300' stroke='#5b6675'/>")
+    about = "width='300' height='51' viewBox='0 0 300 51' role='img' aria-label='attention along the slices'"
+    return f"<svg {about}>{''.join(parts)}</svg>"
+
+
+def scan_link(scan_id: str, number: int | None = None, page: str | None = None) -> str:
+    """A scan's name, which leads to its page if it has one; in the viewer it leads to the scan, and to its slice."""
+    # A name may be written from right to left, and must not turn the text around it.
+    facts = {"href": page, "data-scan": scan_id, "data-slice": number}
+    known = "".join(f" {name}='{escape(str(fact), quote=True)}'" for name, fact in facts.items() if fact is not None)
+    return f"<a{known}><bdi>{escape(scan_id)}</bdi></a>"
+
+
+def hint(text: str) -> str:
+    """A note that the viewer leaves out: it says how to get there."""
+    return f"<p class='note hint'>{escape(text)}</p>"
 
 
 def details(summary: str, block: str) -> str:
@@ -130,9 +172,15 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool =
     return raw_table([escape(name) for name in header], [[escape(cell) for cell in row] for row in rows], words=words)
 
 
-def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False) -> str:
-    """Make a table whose cells and names of columns are HTML."""
+def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bool = False, cards: bool = False) -> str:
+    """Make a table whose cells and names of columns are HTML.
+
+    With `cards`, a row is a card on a small screen: its first cell is the title, its last a drawing.
+    """
     style = " style='text-align: left; white-space: normal; vertical-align: top'" if words else ""
+    styles = ["", *(f" data-of='{name}'" for name in header[1:-1]), " class=look"] if cards else [style] * len(header)
     top = "".join(f"<th{style}>{name}</th>" for name in header)
-    body = "".join(f"<tr>{''.join(f'<td{style}>{cell}</td>' for cell in row)}</tr>" for row in rows)
-    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+    lines = ("".join(f"<td{own}>{cell}</td>" for own, cell in zip(styles, row, strict=True)) for row in rows)
+    body = "".join(f"<tr>{cells}</tr>" for cells in lines)
+    kind = " class=cards" if cards else ""
+    return f"<div class=wide><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -70,7 +70,7 @@ class IntervalCalibration:
     def interval(
         self, attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"]
     ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-        """First and last slice (from 0, inclusive) of each scan's largest interval up to the threshold, or peak."""
+        """First and last position (inclusive) of each scan's largest interval up to the threshold, or peak."""
         check_lengths(lengths, attention, "attention")
         family = _Family.of(attention, lengths)
         size = family.scans.count(family.scores <= self.threshold).clamp(min=1)

@@ -37,7 +37,7 @@ SHARE_SLACK = 1e-6
 def smallest_interval(
     attention: Float[Tensor, "slices"], lengths: Int[Tensor, "scans"], share: float = 0.5
 ) -> tuple[Int64[Tensor, "scans"], Int64[Tensor, "scans"]]:
-    """First and last slice (from 0, inclusive) of each scan's shortest interval with `share` of the attention."""
+    """First and last position (inclusive) of each scan's shortest interval with `share` of the attention."""
     # Of equally short intervals the one with the most attention is taken, and of those the first. For every first slice
     # a binary search in the running sum finds the last one: O(S log S), all scans at once.
     check_lengths(lengths, attention, "attention")
@@ -158,7 +158,7 @@ def localization_measures(
     weights, scores = whole_numbers(attention, everything), scores.detach().to(device)
     if scores.isnan().any():
         scan, index = everything.locate(scores.isnan())
-        raise UserError(f"scan {scan}, slice {index}: its score is NaN; leave out a model that has diverged")
+        raise UserError(f"scan {scan}, position {index}: its score is NaN; leave out a model that has diverged")
     along = _positions(positions, spacing, everything, device)
     kept = counts.mixed.nonzero().squeeze(1)
     among = counts.mixed[everything.of_slice]
@@ -236,7 +236,7 @@ def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedSc
         positions = positions.to(device, torch.float64)
         if positions.isinf().any():
             scan, index = scans.locate(positions.isinf())
-            raise UserError(f"scan {scan}, slice {index}: its position is infinite; use NaN where it is unknown")
+            raise UserError(f"scan {scan}, position {index}: its position is infinite; use NaN where it is unknown")
         return positions
     if spacing is None:
         return torch.full_like(scans.of_slice, torch.nan, dtype=torch.float64)
@@ -263,8 +263,10 @@ KEYS = 5  # the most key slices of a scan
 APART_MM = 8.0  # the least distance between key slices, which are never adjacent either: neighbours show the same thing
 
 
-def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None) -> tuple[int, ...]:
-    """The few slices to look at first, counted from 0, highest attention first.
+def key_positions(
+    attention: Float[Tensor, "slices"], count: int = KEYS, spacing: float | None = None
+) -> tuple[int, ...]:
+    """The positions of the few slices to look at first, highest attention first.
 
     Each is at least `APART_MM` from those before it (or 2 slices, if that is more or the spacing is unknown).  The list
     ends where attention falls below an even share, 1 / slices, so a scan with all attention in one place has few.
@@ -272,9 +274,9 @@ def key_slices(attention: Float[Tensor, "slices"], count: int = KEYS, spacing: f
 
     Example:
         >>> import torch
-        >>> key_slices(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
+        >>> key_positions(torch.tensor([0.02, 0.08, 0.3, 0.28, 0.02, 0.02, 0.25, 0.03]), spacing=5.0)
         (2, 6)
-        >>> key_slices(torch.full((9,), 1 / 9), count=3)
+        >>> key_positions(torch.full((9,), 1 / 9), count=3)
         (4, 2, 6)
     """
     slices = len(attention)

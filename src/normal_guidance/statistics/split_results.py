@@ -228,8 +228,8 @@ def whole_numbers(attention: Float[Tensor, "slices"], scans: PackedScans) -> Int
     if wrong.any():
         scan, index = scans.locate(wrong)
         raise UserError(
-            f"scan {scan}, slice {index}: attention {attention[wrong][0].item()} is not a finite number of 0 or more; "
-            "pass attention, not its logarithm, of a model that has not diverged"
+            f"scan {scan}, position {index}: attention {attention[wrong][0].item()} is not a finite number of 0 or "
+            "more; pass attention, not its logarithm, of a model that has not diverged"
         )
     total = scans.reduce(attention, "sum")
     if (total <= 0).any():

@@ -307,8 +307,8 @@ def test_another_number_of_threads_gives_the_same_uids(scans, first, strip, tmp_
     "changes",
     [
         {"threshold": 0.3},
-        {"key_slices": (7, 2)},
-        {"interval": (4, 9)},
+        {"key_positions": (7, 2)},
+        {"interval_positions": (4, 9)},
         {"share": 0.8},
         {"share": None, "coverage": 0.9},
         {"problems": ODD},
@@ -358,7 +358,7 @@ def test_long_names_leave_the_finding_the_warning_and_the_source_readable(copied
 
 def test_a_report_has_about_a_kilobyte_a_slice(scans, results, strip, tmp_path):
     row, root = scans["single"]
-    shorter = write(row.cut(range(8)), root, strip, tmp_path / "shorter", interval=(4, 7))
+    shorter = write(row.cut(range(8)), root, strip, tmp_path / "shorter", interval_positions=(4, 7))
     assert results["single"][SR].stat().st_size - shorter[SR].stat().st_size < 1250 * (len(row) - 8)
 
 

@@ -41,7 +41,7 @@ def content(**changes) -> ResultContent:
     for name, value in changes.items():
         setattr(patient, name, value)
     named = ("any", "1386000", "Intracranial hemorrhage", "any (Intracranial hemorrhage)")
-    finding = FindingResult(*named, 0.8125, 0.5, True, (12, 7), "ab" * 32)
+    finding = FindingResult(*named, 0.8125, 0.5, True, ((3, 12), (8, None)), "ab" * 32)
     return ResultContent("0123456789abcdef0123456789abcdef", patient, (finding,), NOTES[1:])
 
 
@@ -70,7 +70,7 @@ def test_a_message_names_patient_order_and_score_and_no_slice_of_a_negative_scan
     score = value_of["111047"]
     assert (score[2], score[5], score[7], score[8], score[11]) == ("NM", "0.8125", "<0.5", "A", "P")
     assert value_of["sought"][5] == "1386000^Intracranial hemorrhage^SCT"
-    assert value_of["key_slices"][5] == "12, 7"
+    assert value_of["key_slices"][5] == "3 (image 12), 8"
     assert [fields[5] for fields in parts["OBX"] if fields[3].startswith("note")] == list(NOTES)
     values = segments(NEGATIVE)["OBX"]
     assert not any("key_slices" in fields[3] for fields in values)
@@ -146,7 +146,7 @@ def test_an_observation_names_patient_study_and_score():
     assert observation["code"]["coding"][0]["code"] == "1386000"
     assert observation["valueQuantity"]["value"] == pytest.approx(0.8125)
     assert observation["interpretation"][0]["coding"][0]["code"] == "POS"
-    assert [part["valueInteger"] for part in observation["component"]] == [12, 7]
+    assert [part["valueInteger"] for part in observation["component"]] == [3, 12, 8]
     assert [note["text"] for note in observation["note"]] == list(NOTES)
     observation = observe(NEGATIVE)
     assert observation["interpretation"][0]["coding"][0]["code"] == "NEG"

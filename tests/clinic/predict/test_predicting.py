@@ -26,7 +26,7 @@ from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index import volumes
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.statistics.conformal import IntervalCalibration
-from normal_guidance.statistics.localization import APART_MM, key_slices, smallest_interval
+from normal_guidance.statistics.localization import APART_MM, key_positions, smallest_interval
 from small_bundle import WINDOW, read_or_die, tiny, train
 
 pytestmark = pytest.mark.usefixtures("tiny_encoder")
@@ -89,7 +89,7 @@ def test_share_and_number_of_keys_are_the_users(new, bundle, calibrated):
     one = run(new, bundle, share=0.8, keys=2)["one"]
     assert len(one.key_slices) == 2
     first, last = smallest_interval(one.attention, torch.tensor([len(one.row)]), 0.8)
-    assert (one.interval, one.share) == ((int(first), int(last)), 0.8)
+    assert (one.interval_positions, one.share) == ((int(first), int(last)), 0.8)
     assert one.attention[first : last + 1].sum() >= 0.8 - 1e-6
     promised = run(new, calibrated)["one"]
     assert (promised.share, promised.coverage) == (None, 0.9)
@@ -109,7 +109,7 @@ def weights(values: Sequence[float]) -> torch.Tensor:
 )
 def test_key_slices_are_apart_and_above_average(values, count, spacing):
     attention = weights(values)
-    keys = key_slices(attention, count, spacing)
+    keys = key_positions(attention, count, spacing)
     apart = max(2, 0 if spacing is None else int(np.ceil(APART_MM / spacing)))
     assert 1 <= len(keys) <= count
     assert attention[keys[0]] == pytest.approx(attention.max().item(), abs=1e-8)
@@ -120,14 +120,14 @@ def test_key_slices_are_apart_and_above_average(values, count, spacing):
 
 def test_two_places_are_both_shown_and_a_bell_over_its_width():
     attention = weights([1, 1, 8, 9, 8, 1, 1, 1, 1, 6, 7, 6, 1, 1])
-    assert key_slices(attention, spacing=5.0)[:2] == (3, 10)
-    assert key_slices(attention, spacing=None)[:2] == (3, 10)
-    assert key_slices(attention, count=1) == (3,)
+    assert key_positions(attention, spacing=5.0)[:2] == (3, 10)
+    assert key_positions(attention, spacing=None)[:2] == (3, 10)
+    assert key_positions(attention, count=1) == (3,)
 
-    assert key_slices(weights([1] * 11), count=3) == (5, 3, 7)  # the first end of a tie is not a key
+    assert key_positions(weights([1] * 11), count=3) == (5, 3, 7)  # the first end of a tie is not a key
     wide, narrow = (torch.softmax(-0.5 * ((torch.arange(40.0) - 20) / width) ** 2, 0) for width in (4, 0.3))
-    assert sorted(key_slices(wide, spacing=5.0)) == [16, 18, 20, 22, 24]
-    assert len(key_slices(narrow, spacing=5.0)) == 1
+    assert sorted(key_positions(wide, spacing=5.0)) == [16, 18, 20, 22, 24]
+    assert len(key_positions(narrow, spacing=5.0)) == 1
 
 
 def test_refusals_name_scan_value_range_and_option(copy, bundle, calibrated, tmp_path):

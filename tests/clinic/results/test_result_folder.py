@@ -1,6 +1,7 @@
 """What lies in the folder: the same numbers in every file, pages that need nothing, no patient where none may be."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from html import escape
@@ -72,7 +73,7 @@ def test_everything_is_there(scans, bundle, written, tmp_path):
     out, results, reported = written
     assert reported == results
     names = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file()}
-    of_scan = {"prediction.json", "slices.csv", "strip.png", "report.html"}
+    of_scan = {"prediction.json", "slices.csv", "strip.png", "strip.jpg", "report.html"}
     of_all = {"summary.csv", "summary.json", "index.html", "predictions.parquet", "manifest.parquet", "problems.csv"}
     assert names == of_all | {f"{scan}/{name}" for scan in ("a", "b") for name in of_scan}
     summary = rows_of_csv(out / "summary.csv")
@@ -95,15 +96,18 @@ def test_everything_is_there(scans, bundle, written, tmp_path):
 
 
 def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
+    one = replace(one, threshold=0.0)
     folder = write_scan(one, bundle, tmp_path / "out").folder
     content = read(folder / "prediction.json")
     assert (content["format"], content["scan_id"], content["patient_id"]) == (3, "a", one.row.patient_id)
     numbers = (one.logit, one.probability, one.threshold, one.is_positive)
     assert tuple(content[name] for name in ("logit", "probability", "threshold", "positive")) == numbers
     assert content["attention"] == one.attention.tolist()
-    assert [line["slice"] for line in content["key_slices"]] == [place + 1 for place in one.key_slices]
+    assert [line["slice"] for line in content["key_slices"]] == list(one.key_slices)
     words = "is the shortest with 50 % of the attention and promises nothing"
-    ends = {"first": one.interval[0] + 1, "last": one.interval[1] + 1}
+    first, last = one.interval
+    images = dict(zip(("first_instance_number", "last_instance_number"), image_numbers(one, first, last), strict=True))
+    ends = {"first_slice": first, "last_slice": last, **images}
     assert content["interval"] == {**ends, "share": 0.5, "coverage": None, "meaning": words}
     assert words in (folder / "report.html").read_text()
     for line in content["key_slices"]:
@@ -117,30 +121,39 @@ def test_all_files_of_a_scan_say_the_same(one, bundle, tmp_path):
     assert [float(line["attention"]) for line in table] == content["attention"]
     assert [int(line["slice"]) for line in table] == list(range(1, content["slices"] + 1))
     inside = [int(line["slice"]) for line in table if line["in_interval"] == "1"]
-    assert (inside[0], inside[-1], len(inside)) == (one.interval[0] + 1, one.interval[1] + 1, np.ptp(one.interval) + 1)
-    ranked = sorted((int(line["key_slice"]), int(line["slice"]) - 1) for line in table if line["key_slice"])
-    assert [place for _, place in ranked] == list(one.key_slices)
+    assert (inside[0], inside[-1], len(inside)) == (first, last, last - first + 1)
+    ranked = sorted((int(line["key_slice_rank"]), int(line["slice"])) for line in table if line["key_slice_rank"])
+    assert [number for _, number in ranked] == list(one.key_slices)
+
+
+def image_numbers(prediction: ScanPrediction, *slices: int) -> list[int]:
+    """By the files' own headers; slices count from 1."""
+    return [dcmread(prediction.root / prediction.row.files[number - 1]).InstanceNumber for number in slices]
 
 
 def test_a_promise_is_told_in_the_same_words_everywhere(scans, one, bundle, tmp_path):
     words = "contains the whole finding of a positive scan with 90 % probability"
     calibrated = replace(bundle, intervals=IntervalCalibration(0.9, 30, 0.5))
     promised = next(iter(predict(scans / "a", calibrated, options=PredictOptions(workers=0))))
+    promised = replace(promised, threshold=0.0)
     first, last = calibrated.intervals.interval(one.attention, torch.tensor([len(one.row)]))
-    assert promised.interval == (int(first), int(last))
-    sentence = f"The interval, slices {int(first) + 1} to {int(last) + 1} of {len(one.row)}, {words}."
-    assert replace(promised, interval=(3, 3)).interval_sentence == sentence.replace("slices 4 to 7", "slice 4")
+    assert promised.interval_positions == (int(first), int(last))
+    ends = [f"{position + 1} (image {one.row.instance_numbers[position]})" for position in (int(first), int(last))]
+    sentence = f"The interval, slices {ends[0]} to {ends[1]} of {len(one.row)}, {words}."
+    single = replace(promised, interval_positions=(int(first), int(first))).interval_sentence
+    assert single == sentence.replace(f"slices {ends[0]} to {ends[1]}", f"slice {ends[0]}")
     (written,) = write_predictions([promised], calibrated, tmp_path / "out", dicom=True)
     content = read(written.folder / "prediction.json")
-    ends = {"first": int(first) + 1, "last": int(last) + 1}
-    assert content["interval"] == {**ends, "share": None, "coverage": 0.9, "meaning": words}
+    told = content["interval"]
+    assert (told["first_slice"], told["last_slice"], told["meaning"]) == (int(first) + 1, int(last) + 1, words)
+    assert (told["share"], told["coverage"]) == (None, 0.9)
     assert content["model"]["intervals"]["scans"] == 30
     assert [line["interval_meaning"] for line in rows_of_csv(tmp_path / "out" / "summary.csv")] == [words]
     page = (written.folder / "report.html").read_text()
     assert sentence in page
     assert f"interval: {words} (calibrated on 30 scans)" in page
     assert words.encode() in (written.folder / "dicom" / "structured_report.dcm").read_bytes()
-    _, curve = plot_strip(promised, [(promised.key_slices[0], np.eye(4))]).subfigs
+    _, curve = plot_strip(promised, [(promised.key_positions[0], np.eye(4))]).subfigs
     assert curve.axes[0].get_title() == sentence
 
 
@@ -186,7 +199,7 @@ def test_a_scans_page_needs_nothing_else(one, bundle, tmp_path):
 def test_the_list_leads_to_the_scans(written, bundle):
     page = (written[0] / "index.html").read_text()
     for scan in ("a", "b"):
-        assert f"<a href='{scan}/report.html'><bdi>{scan}</bdi></a>" in page
+        assert f"<a href='{scan}/report.html' data-scan='{scan}'><bdi>{scan}</bdi></a>" in page
     check_page(page.replace("href='a/report.html'", "").replace("href='b/report.html'", ""))
     assert "Modality is MR, not CT" in page
     check_page(index_page([], bundle, ()))
@@ -194,7 +207,7 @@ def test_the_list_leads_to_the_scans(written, bundle):
 
 def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     hu, _ = read_volume(one.row, one.root)
-    places = sorted(one.key_slices)
+    places = sorted(one.key_positions)
     images = [(place, np.clip(hu[place], *WINDOW)) for place in places]
     figure = plot_strip(one, images)
     top, bottom = figure.subfigs
@@ -216,16 +229,47 @@ def test_the_strip_shows_the_slices_as_the_encoder_saw_them(one):
     assert "research only" in figure.get_suptitle()
 
 
+def test_the_strip_marks_the_field_that_the_encoder_saw(one):
+    """Half of a slice, by the pixel spacing of the files; nothing is marked where the encoder saw all."""
+    header = dcmread(one.root / one.row.files[0])
+    field = header.Columns * float(header.PixelSpacing[1]) / 2
+    images = [(position, np.eye(header.Rows, header.Columns)) for position in one.key_positions]
+    for asked, frames in ((field, len(images)), (None, 0)):
+        panels = [panel for panel in plot_strip(one, images, asked).subfigs[0].axes if panel.images]
+        marks = [patch for panel in panels for patch in panel.patches]
+        assert len(marks) == frames
+    left, low = (side / 4 - 0.5 for side in (header.Columns, header.Rows))
+    marks = [panel.patches[0] for panel in plot_strip(one, images, field).subfigs[0].axes if panel.images]
+    for mark in marks:
+        assert mark.get_xy() == (left, low)
+        assert (mark.get_width(), mark.get_height()) == (header.Columns / 2, header.Rows / 2)
+
+
+def test_the_index_has_a_picture_and_a_curve_of_each_scan(written):
+    page = (written[0] / "index.html").read_text()
+    assert page.count('<img alt="key slices" src="data:image/jpeg;base64,') == page.count("<svg ") == 2
+    for drawn, scan in zip(
+        re.findall(r"points='([^']+)'", page), rows_of_csv(written[0] / "summary.csv"), strict=False
+    ):
+        attention = read(written[0] / scan["scan_id"] / "prediction.json")["attention"]
+        x, y = np.array([point.split(",") for point in drawn.split()], float).T
+        np.testing.assert_allclose(np.diff(x), 300 / len(attention), atol=0.11)
+        np.testing.assert_allclose((50 - y) / 40, np.array(attention) / max(attention), atol=0.01)
+    small = imread(written[0] / "a" / "strip.jpg")
+    assert small.shape[0] == 72
+    assert small.shape[1] == 72 * len(read(written[0] / "a" / "prediction.json")["key_slices"])  # of square slices
+
+
 def test_the_strip_on_disk_is_a_picture_that_holds_its_labels(one, tmp_path):
     """With attention up to about .25, ticks once grew wider after the layout, and pushed the axis label out."""
     scores = -((torch.arange(len(one.row)).double() - 6.0) ** 2) / 6.0
-    figure = plot_strip(replace(one, log_attention=scores[None]), [(place, np.eye(4)) for place in one.key_slices])
+    figure = plot_strip(replace(one, log_attention=scores[None]), [(place, np.eye(4)) for place in one.key_positions])
     save(figure, tmp_path / "strip.png")
     assert figure.subfigs[1].axes[0].yaxis.label.get_window_extent().x0 > 0
     picture = imread(draw_strip(one, WINDOW, tmp_path / "strip.png"))
     assert picture.shape[1] == 1350
     assert picture[60:250, :, 0].std() > 0.1
-    single = replace(one, key_slices=one.key_slices[:1])
+    single = replace(one, key_positions=one.key_positions[:1])
     assert imread(draw_strip(single, None, tmp_path / "one.png")).shape[1] == 1350
 
 
@@ -243,21 +287,28 @@ def test_every_result_says_what_was_sought_where_by_which_model_and_how_far_to_t
     """A reader of any one of them must learn what was forced or left out, and what the model was not shown to do."""
     seen = replace(one, row=replace(one.row, body_part="HEAD"))
     odd = replace(seen, problems=(FORCED, DOUBLE, HARMLESS), model_cautions=WARNED[2:])
-    assert odd.cautions == WARNED
-    (written,) = write_predictions([odd], bundle, tmp_path / "out")
+    assert odd.cautions == WARNED[:2]
+    model = replace(bundle, cautions=WARNED[2:])
+    (written,) = write_predictions([odd], model, tmp_path / "out")
     content, summary = (read(path) for path in (written.folder / "prediction.json", tmp_path / "out" / "summary.json"))
-    assert content["cautions"] == list(WARNED)
+    assert (content["cautions"], content["model_cautions"]) == (list(WARNED[:2]), list(WARNED[2:]))
     assert (content["sought"], content["source"]["body_part"]) == (odd.sought, "HEAD")
-    assert content["model"]["identity"] == bundle.identity.as_json()
+    assert content["model"]["identity"] == model.identity.as_json()
     line = rows_of_csv(tmp_path / "out" / "summary.csv")[0]
     assert (line["sought"], line["body_part"], line["model"]) == (odd.sought, "HEAD", bundle.identity.short)
-    assert line["cautions"] == summary["scans"][0]["cautions"] == " ".join(WARNED)
+    assert line["cautions"] == summary["scans"][0]["cautions"] == " ".join(WARNED[:2])
     assert f"CAUTION: {WARNED[0]}" in scan_lines(written, bundle)[0]
     page = (written.folder / "report.html").read_text()
-    for sentence in map(escape, WARNED):
+    index = (tmp_path / "out" / "index.html").read_text()
+    for sentence in map(escape, WARNED[:2]):
         assert page.index("<h1>") < page.index(sentence) < page.index("Probability ")  # above the result
-        assert sentence in (tmp_path / "out" / "index.html").read_text()
+        assert sentence in index
+    of_model = escape(WARNED[2])  # is no caution about the scan, and said once
+    assert page.index("Probability ") < page.index(">Model</h2>") < page.index(of_model)
+    assert index.count(of_model) == 1
+    assert index.index(of_model) < index.index("Scans by probability</h2>")
     heading = " ".join(strip_of(odd).get_suptitle().split())
+    assert WARNED[2] in heading
     for words in (f"Looked for: {odd.sought}", "Body part: HEAD", str(bundle.identity)[1:]):
         assert words in heading
         assert words in page
@@ -265,7 +316,7 @@ def test_every_result_says_what_was_sought_where_by_which_model_and_how_far_to_t
 
 
 def strip_of(prediction: ScanPrediction):
-    figure = plot_strip(prediction, [(place, np.eye(8)) for place in sorted(prediction.key_slices)])
+    figure = plot_strip(prediction, [(place, np.eye(8)) for place in sorted(prediction.key_positions)])
     figure.set_dpi(DPI)
     figure.draw_without_rendering()
     return figure
@@ -297,7 +348,7 @@ def test_cautions_are_burned_into_the_strip_which_fits_its_heading(one):
     ("threshold", "words"),
     [
         (0.0, "Highest attention, scan called positive: where the model looked, which need not show the finding."),
-        (1.0, "Highest attention, scan called negative: the key slices and the interval point at no finding."),
+        (1.0, "Highest attention, scan called negative: the key slices point at no finding."),
         (None, "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."),
     ],
 )
@@ -309,7 +360,7 @@ def test_key_slices_of_a_negative_scan_point_at_no_finding(one, bundle, threshol
 
 def test_key_slices_have_the_same_number_everywhere(one, bundle):
     """The number is that by attention among the key slices, not among all slices."""
-    several = replace(one, key_slices=(7, 2, 5))
+    several = replace(one, key_positions=(7, 2, 5))
     titles = [panel.get_title().splitlines()[:2] for panel in strip_of(several).subfigs[0].axes if panel.images]
     ranks = {3: 2, 6: 3, 8: 1}
     assert titles == [[f"key slice {rank}", f"slice {place} (image {place})"] for place, rank in ranks.items()]

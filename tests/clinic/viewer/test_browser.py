@@ -16,6 +16,8 @@ from normal_guidance.clinic.viewer.server import FILES, STATIC
 from normal_guidance.scans.index.manifest import Manifest, write_manifest
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import read_volume
+from normal_guidance.show.html import Section, hint, paragraph, raw_table, scan_link
+from normal_guidance.show.html import page as page_of
 from small_viewer import Served, rows_of, write_predictions, write_result
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT IS MISSING: NO BROWSER TEST RUNS")
@@ -23,6 +25,10 @@ playwright_api = pytest.importorskip("playwright.sync_api", reason="PLAYWRIGHT I
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 LAPTOP = {"width": 1366, "height": 768}
 PHONE = {"width": 400, "height": 800}
+SMALLEST = """() => Math.min(...[...document.querySelectorAll("body *")]
+  .filter((one) => one.getClientRects().length)
+  .filter((one) => [...one.childNodes].some((node) => node.nodeType === 3 && node.data.trim()))
+  .map((one) => parseFloat(getComputedStyle(one).fontSize)))"""
 NO_GL = ["--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--disable-3d-apis"]
 
 if not CHROMIUM:
@@ -70,7 +76,7 @@ def open_page(browser, server):
     for context in contexts:
         assert context.cookies() == []  # they would go to every port of the host
         context.close()
-    assert [url for base, url in asked if not url.startswith(f"{base}/")] == []
+    assert [url for base, url in asked if not url.removeprefix("blob:").startswith(f"{base}/")] == []
     # Tests that provoke these look at the page.
     expected = re.compile(r"Failed to load resource: .*( 401| 403| 422|CONNECTION_REFUSED)")
     assert [text for text in complaints if not expected.match(text)] == []
@@ -325,7 +331,7 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
 
     page.click("#linked")  # each at its own peak
     methods = gallery.scan(0, scan)["methods"]
-    peaks = [methods[name]["key_slices"][0] for name in ("ng", "mhng")]
+    peaks = [methods[name]["key_positions"][0] for name in ("ng", "mhng")]
     assert peaks[0] != peaks[1]
     for panel, peak in enumerate(peaks):
         wait_for_place(page, peak, panel)
@@ -340,7 +346,7 @@ def test_two_methods_over_each_other_and_side_by_side(page, gallery):
 def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     scan = gallery.scan(0, drawn(page)[0])
     assert page.locator("#heads").is_hidden()  # one head
-    assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_slices"]) > 0
+    assert page.locator(".chart .key").count() == len(scan["methods"]["ng"]["key_positions"]) > 0
     positive = [place for place, label in enumerate(scan["truth"]) if label]
     chart, bar = page.locator(".chart").first.bounding_box(), page.locator(".chart .truth").bounding_box()
     step = (chart["width"] - 46 - 14) / scan["slices"]
@@ -353,7 +359,7 @@ def test_heads_truth_and_key_slices_are_drawn(page, gallery):
     assert page.locator(".chart .head").count() == 4
     press(page, "h", ".chart .head", state="detached")
     page.keyboard.press("End")
-    keys = scan["methods"]["mhng"]["key_slices"]
+    keys = scan["methods"]["mhng"]["key_positions"]
     for number, place in enumerate((*keys, keys[0])):
         press(page, "k", place)
         told = f"key slice {number % len(keys) + 1} of {len(keys)}"
@@ -459,6 +465,45 @@ def predicted(manifest, tmp_path_factory):
     (folder / "summary.json").write_text(json.dumps({"model": {}, "scans": [refused]}))
     with Served(open_gallery(folder)) as served:
         yield served, rows
+
+
+def test_a_model_opens_on_its_report_whose_scans_lead_to_their_slices(open_page, manifest, phantom, tmp_path):
+    """On a phone: nothing is wider than the screen, no letters are small; scripts in the report never run."""
+    write_predictions(tmp_path / "model", rows_of(manifest))
+    (tmp_path / "model" / "bundle.json").write_text("{}")
+    links = [scan_link(name, 3) for name in (manifest.scan_ids[2], "gone")]
+    evil = "<script>parent.document.title = 'taken'</script><img src=x onerror=\"parent.document.title = 'taken'\">"
+    wide = raw_table(["a very wide table"] * 12, [links * 6])
+    sections = [Section("Scans", [hint("as a file"), wide, *links])]
+    (tmp_path / "model" / "report.html").write_text(page_of("The verdict", [paragraph("first")], sections))
+    with Served(open_gallery(tmp_path / "model", phantom / "index")) as served:
+        page = open_page(served, viewport={"width": 390, "height": 800})
+        report = page.frame_locator("#page")
+        assert report.locator("h1").inner_text() == "The verdict"
+        assert not report.locator(".hint").is_visible()
+        (frame,) = (one for one in page.frames if one != page.main_frame)
+        for one in (page, frame):
+            assert one.evaluate("document.documentElement.scrollWidth") == 390
+            assert one.evaluate(SMALLEST) >= 14
+        assert report.locator("[data-scan=gone]").last.get_attribute("href") is None
+        report.locator(f"p ~ a[data-scan='{manifest.scan_ids[2]}']").click()
+        page.wait_for_selector(".panel[data-drawn^='2/2/']")
+        assert page.inner_text(".place b") == "Slice 3"
+        assert "scan=2&slice=3" in page.url
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+        assert page.evaluate(SMALLEST) >= 14
+        page.click("#page-button")
+        assert report.locator("h1").is_visible()
+        assert "#" not in page.url
+    (tmp_path / "model" / "report.html").write_text(evil)
+    frames = "() => document.querySelector('#page').contentDocument?.images.length"
+    with Served(open_gallery(tmp_path / "model")) as served:
+        context = page.context.browser.new_context()
+        fresh = context.new_page()  # it complains of the script that it refused
+        fresh.goto(served.access.url)
+        fresh.wait_for_function(frames)
+        assert fresh.title() != "taken"
+        context.close()
 
 
 def test_a_predicted_scan_shows_its_call_key_slices_interval_and_what_is_wrong(open_page, predicted):

@@ -1,6 +1,7 @@
 """What the page shows about studies, runs and new scans, compared with the files behind it."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.clinic.viewer.gallery import Gallery, NotHereError, open_gallery
-from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_slices
+from normal_guidance.clinic.viewer.runs import body_of, curve, display_windows, fitted_normal, key_positions
 from normal_guidance.scans.features.windows import WINDOWS
 from normal_guidance.scans.index.manifest import write_manifest
 from small_viewer import bell, rows_of, write_predictions, write_result
@@ -75,7 +76,7 @@ def test_a_scan_has_its_curves_geometry_and_truth(gallery, manifest):
         row = manifest[manifest.scan_ids.index(scan["id"])]
         expected = next(row for row in rows_of(manifest, heads=4, shift=-6.0) if row["scan_id"] == scan["id"])
         assert scan["truth"] == row.slice_labels.tolist()
-        assert scan["positions"] == pytest.approx(row.positions)
+        assert scan["positions_mm"] == pytest.approx(row.positions)
         assert (scan["image"]["rows"], scan["image"]["columns"]) == (row.rows, row.columns)
         mhng = scan["methods"]["mhng"]
         assert mhng["attention"] == pytest.approx(expected["attention"].tolist(), rel=1e-5)
@@ -177,8 +178,8 @@ def test_call_key_slices_interval_and_series_are_those_of_predict(view):
     result.with_name("slices.csv").write_text("slice,instance_number\n1,7\n2,\n3,5\n")
     scan = gallery.scan(0, 0)
     (shown,) = scan["methods"].values()
-    assert shown["key_slices"] == [3, 1]  # in the order of prediction.json, not chosen again
-    assert shown["interval"] == {"first": 1, "last": 4, "meaning": "contains it"}
+    assert shown["key_positions"] == [3, 1]  # in the order of prediction.json, not chosen again
+    assert shown["interval"] == {"first_position": 1, "last_position": 4, "meaning": "contains it"}
     assert (shown["threshold"], shown["positive"]) == (0.25, True)
     assert (scan["series"], scan["instance_numbers"]) == ("HEAD 5 mm", [7, None, 5])
     assert gallery.scans(0)[0]["positive"] == [True]
@@ -191,7 +192,32 @@ def test_findings_are_chosen_by_name_and_have_results_of_their_own(view):
     assert about["choice"] == "Finding"
     assert [method["title"] for method in about["splits"][0]["methods"]] == ["any", "subdural"]
     assert gallery.scans(0)[0]["positive"] == [True, False]
-    assert gallery.scan(0, 0)["methods"]["subdural"]["key_slices"] == [8]
+    assert gallery.scan(0, 0)["methods"]["subdural"]["key_positions"] == [8]
+
+
+def test_a_model_shows_its_report_and_finds_the_index_beside_it(manifest, phantom, tmp_path):
+    """MODEL.index goes before index; one that lacks a scan, or beside what is no model, is not taken."""
+    model = write_predictions(tmp_path / "model", rows_of(manifest))
+    shutil.copytree(phantom / "index", tmp_path / "index")
+    assert (open_gallery(model).manifest, open_gallery(model).page) == (None, None)
+    window = {"windows": [[-100.0, 300.0]]}
+    (model / "bundle.json").write_text(json.dumps({"preprocessing": window, "training": {"dataset": "rsna-ich"}}))
+    (model / "report.html").write_text("the report")
+    gallery = open_gallery(model)
+    assert gallery.manifest.scan_ids == manifest.scan_ids
+    assert (gallery.page, gallery.about()["page"]) == (model / "report.html", "Report")
+    assert gallery.model.windows == ((-100.0, 300.0),)
+    write_manifest(tmp_path / "index" / "manifest.parquet", list(manifest)[1:], manifest.about)
+    assert open_gallery(model).manifest is None
+    shutil.copytree(phantom / "index", tmp_path / "model.index")
+    assert open_gallery(model).manifest.scan_ids == manifest.scan_ids
+
+
+def test_new_scans_show_their_index(view):
+    gallery = view()
+    assert gallery.about()["page"] == ""
+    (gallery.folder / "index.html").write_text("all scans")
+    assert open_gallery(gallery.folder).about()["page"] == "Predictions"
 
 
 def test_what_was_forced_incomplete_left_out_or_duplicated_or_what_the_model_was_not_shown_to_do_is_flagged(view):
@@ -205,11 +231,11 @@ def test_what_was_forced_incomplete_left_out_or_duplicated_or_what_the_model_was
         problem("unsuitable", "predicted because of --force", "its modality is MR"),
     ]
     forced, unproven = "Forced: its modality is MR.", "This model was not shown to tell scans apart."
-    gallery = view(problems=odd, cautions=[forced, unproven])
-    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated", "doubtful"]
+    gallery = view(problems=odd, cautions=[forced], model_cautions=[unproven])
+    assert gallery.scans(0)[0]["flags"] == ["forced", "incomplete", "left out", "duplicated"]
     texts = [warning["text"] for warning in gallery.scan(0, 0)["warnings"]]
     assert (texts[0], texts[3], texts[4]) == (forced, "Two slices at the same position: 2 times, left out.", unproven)
-    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"][5:]] == ["note", "note"]
+    assert [warning["flag"] for warning in gallery.scan(0, 0)["warnings"][4:]] == ["note"] * 3  # not of this scan
 
 
 def test_scans_whose_result_is_gone_or_that_were_not_predicted_are_told(manifest, tmp_path):
@@ -232,9 +258,12 @@ def test_a_damaged_result_is_told(view, changes):
 
 
 def test_slices_that_the_scan_does_not_have_are_not_shown(view):
-    gallery = view(key_slices=[{"slice": 900}, {"slice": 1}], interval={"first": 0, "last": 3})
+    gallery = view(
+        key_slices=[{"slice": 900}, {"slice": 1}],
+        interval={"first_slice": 0, "last_slice": 3, "meaning": "contains it"},
+    )
     (shown,) = gallery.scan(0, 0)["methods"].values()
-    assert (shown["key_slices"], shown["interval"]) == ([0], None)
+    assert (shown["key_positions"], shown["interval"]) == ([0], None)
 
 
 def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest, study, tmp_path):
@@ -249,7 +278,7 @@ def test_scans_that_an_index_lacks_or_has_otherwise_show_what_it_allows(manifest
     lacking, other, shown = (gallery.scan(0, numbers[row.scan_id]) for row in (first, second, third))
     assert "has no scan" in lacking["note"]
     assert f"has {len(second) - 1} slices" in other["note"]
-    assert (shown["truth"], shown["positions"], shown["image"]["letters"]) == (None, None, None)
+    assert (shown["truth"], shown["positions_mm"], shown["image"]["letters"]) == (None, None, None)
 
 
 def test_folders_without_predictions_and_runs_that_saw_other_slices_are_refused(tmp_path, study, manifest, phantom):
@@ -293,11 +322,11 @@ def test_the_fitted_normal_has_the_curves_mean_and_variance_and_its_scale():
 
 def test_key_slices_are_those_of_predict_and_none_where_attention_is_flat():
     attention = torch.tensor([0.1, 0.3, 0.05, 0.25, 0.2, 0.06, 0.04])
-    assert key_slices(attention, 5.0) == [1, 3]
-    assert key_slices(attention, 1.0) == [1]  # the others are within 8 mm
-    assert key_slices(torch.tensor([0.5, 0.5])) == []
-    assert key_slices(torch.tensor([0.5, 0.496])) == []
-    assert key_slices(torch.zeros(4)) == []
+    assert key_positions(attention, 5.0) == [1, 3]
+    assert key_positions(attention, 1.0) == [1]  # the others are within 8 mm
+    assert key_positions(torch.tensor([0.5, 0.5])) == []
+    assert key_positions(torch.tensor([0.5, 0.496])) == []
+    assert key_positions(torch.zeros(4)) == []
 
 
 def test_mr_has_windows_without_hounsfield_units(predicted):

@@ -20,7 +20,7 @@ from normal_guidance.clinic.viewer.server import FILES, Access, Guard, open_sock
 from normal_guidance.scans.index.volumes import read_volume
 from small_viewer import rows_of, write_predictions
 
-API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/scans/0/slices/0")
+API = ("/api/gallery", "/api/splits/0/scans", "/api/splits/0/scans/0", "/api/scans/0/pixels/0")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_connections_that_never_finish_a_request_or_read_no_answer_are_closed(se
     monkeypatch.setattr(module, "ANSWER_SECONDS", 0.5)
     monkeypatch.setattr(SliceImages, "read", never)
     server = serve(gallery)
-    begin = "GET /api/scans/0/slices/0 HTTP/1.1\r\nHost: "
+    begin = "GET /api/scans/0/pixels/0 HTTP/1.1\r\nHost: "
     whole = f"{begin}127.0.0.1:{server.access.port}\r\nAuthorization: {server.access.authorization}\r\n\r\n"
     for sent in ("", begin, f"{begin}x\r\nContent-Length: 9\r\n\r\n12", whole):
         with connect(server) as connection:
@@ -176,10 +176,10 @@ def test_nothing_can_be_written(served, method, path):
         *("/../../../../etc/passwd", "/%2e%2e/%2e%2e/%2e%2e/etc/passwd", "/..%2f..%2f..%2fetc%2fpasswd"),
         *("/%252e%252e%252fetc%252fpasswd", "/..%5c..%5cetc%5cpasswd", "//etc/passwd", "/etc/passwd"),
         *("/static/index.html", "/index.html", "/app.js/../server.py", "/app.js%00.css", "/server.py", "/.git/config"),
-        *("/api/scans/../../etc/passwd", "/api/scans/0/slices/..%2f..%2fetc%2fpasswd", "/api/scans/0/slices/%2e%2e"),
-        *("/api/scans/%2fetc%2fpasswd/slices/0", "/api/splits/..%2f0/scans", "/api/splits/0/scans/-1"),
+        *("/api/scans/../../etc/passwd", "/api/scans/0/pixels/..%2f..%2fetc%2fpasswd", "/api/scans/0/pixels/%2e%2e"),
+        *("/api/scans/%2fetc%2fpasswd/pixels/0", "/api/splits/..%2f0/scans", "/api/splits/0/scans/-1"),
         *("/api/splits/0/scans/99999999999999999999999", "/api/splits/0/scans/0.5", "/api/splits/nan/scans"),
-        *("/api/scans/-1/slices/0", "/api/gallery/", "/docs", "/redoc", "/openapi.json"),
+        *("/api/scans/-1/pixels/0", "/api/gallery/", "/docs", "/redoc", "/openapi.json"),
     ],
 )
 def test_no_path_leads_anywhere_else(served, path):
@@ -234,17 +234,31 @@ def test_slices_are_the_files_in_whole_hu(clients, manifest):
     scan = client.get("/api/splits/0/scans/3").json()
     row = manifest[manifest.scan_ids.index(scan["id"])]
     volume, _ = read_volume(row, manifest.root)
-    answers = [client.get(f"/api/scans/3/slices/{place}") for place in range(len(row))]
+    answers = [client.get(f"/api/scans/3/pixels/{place}") for place in range(len(row))]
     assert {answer.headers["content-type"] for answer in answers} == {"application/octet-stream"}
     got = [np.frombuffer(answer.content, "<i2").reshape(row.rows, row.columns) for answer in answers]
     np.testing.assert_array_equal(got, np.rint(volume).astype(int))
 
 
+def test_the_report_needs_the_token_and_is_never_a_document(serve, study, gallery, manifest, tmp_path):
+    write_predictions(tmp_path, rows_of(manifest))
+    (tmp_path / "bundle.json").write_text("{}")
+    (tmp_path / "report.html").write_text("<h1>the report</h1>")
+    served = serve(open_gallery(tmp_path))
+    assert raw(served, "/api/page")[0] == 401
+    status, headers, body = raw(served, "/api/page", headers=session(served))
+    assert (status, body) == (200, b"<h1>the report</h1>")
+    assert headers["content-type"].startswith("text/plain")
+    assert headers["x-content-type-options"] == "nosniff"
+    status, error = ask(serve(gallery), "/api/page")
+    assert (status, "has no page of its own" in error) == (404, True)
+
+
 def test_what_cannot_be_shown_is_a_sentence(served, serve, study, gallery, manifest, tmp_path, monkeypatch):
     """Never a traceback: neither for files, nor for our own mistakes, after which the server goes on."""
-    status, error = ask(served, "/api/scans/0/slices/500")
+    status, error = ask(served, "/api/scans/0/pixels/500")
     assert (status, "there is no slice 501" in error) == (422, True)
-    status, error = ask(serve(open_gallery(study)), "/api/scans/0/slices/0")
+    status, error = ask(serve(open_gallery(study)), "/api/scans/0/pixels/0")
     assert (status, "--index INDEX" in error) == (404, True)
     write_predictions(tmp_path, [rows_of(manifest)[0] | {"attention": [1.0]}])
     status, error = ask(serve(open_gallery(tmp_path)), "/api/splits/0/scans/0")

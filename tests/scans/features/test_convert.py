@@ -320,10 +320,10 @@ def test_the_label_comes_from_slice_labels(tmp_path):
     np.savez(tmp_path / "in.npz", **PLAIN, slice_labels=np.concatenate(SLICES))
     check(import_store(tmp_path / "in.npz", tmp_path / "store"), patients=False, parts=False)
     np.savez(tmp_path / "x.npz", **PLAIN)
-    table = table_of(tmp_path / "t.csv", label=None, slice_labels=None, slice_ranges=["", "1-2", "0"])
+    table = table_of(tmp_path / "t.csv", label=None, slice_labels=None, slice_ranges=["", "2-3", "1"])
     with pytest.raises(UserError, match=r"x.npz: scan 'A' has no label; looked for label, labels, y, .*found x, leng"):
         import_store(tmp_path / "x.npz", tmp_path / "no", labels=table)
-    table = table_of(tmp_path / "t.csv", label=["0", "", ""], slice_labels=None, slice_ranges=["", "1-2", "0"])
+    table = table_of(tmp_path / "t.csv", label=["0", "", ""], slice_labels=None, slice_ranges=["", "2-3", "1"])
     check(import_store(tmp_path / "x.npz", tmp_path / "ranges", labels=table))
 
 
@@ -428,7 +428,7 @@ def refused(path: Path, message: str) -> None:
         ({"lengths": None, "scan_index": [0, 0, 2, 2, 2, 2, 1, 1, 1]}, r"scan_index does not count the scans in order"),
         ({"lengths": None, "ids": list("AABBABCCC")}, r"slices of one scan_id do not stand together"),
         ({"y": [0, 1]}, r"label has 2 values for 3 scans"),
-        ({"y": [0, 0, 0, 1, 1, 1, 1, 1, 1]}, r"label changes within a scan \(slices 2 to 5\)"),
+        ({"y": [0, 0, 0, 1, 1, 1, 1, 1, 1]}, r"label changes within a scan \(positions 2 to 5\)"),
         ({"ids": ["A", "B", "A"]}, r"scan 'A' is in .*in.npz and in .*in.npz; give each scan once"),
         ({"slice_labels": [0, 1]}, r"2 slice labels for 9 slices"),
         ({"slice_labels": [0, 7, 0, 0, 0, 0, 0, 0, 0]}, r"slice labels other than 0, 1 and -1 \(unknown\)"),
@@ -445,7 +445,10 @@ def refused(path: Path, message: str) -> None:
         ({"x": PADDED, "lengths": None}, r"the last slice of scan 0 is 0 throughout, like padding; add mask"),
         ({"x": PADDED, "mask": MASK[:, :3]}, r"mask is bool of shape \(3, 3\), not 0 and 1 of shape \(3, 4\)"),
         ({"x": PADDED, "slice_labels": [[0]]}, r"slice_labels has the shape \(1, 1\), not \(3, 4\)"),
-        ({"x": np.where(np.arange(5) == 3, np.nan, PACKED)}, r"in.npz: scan 'A', slice 0, feature 3: value nan; .*fin"),
+        (
+            {"x": np.where(np.arange(5) == 3, np.nan, PACKED)},
+            r"in.npz: scan 'A', position 0, feature 3: value nan; .*fin",
+        ),
     ],
 )
 def test_files_that_do_not_fit(tmp_path, fields, message):

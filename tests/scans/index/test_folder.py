@@ -54,8 +54,8 @@ def test_folder_labels_in_each_notation(folder, suffix):
     for name in "abcdef":
         folder.scan(name, PatientID=f"patient {name}")
     folder.add("a", label=1, slice_labels="0 1 1 0", patient_id="007")
-    folder.add("b", label=1, slice_ranges="1-2")
-    folder.add("c", label=1, slice_ranges="0;3-3")
+    folder.add("b", label=1, slice_ranges="2-3")
+    folder.add("c", label=1, slice_ranges="1;4-4")
     folder.add("d", label=1)
     folder.add("e", label=0)
     folder.add("f", slice_labels="[0, 0, 0, 1]")
@@ -141,7 +141,8 @@ def test_folder_mask_over_dicom(folder):
         ({"slice_labels": "0 1"}, "2 slice labels for 4 slices"),
         ({"slice_labels": "0 1 2 0"}, "slice label '2' is neither 0 nor 1"),
         ({"slice_labels": "0 0 0 0"}, "label is 1, but 0 of 4 slices are positive"),
-        ({"slice_ranges": "2-4"}, "slice range '2-4' does not fit 4 slices, counted from 0 to 3"),
+        ({"slice_ranges": "3-5"}, "slice range '3-5' does not fit 4 slices, counted from 1 to 4"),
+        ({"slice_ranges": "0-1"}, "slice range '0-1' does not fit 4 slices, counted from 1 to 4"),
         ({"slice_ranges": "one"}, "slice range 'one' is not one; write it as 12-20;31-33"),
         ({"slice_ranges": "1", "slice_labels": "0 1 0 0"}, "slice_labels and slice_ranges are given; give one of them"),
     ],
@@ -277,9 +278,9 @@ def test_folder_with_findings(folder):
     for name in "abcd":
         folder.scan(name)
     rows = {
-        "a": {"any": 1, "epidural": 1, "subdural": 0, "slice_labels_any": "0 1 1 0", "slice_ranges_epidural": "1"},
+        "a": {"any": 1, "epidural": 1, "subdural": 0, "slice_labels_any": "0 1 1 0", "slice_ranges_epidural": "2"},
         "b": {"any": 0, "epidural": 0, "subdural": "", "slice_labels_any": "", "slice_ranges_epidural": ""},
-        "c": {"any": 1, "epidural": 0, "subdural": 1, "slice_labels_any": "", "slice_ranges_epidural": "2"},
+        "c": {"any": 1, "epidural": 0, "subdural": 1, "slice_labels_any": "", "slice_ranges_epidural": "3"},
         "d": {"any": 1, "epidural": 2, "subdural": 1, "slice_labels_any": "", "slice_ranges_epidural": ""},
     }
     for name, cells in rows.items():

@@ -126,7 +126,7 @@ class Result:
             None if finding is None else (finding.name, finding.code),
             # of the model or the command, never computed from the scan
             (prediction.threshold, prediction.share, prediction.coverage),
-            (prediction.is_positive, prediction.key_slices, prediction.interval, prediction.cautions),
+            (prediction.is_positive, prediction.key_positions, prediction.interval_positions, self.cautions),
         )
         return str(generate_uid(entropy_srcs=[repr(content)]))
 
@@ -149,7 +149,7 @@ class Result:
     @property
     def cautions(self) -> tuple[str, ...]:
         """Each caution as a sentence that is understood alone."""
-        return tuple(f"CAUTION: {caution}" for caution in self.prediction.cautions)
+        return tuple(f"CAUTION: {text}" for text in (*self.prediction.cautions, *self.prediction.model_cautions))
 
     @property
     def shows_keys(self) -> bool:
@@ -175,7 +175,7 @@ class Result:
     def series_description(self) -> str:
         """Finding, warning, kind and source; without room its description is cut first, then the finding's name."""
         series, finding = self.source.series, self.prediction.finding
-        warning = "CAUTION" if self.prediction.cautions else ""
+        warning = "CAUTION" if self.cautions else ""
         of = "" if series.number is None else f", of {series.number}"
         room = LONGEST_DESCRIPTION - len(f"{warning}, : {self.kind.title}{of}")
         first = ", ".join(filter(None, (finding.name[:room] if finding else "", warning)))
@@ -249,7 +249,7 @@ def frames(reference: Reference) -> list[int] | None:
 
 def key_objects(result: Result) -> Dataset:
     """List the key slices by descending attention, one item a slice, also in a multi-frame object."""
-    chosen = [result.source.slices[number] for number in result.prediction.key_slices]
+    chosen = [result.source.slices[number] for number in result.prediction.key_positions]
     objects = evidence(result, chosen)
     content = KeyObjectSelection(
         document_title=codes.DCM.OfInterest,
@@ -307,7 +307,7 @@ class _PlainReport(sr.Comprehensive3DSR):
 def structured_report(result: Result) -> Dataset:
     """Report the scan's probability and the attention of every slice."""
     objects = evidence(result, {reference.sop_uid: reference for reference in result.source.slices}.values())
-    keys = list(enumerate(result.prediction.key_slices, start=1)) if result.shows_keys else []
+    keys = list(enumerate(result.prediction.key_positions, start=1)) if result.shows_keys else []
     modality, procedure = PROCEDURES.get(result.prediction.row.modality, PROCEDURES[""])
     report = sr.MeasurementReport(
         observation_context=sr.ObservationContext(observer_device_context=observer(result)),
@@ -340,7 +340,7 @@ def _key_slice(result: Result, rank: int, number: int) -> sr.PlanarROIMeasuremen
 
 def _scan(result: Result) -> sr.MeasurementsAndQualitativeEvaluations:
     prediction = result.prediction
-    first, last = prediction.interval
+    first, last = prediction.interval_positions
     inside = float(prediction.attention[first : last + 1].double().sum())
     measurements = [_number(PROBABILITY, prediction.probability)]
     evaluations = []
@@ -379,7 +379,10 @@ def _shared(result: Result, name: str) -> dict[str, Any]:
     parameters = [NOTICE, f"method: {prediction.method}"]
     if model is not None:
         parameters += [f"model: {model.fingerprint}", str(model)]
-    parameters.append(f"the interval {prediction.meaning}")
+    meaning = (
+        "is of a scan called negative and points at no finding" if prediction.interval is None else prediction.meaning
+    )
+    parameters.append(f"the interval {meaning}")
     concept = None
     if finding is not None:
         code = (finding.name, SCHEME) if finding.code is None else (finding.code, "SCT")
@@ -462,7 +465,7 @@ def capture(result: Result, content: bytes, name: str) -> Dataset:
     image.LossyImageCompression = "01" if source.lossy else "00"
     image.DerivationDescription = f"{NOTICE} {SHOWN}"
     image.ImageComments = f"{result.text} {SHOWN}"[:LONGEST]
-    image.SourceImageSequence = [_source(result, number) for number in result.prediction.key_slices]
+    image.SourceImageSequence = [_source(result, number) for number in result.prediction.key_positions]
     return result.finish(image)
 
 

@@ -53,7 +53,7 @@ INTERPRETATION = "http://terminology.hl7.org/CodeSystem/v3-ObservationInterpreta
 
 @dataclass(frozen=True)
 class FindingResult:
-    """What a model says of one finding; `key_slices` are DICOM's instance numbers, or places from 1 without such."""
+    """What a model says of one finding; key slices count from 1, with DICOM's InstanceNumber where there is one."""
 
     name: str  # empty where the model does not name it
     code: str | None  # its SNOMED CT identifier
@@ -62,7 +62,7 @@ class FindingResult:
     probability: float
     threshold: float | None
     positive: bool | None  # None without a threshold
-    key_slices: tuple[int, ...]
+    key_slices: tuple[tuple[int, int | None], ...]
     model: str  # fingerprint of the model
 
     @property
@@ -102,7 +102,7 @@ def read_content(file: Path, series: SentSeries) -> ResultContent:
             **{name: finding[name] for name in ("name", "sought", "probability", "threshold", "positive")},
             code=finding.get("code"),
             meaning=finding.get("meaning"),
-            key_slices=tuple(key["instance_number"] or key["slice"] for key in finding["key_slices"]),
+            key_slices=tuple((key["slice"], key["instance_number"]) for key in finding["key_slices"]),
             model=finding["model"]["identity"]["fingerprint"],
         )
         for finding in about.get("findings") or [{**about, "name": ""}]
@@ -232,8 +232,8 @@ def _of_finding(finding: FindingResult, group: str) -> Iterator[tuple[str, ...]]
         call = "10828004^Positive^SCT" if finding.positive else "260385009^Negative^SCT"
         yield "CE", f"call^Scan by the threshold^{SCHEME}", group, call
     if finding.positive is not False:
-        slices = ", ".join(map(str, finding.key_slices))
-        yield "ST", f"key_slices^Instance numbers of the key slices^{SCHEME}", group, slices
+        slices = ", ".join(f"{key}" if image is None else f"{key} (image {image})" for key, image in finding.key_slices)
+        yield "ST", f"key_slices^Key slices from 1 and image numbers^{SCHEME}", group, slices
     yield "ST", f"model^Fingerprint of the model^{SCHEME}", group, finding.model
 
 
@@ -312,7 +312,10 @@ def make_observation(content: ResultContent, finding: FindingResult) -> Observat
         "device": {"display": f"normal-guidance {__version__}, model {finding.model}"},
         "note": [{"text": note} for note in content.notes],
         "component": [
-            {"code": {"text": "instance number of a key slice"}, "valueInteger": number} for number in key_slices
+            {"code": {"text": text}, "valueInteger": number}
+            for key, image in key_slices
+            for text, number in (("key slice", key), ("instance number of the key slice", image))
+            if number is not None
         ],
     }
     if finding.positive is not None:

@@ -47,7 +47,7 @@ from normal_guidance.scans.features.windows import Decoding
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
 from normal_guidance.statistics.conformal import IntervalCalibration
-from normal_guidance.statistics.localization import KEYS, key_slices, smallest_interval
+from normal_guidance.statistics.localization import KEYS, key_positions, smallest_interval
 
 SHARE = 0.5
 """Share of the attention that an interval without a promise holds.  Half of the attention is its core, which stays in
@@ -250,8 +250,8 @@ def outcome_of(
                 probability=model.operation.calibration.probability(logit),
                 threshold=model.threshold,
                 log_attention=log_attention,
-                key_slices=key_slices(attention, options.keys, row.slice_spacing),
-                interval=interval,
+                key_positions=key_positions(attention, options.keys, row.slice_spacing),
+                interval_positions=interval,
                 share=share,
                 coverage=coverage,
                 problems=problems,
@@ -266,7 +266,7 @@ def outcome_of(
 def _interval(
     attention: Float[Tensor, "slices"], calibration: IntervalCalibration | None, share: float | None
 ) -> tuple[tuple[int, int], float | None, float | None]:
-    """First and last slice, and the share of the attention that they hold or the coverage that they promise."""
+    """First and last position, and the share of the attention that they hold or the coverage that they promise."""
     lengths = torch.tensor([len(attention)])
     if calibration is not None and share is None:
         first, last = calibration.interval(attention, lengths)
@@ -377,7 +377,9 @@ def _why_not_features(scan: FoundScan, bundle: Bundle, folder: str) -> str:
     finite = scan.features.isfinite()
     if not finite.all():
         place, feature = (~finite).nonzero()[0].tolist()
-        return f"has features that are not finite: slice {place}, feature {feature}: {scan.features[place, feature]:g}"
+        return (
+            f"has features that are not finite: position {place}, feature {feature}: {scan.features[place, feature]:g}"
+        )
     fits = same_name(folder) not in RESERVED and len(folder.encode()) <= MOST_FOLDER_BYTES
     return "" if fits else "has an id that cannot be the name of its folder"
 

@@ -18,7 +18,10 @@ from normal_guidance.statistics.conformal import promise
 
 @dataclass(frozen=True, eq=False)
 class ScanPrediction:
-    """The prediction for one scan.  Slices are counted from 0, in the order of `row`: feet to head in axial scans.
+    """The prediction for one scan.
+
+    A position is a slice's place in `row` and in arrays, counted from 0; a slice is counted from 1, as people count.
+    Both ascend from the feet to the head in axial scans.
 
     Args:
         row: the scan's ids, files and geometry, as a manifest has them; its label is meaningless here.
@@ -28,8 +31,8 @@ class ScanPrediction:
         probability: calibrated, if the model's bundle has a calibration.
         threshold: the probability from which on a scan is positive; None if none was chosen.
         log_attention: one row a head, as the model gives it in float64; its exponential need not sum to one.
-        key_slices: the slices of the highest attention, the highest first.
-        interval: first and last slice, both included; `meaning` says what of.
+        key_positions: where attention is highest, the highest first.
+        interval_positions: first and last position of the interval, both included; `meaning` says what of.
         share: of the attention that the interval holds, as the shortest that does; None for a calibrated interval.
         coverage: the probability with which the interval of a positive scan contains the whole finding; None where
             nothing is promised.
@@ -47,8 +50,8 @@ class ScanPrediction:
     probability: float
     threshold: float | None
     log_attention: Float[Tensor, "heads slices"]
-    key_slices: tuple[int, ...]
-    interval: tuple[int, int]
+    key_positions: tuple[int, ...]
+    interval_positions: tuple[int, int]
     share: float | None
     coverage: float | None = None
     problems: tuple[Problem, ...] = ()
@@ -97,18 +100,29 @@ class ScanPrediction:
 
     @property
     def cautions(self) -> tuple[str, ...]:
-        """What a reader must know before trusting the result of this finding: of the scan, then of the model."""
-        return (*(caution.text for caution in cautions(self.problems)), *self.model_cautions)
-
-    @property
-    def every_caution(self) -> tuple[str, ...]:
-        """The cautions of all findings, each once."""
-        return tuple(dict.fromkeys(text for result in self.each for text in result.cautions))
+        """What is wrong with this scan, and what a reader must know of it before trusting its result."""
+        return tuple(caution.text for caution in cautions(self.problems))
 
     @property
     def body_part(self) -> str:
         """The body part that the source's headers name; "not stated" where they name none."""
         return self.row.body_part or "not stated"
+
+    @property
+    def key_slices(self) -> tuple[int, ...]:
+        """The key slices, counted from 1, the highest attention first."""
+        return tuple(position + 1 for position in self.key_positions)
+
+    @property
+    def interval(self) -> tuple[int, int] | None:
+        """First and last slice, counted from 1, both included; None for a scan that was called negative."""
+        first, last = self.interval_positions
+        return None if self.is_positive is False else (first + 1, last + 1)
+
+    def slice_name(self, position: int) -> str:
+        """The number of a slice, and DICOM's InstanceNumber where there is one: "5 (image 12)"."""
+        number = self.instance_numbers[position]
+        return str(position + 1) if number is None else f"{position + 1} (image {number})"
 
     @property
     def key_slices_sentence(self) -> str:
@@ -117,11 +131,11 @@ class ScanPrediction:
             return "Highest attention; no threshold was chosen, so the scan is called neither positive nor negative."
         if self.is_positive:
             return "Highest attention, scan called positive: where the model looked, which need not show the finding."
-        return "Highest attention, scan called negative: the key slices and the interval point at no finding."
+        return "Highest attention, scan called negative: the key slices point at no finding."
 
-    def key_slice_name(self, place: int) -> str:
+    def key_slice_name(self, position: int) -> str:
         """The name of a key slice, counted by attention among the key slices: "key slice 1" has the highest."""
-        return f"key slice {self.key_slices.index(place) + 1}"
+        return f"key slice {self.key_positions.index(position) + 1}"
 
     @property
     def meaning(self) -> str:
@@ -132,7 +146,9 @@ class ScanPrediction:
 
     @property
     def interval_sentence(self) -> str:
-        """Where the interval is, with slices counted from 1, and its meaning."""
-        first, last = self.interval
-        where = f"slice {first + 1}" if first == last else f"slices {first + 1} to {last + 1}"
+        """Where the interval is, and its meaning; a scan that was called negative has none."""
+        if self.interval is None:
+            return "No interval: the scan is called negative."
+        first, last = map(self.slice_name, self.interval_positions)
+        where = f"slice {first}" if first == last else f"slices {first} to {last}"
         return f"The interval, {where} of {len(self.row)}, {self.meaning}."

@@ -7,15 +7,16 @@
     OUT/problems.csv                  everything that was odd
     OUT/SCAN/prediction.json          everything about a scan (`prediction_json`)
     OUT/SCAN/slices.csv               a line a slice
-    OUT/SCAN/strip.png                key slices and attention curve; not for features, which have no images,
-                                      nor for anonymous scans whose pixels name the patient
+    OUT/SCAN/strip.png                key slices and attention curve, of features the curve alone; not for anonymous
+                                      scans whose pixels name the patient
+    OUT/SCAN/strip.jpg                the key slices alone, small, for index.html
     OUT/SCAN/report.html              one page, with the strip
     OUT/SCAN/dicom/                   for hospital software, if asked for
 
 A model of several findings gives one line for each scan and finding in the summary, `findings` in prediction.json, a
 column of attention for each in slices.csv, strip-NAME.png, dicom/NAME/, and a `group` for each in predictions.parquet.
 
-Slices are counted from 1 in files, as people count, and from 0 in Python.  A scan's folder appears when it is complete,
+A slice is counted from 1, as people count.  A scan's folder appears when it is complete,
 the files of OUT at the end.
 """
 
@@ -48,7 +49,15 @@ from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJo
 from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import Outcome
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.clinic.results.scan_pages import STATES, count_states, draw_strip, index_page, scan_page
+from normal_guidance.clinic.results.scan_pages import (
+    PICTURED,
+    STATES,
+    count_states,
+    draw_strip,
+    glance,
+    index_page,
+    scan_page,
+)
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
@@ -107,7 +116,6 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
         "scan_id": row.scan_id,
         "patient_id": None if anonymize else row.patient_id,
         **_finding_json(prediction, anonymize),
-        "cautions": list(prediction.every_caution),
         "source": {
             "kind": row.kind,
             "modality": row.modality or None,
@@ -141,26 +149,34 @@ def _model_json(bundle: Bundle) -> dict[str, Any]:
 def _finding_json(prediction: ScanPrediction, anonymize: bool) -> dict[str, Any]:
     """What prediction.json says of each finding, and the number of slices."""
     lines = _slices(prediction, anonymize)
-    first, last = prediction.interval
+    ends = _interval_ends(prediction)
+    about = {"share": prediction.share, "coverage": prediction.coverage, "meaning": prediction.meaning}
     return {
         "sought": prediction.sought,
-        "cautions": list(dict.fromkeys(prediction.cautions)),
+        "cautions": list(prediction.cautions),
+        "model_cautions": list(prediction.model_cautions),
         "method": prediction.method,
         "logit": prediction.logit,
         "probability": prediction.probability,
         "threshold": prediction.threshold,
         "positive": prediction.is_positive,
         "slices": len(lines),
-        "key_slices": [lines[place] for place in prediction.key_slices],
-        "interval": {
-            "first": first + 1,
-            "last": last + 1,
-            "share": prediction.share,
-            "coverage": prediction.coverage,
-            "meaning": prediction.meaning,
-        },
+        "key_slices": [lines[position] for position in prediction.key_positions],
+        "interval": {**ends, **about} if ends else None,
         "attention": prediction.attention.tolist(),
         "head_attention": prediction.head_attention.tolist(),
+    }
+
+
+def _interval_ends(prediction: ScanPrediction) -> dict[str, int | None]:
+    """The ends of the interval; nothing for a scan that was called negative."""
+    ends = (
+        {} if prediction.interval is None else dict(zip(("first", "last"), prediction.interval_positions, strict=True))
+    )
+    return {
+        f"{end}_{name}": number
+        for end, position in ends.items()
+        for name, number in (("slice", position + 1), ("instance_number", prediction.instance_numbers[position]))
     }
 
 
@@ -168,13 +184,13 @@ def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]
     row, attention = prediction.row, prediction.attention.tolist()
     return [
         {
-            "slice": place + 1,
-            "attention": attention[place],
-            "position_mm": row.positions[place] if row.slice_spacing is not None else None,
+            "slice": position + 1,
             "instance_number": number,
-            **({} if anonymize else {"file": row.files[place], "frame": row.frames[place]}),
+            "attention": attention[position],
+            "position_mm": row.positions[position] if row.slice_spacing is not None else None,
+            **({} if anonymize else {"file": row.files[position], "frame": row.frames[position]}),
         }
-        for place, number in enumerate(prediction.instance_numbers)
+        for position, number in enumerate(prediction.instance_numbers)
     ]
 
 
@@ -202,8 +218,7 @@ def write_scan(
         for place, (result, model) in enumerate(zip(prediction.each, bundle.each, strict=True)):
             name = result.finding.name if result.finding and prediction.further else ""
             strip = draft / (f"strip-{name}.png" if name else "strip.png")
-            if result.has_images:
-                problems += _draw(result, model, strip, dicom, anonymize)
+            problems += _draw(result, model, strip, dicom, anonymize)
             if dicom and strip.exists():
                 problems += _write_dicom(result, strip, draft / "dicom" / name, anonymize, place)
             strips.append(strip if strip.exists() else None)
@@ -219,10 +234,12 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
     action = f"{NO_PICTURE}, {NO_DICOM_RESULTS}" if dicom else NO_PICTURE
     if anonymize and prediction.row.burned_in:
         return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
-    _, preprocessing = bundle.encoding()
     try:
-        window = preprocessing.windows[0]
-        draw_strip(prediction, window, strip, repair=bundle.repair, field=preprocessing.field)
+        if bundle.preprocessing is None:  # the scan is given by its features
+            draw_strip(prediction, None, strip)
+        else:
+            window, field = bundle.preprocessing.windows[0], bundle.preprocessing.field
+            draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
         return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
@@ -244,17 +261,18 @@ def _write_dicom(prediction: ScanPrediction, strip: Path, out: Path, anonymize: 
 
 
 def _slices_csv(prediction: ScanPrediction, anonymize: bool) -> bytes:
-    first, last = prediction.interval
-    rank = {place: number for number, place in enumerate(prediction.key_slices, start=1)}
+    first, last = prediction.interval_positions
+    rank = {position: number for number, position in enumerate(prediction.key_positions, start=1)}
     heads = prediction.head_attention.tolist()
     columns = {f"attention_head_{number}": head for number, head in enumerate(heads, start=1)} if len(heads) > 1 else {}
     columns |= {
         f"attention_{result.finding.name}": result.attention.tolist() for result in prediction.further if result.finding
     }
     lines = []
-    for place, line in enumerate(_slices(prediction, anonymize)):
-        values = {name: column[place] for name, column in columns.items()}
-        lines.append(line | values | {"key_slice": rank.get(place), "in_interval": int(first <= place <= last)})
+    for position, line in enumerate(_slices(prediction, anonymize)):
+        values = {name: column[position] for name, column in columns.items()}
+        inside = None if prediction.interval is None else int(first <= position <= last)
+        lines.append(line | values | {"key_slice_rank": rank.get(position), "in_interval": inside})
     return as_csv(lines, _cell).encode()
 
 
@@ -348,7 +366,12 @@ def _write_tables(
     if predictions and predictions[0].has_images and not anonymize:
         where = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
-    write_atomically(out / "index.html", index_page(lines, bundle, others).encode())
+    glances: dict[str, str] = {}
+    for scan in ordered:
+        if isinstance(scan.outcome, ScanPrediction) and scan.folder is not None:
+            small = next(iter(sorted(scan.folder.glob("strip*.jpg"))), None) if len(glances) < PICTURED else None
+            glances[scan.outcome.row.scan_id] = glance(scan.outcome, small)
+    write_atomically(out / "index.html", index_page(lines, bundle, others, glances).encode())
     summary = {
         "normal_guidance": __version__,
         "anonymous": anonymize,
@@ -389,7 +412,8 @@ def summary_lines(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> 
 
 COLUMNS = (
     *("scan_id", "patient_id", "state", "probability", "threshold", "positive", "logit", "slices", "key_slices"),
-    *("interval_first", "interval_last", "interval_meaning", "cautions", "sought", "body_part", "model", "problems"),
+    *("key_instance_numbers", "interval_first_slice", "interval_first_instance_number", "interval_last_slice"),
+    *("interval_last_instance_number", "interval_meaning", "cautions", "sought", "body_part", "model", "problems"),
     *("lacks", "reason"),
 )
 
@@ -401,7 +425,8 @@ def summary_line(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
     if isinstance(outcome, NotPredicted):
         reason = f"{outcome.reason.detail} ({outcome.reason.action.removeprefix('refused; ')})"
         return line | {"scan_id": outcome.scan_id, "state": STATES[1 if outcome.refused else 2], "reason": reason}
-    first, last = outcome.interval
+    numbers = [outcome.instance_numbers[position] for position in outcome.key_positions]
+    ends = {f"interval_{name}": number for name, number in _interval_ends(outcome).items()}
     return line | {
         "scan_id": outcome.row.scan_id,
         "patient_id": None if anonymize else outcome.row.patient_id,
@@ -411,10 +436,10 @@ def summary_line(scan: Written, *, anonymize: bool = False) -> dict[str, Any]:
         "positive": None if outcome.is_positive is None else int(outcome.is_positive),
         "logit": outcome.logit,
         "slices": len(outcome.row),
-        "key_slices": " ".join(str(place + 1) for place in outcome.key_slices),
-        "interval_first": first + 1,
-        "interval_last": last + 1,
-        "interval_meaning": outcome.meaning,
+        "key_slices": " ".join(map(str, outcome.key_slices)),
+        "key_instance_numbers": " ".join(str(number) for number in numbers if number is not None) or None,
+        **ends,
+        "interval_meaning": outcome.meaning if ends else None,
         "cautions": " ".join(outcome.cautions) or None,
         "sought": outcome.sought,
         "body_part": outcome.body_part,

@@ -14,14 +14,25 @@ import numpy as np
 from jaxtyping import Float
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure, SubFigure
+from matplotlib.patches import Rectangle
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from PIL import Image
 
+from normal_guidance.base.files import write_atomically
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.scans.features.windows import Percentiles, Window, apply_windows, in_field, plane_of, range_of
+from normal_guidance.scans.features.windows import (
+    Percentiles,
+    Window,
+    apply_windows,
+    in_field,
+    middle,
+    plane_of,
+    range_of,
+)
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
 from normal_guidance.show import html
@@ -81,9 +92,11 @@ def scan_page(
 ) -> str:
     """Make report.html of a scan, with the picture of each finding inside and the problems of writing its results."""
     caption = (
-        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. The interval "
+        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. An interval "
         "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
     )
+    if bundle.preprocessing is not None and bundle.preprocessing.field is not None:
+        caption += f" The encoder saw what is inside the dashed frame: {bundle.preprocessing.field:g} mm."
     missing = [f"No picture: {problem.detail}." for problem in problems if problem.action.startswith("no picture")]
     sections = []
     for result, strip in zip(prediction.each, strips, strict=True):
@@ -101,7 +114,7 @@ def scan_page(
     sections += [
         Section("Problems", blocks if odd else [html.paragraph("None.")]),
         Section("Scan", [_scan(prediction, anonymize)]),
-        Section("Model", _models(bundle)),
+        Section("Model", [*map(html.paragraph, model_cautions(bundle)), *_models(bundle)]),
     ]
     results = _verdict(prediction)
     if prediction.further:
@@ -111,7 +124,7 @@ def scan_page(
             lines.append((str(each.finding), rounded(each.probability), threshold, SIDES[each.is_positive]))
         results = [html.table(("finding", "probability", "threshold", "result"), lines)]
     where = f"Body part: {prediction.body_part}; modality: {prediction.row.modality or 'not stated'}."
-    first, last = html.caution(READ_FIRST, prediction.every_caution), html.paragraph(html.CAUTION, note=True)
+    first, last = html.caution(READ_FIRST, prediction.cautions), html.paragraph(html.CAUTION, note=True)
     lead = [first, *results, html.paragraph(where), last]
     return html.page(f"Scan {prediction.row.scan_id}", lead, sections)
 
@@ -140,17 +153,17 @@ def _key_slices(prediction: ScanPrediction) -> list[str]:
     """The table of key slices, and a sentence about the interval."""
     row, numbers = prediction.row, prediction.instance_numbers
     lines = []
-    for place in prediction.key_slices:
-        name = f"{prediction.key_slice_name(place)} of {len(prediction.key_slices)}"
-        number = "none" if numbers[place] is None else str(numbers[place])
-        position = f"{row.positions[place]:.1f}" if row.slice_spacing is not None else "unknown"
-        lines.append((name, str(place + 1), number, position, f"{100 * prediction.attention[place].item():.2f} %"))
+    for position in prediction.key_positions:
+        name = f"{prediction.key_slice_name(position)} of {len(prediction.key_positions)}"
+        number = "none" if numbers[position] is None else str(numbers[position])
+        where = f"{row.positions[position]:.1f}" if row.slice_spacing is not None else "unknown"
+        lines.append((name, str(position + 1), number, where, f"{100 * prediction.attention[position].item():.2f} %"))
     order = "by their position, from the feet to the head in axial scans; image numbers are DICOM's InstanceNumber"
     interval = (
         f"{prediction.interval_sentence} Slices are counted from 1 "
         f"{order if prediction.has_images else 'in the order of their features'}."
     )
-    columns = ("by attention", "slice", "image number", "position in mm", "attention")
+    columns = ("by attention", "slice", "image number", "mm", "attention")
     return [html.paragraph(prediction.key_slices_sentence), html.table(columns, lines), html.paragraph(interval)]
 
 
@@ -174,6 +187,11 @@ def _models(bundle: Bundle) -> list[str]:
     if not bundle.further:
         return _model(bundle)
     return [html.details(str(model.finding), "".join(_model(model))) for model in bundle.each]
+
+
+def model_cautions(bundle: Bundle) -> list[str]:
+    """What the models were not shown to do: it is of no scan in particular."""
+    return list(dict.fromkeys(text for model in bundle.each for text in model.cautions))
 
 
 def _model(bundle: Bundle) -> list[str]:
@@ -208,7 +226,22 @@ def _facts(facts: Mapping[str, str | None]) -> str:
     return html.bullets(f"{name}: {value}" for name, value in facts.items() if value)
 
 
-def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Sequence[Problem]) -> str:
+PICTURED = 500  # the index has small pictures of so many scans, the most probable ones; of each a few kB
+SMALL = 72  # their height in pixels
+
+
+def glance(prediction: ScanPrediction, small: Path | None) -> str:
+    """The key slices, from the file of `draw_strip`, and the curve of a scan, for the index."""
+    picture = "" if small is None or not small.is_file() else html.picture(small, "key slices")
+    return picture + html.curve(prediction.attention.tolist(), prediction.interval, prediction.key_slices)
+
+
+def index_page(
+    lines: Sequence[Mapping[str, Any]],
+    bundle: Bundle,
+    others: Sequence[Problem],
+    glances: Mapping[str, str] | None = None,
+) -> str:
     """Make index.html; `lines` are those of `summary_lines`, and keep their order: a scan's findings in one row."""
     good = [line for line in lines if line["state"] == STATES[0]]
     names = [model.finding.name for model in bundle.each if model.finding] if bundle.further else []
@@ -216,30 +249,35 @@ def index_page(lines: Sequence[Mapping[str, Any]], bundle: Bundle, others: Seque
     rows = []
     for start in range(0, len(good), step):
         findings, line = good[start : start + step], good[start]
-        # A name may be written from right to left, and must not turn the text around it.
-        name = f"<bdi>{escape(line['scan_id'])}</bdi>"
         flag = f"<div class=flag>⚠ {escape(line['cautions'])}</div>" if line["cautions"] else ""
         results = [(escape(rounded(finding["probability"])), SIDES[finding["positive"]]) for finding in findings]
-        cells = [*results[0], escape(line["key_slices"])]
+        cells = [*results[0], escape(", ".join(line["key_slices"].split())), escape(_images(line))]
         if names:  # each finding in one cell; positive ones stand out
             texts = zip(map(" ".join, results), findings, strict=True)
             cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
-        link = f"<a href='{quote(folder_name(line['scan_id']))}/report.html'>{name}</a>{flag}"
-        rows.append((link, *cells, str(line["slices"]), str(line["problems"])))
-    header = ("scan", *(map(escape, names) if names else ("probability", "result", "key slices")), "slices", "problems")
+        link = html.scan_link(line["scan_id"], page=f"{quote(folder_name(line['scan_id']))}/report.html") + flag
+        seen = (glances or {}).get(line["scan_id"], "")
+        rows.append((link, *cells, str(line["slices"]), str(line["problems"]), seen))
+    own = ("probability", "result", "key slices", "image numbers")
+    header = ("scan", *(map(escape, names) if names else own), "slices", "problems", "key slices and attention")
     reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in lines if line["state"] != STATES[0]]
     counts = ", ".join(f"{kind} {count}" for kind, count in summarize(others).items())
     noted = [html.paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
     title = "Scans by probability" + (f" of {names[0]}" if names else "")
     sections = [
-        Section(title, [html.raw_table(header, rows)] if rows else []),
+        Section(title, [html.raw_table(header, rows, cards=True)] if rows else []),
         Section("Not predicted", [html.table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
         Section("Model", [*_models(bundle), *noted]),
     ]
     positive = [line for line in good if line["positive"] == 1]
     of_each = [f"{name} {sum(line['finding'] == name for line in positive)}" for name in names]
     lead = f"{count_sentence(lines)}. Positive: {', '.join(of_each) or len(positive)}."
-    return html.page("Predictions", [html.paragraph(lead), html.paragraph(html.CAUTION, note=True)], sections)
+    first = [html.paragraph(lead), html.caution("Caution: this is so of every scan", model_cautions(bundle))]
+    return html.page("Predictions", [*first, html.paragraph(html.CAUTION, note=True)], sections)
+
+
+def _images(line: Line) -> str:
+    return ", ".join((line["key_instance_numbers"] or "none").split())
 
 
 CURVE_HEIGHT = 2.1  # height of the attention curve in inches
@@ -252,60 +290,85 @@ HEADS_SHOWN = 8  # with more heads, their curves are not drawn: they could not b
 def draw_strip(
     prediction: ScanPrediction, window: Window | None, path: Path, *, repair: bool = True, field: float | None = None
 ) -> Path:
-    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan."""
-    # `window` has the values from black to white (None: from the darkest to the brightest); where they are percentiles,
-    # `field` is the mm of each slice's middle that they are of (None: the whole slice).
+    """Write strip.png: the key slices from the feet to the head, and beneath them the attention along the scan.
+
+    Beside it, strip.jpg has the key slices alone, small.  A scan that is given by its features has the attention only.
+    """
+    # `window` has the values from black to white (None: from the darkest to the brightest); `field` is the mm of each
+    # slice's middle that the encoder saw, of which percentiles are (None: the whole slice).
+    if not prediction.has_images:
+        return save(plot_strip(prediction, []), path)
     from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
 
-    row, places = prediction.row, sorted(prediction.key_slices)
+    row, places = prediction.row, sorted(prediction.key_positions)
     if isinstance(window, Percentiles):  # only these need the other slices
         whole, _ = read_volume(row, prediction.root, repair=repair)
         window, volume = range_of(window, in_field(whole, row.pixel_spacing, field)), whole[places]
     else:
         volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
     (images,) = apply_windows(volume, [window])
-    return save(plot_strip(prediction, list(zip(places, images, strict=True))), path)
+    _save_small(images, path.with_suffix(".jpg"))
+    return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
+
+
+def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
+    """Write all pictures in a row, `SMALL` pixels high."""
+    low, high = float(images.min()), float(images.max())
+    grey = (255 * (np.hstack(list(images)) - low) / max(high - low, 1.0)).astype(np.uint8)
+    drawn = Image.fromarray(grey).resize((max(1, round(SMALL * grey.shape[1] / grey.shape[0])), SMALL))
+    write_atomically(path, lambda file: drawn.save(file, "JPEG", quality=80))
 
 
 # The picture names neither patient nor scan, because anonymous results have it, too.
 
 
 @styled
-def plot_strip(prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]]) -> Figure:
-    """Draw the figure of `draw_strip`; `images` are slices, counted from 0, with their pictures."""
+def plot_strip(
+    prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]], field: float | None = None
+) -> Figure:
+    """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
     across = max(NARROWEST, len(images))
-    heading, heights = _heading(prediction), [WIDTH / across + 0.9, CURVE_HEIGHT]
+    heading, heights = _heading(prediction), [*([WIDTH / across + 0.9] if images else []), CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
     figure = Figure(figsize=(WIDTH, sum(heights) + LINE * len(heading) + 0.3), layout="constrained")
     figure.suptitle("\n".join(heading), fontsize=9)
-    *banner, top, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
-    for panel in banner:  # what a reader must know first, also who sees only the picture
+    *others, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
+    if images:
+        _draw_key_slices(others.pop(), prediction, images, across, field)
+    for panel in others:  # what a reader must know first, also who sees only the picture
         panel.set_facecolor("#FFE9D6")
         text = panel.text(0.5, 0.5, "\n".join(cautions), ha="center", va="center", fontsize=10)
         text.set(fontweight="bold", color="#8A2A00")
-    _draw_key_slices(top, prediction, images, across)
     _draw_curve(bottom.subplots(), prediction)
     return figure
 
 
 def _draw_key_slices(
-    top: SubFigure, prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]], across: int
+    top: SubFigure,
+    prediction: ScanPrediction,
+    images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]],
+    across: int,
+    field: float | None,
 ) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
     panels = np.atleast_1d(top.subplots(1, across))
-    numbers = prediction.instance_numbers
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)
     for panel in panels:
         panel.set_axis_off()
     margin = (across - len(images)) // 2
-    for panel, (place, image) in zip(panels[margin:], images, strict=False):
+    for panel, (position, image) in zip(panels[margin:], images, strict=False):
         panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
-        instance = "" if numbers[place] is None else f" (image {numbers[place]})"
-        share = f"{100 * prediction.attention[place].item():.3g} % of attention"
-        panel.set_title(f"{prediction.key_slice_name(place)}\nslice {place + 1}{instance}\n{share}", fontsize=8)
+        share = f"{100 * prediction.attention[position].item():.3g} % of attention"
+        names = (prediction.key_slice_name(position), f"slice {prediction.slice_name(position)}", share)
+        panel.set_title("\n".join(names), fontsize=8)
+        if field is not None:
+            down, over = middle(image.shape[0], image.shape[1], prediction.row.pixel_spacing, field)
+            size = over.stop - over.start, down.stop - down.start
+            seen = Rectangle((over.start - 0.5, down.start - 0.5), *size, fill=False, ls="--", lw=1.2, color=ORANGE)
+            panel.add_patch(seen)
         _draw_letters(panel, prediction.row.orientation)
 
 
@@ -329,6 +392,7 @@ def _heading(prediction: ScanPrediction) -> list[str]:
         f"{named}{_result(prediction)}   |   research only, not for diagnosis",
         f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
         f"{model[:1].upper()}{model[1:]}.",
+        *prediction.model_cautions,
     ]
     return [part for line in lines for part in wrap(line, LINE_LETTERS)]
 
@@ -337,8 +401,9 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     attention, heads = prediction.attention, prediction.head_attention
     slices = np.arange(1, len(attention) + 1)
     bell = normal_reference(heads).mean(0)  # what guidance compares attention with
-    first, last = prediction.interval
-    panel.axvspan(first + 0.5, last + 1.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
+    if prediction.interval is not None:
+        first, last = prediction.interval
+        panel.axvspan(first - 0.5, last + 0.5, color=ORANGE, alpha=0.2, lw=0, label="interval")
     panel.set_title(prediction.interval_sentence, fontsize=8)
     if 1 < len(heads) <= HEADS_SHOWN:
         for number, head in enumerate(heads):
@@ -347,7 +412,7 @@ def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:
     panel.plot(slices, attention, color=GREEN, lw=1.8, marker=marker, ms=2.5, label="attention")
     panel.plot(slices, bell, color="0.2", ls="--", lw=1, label="normal with its mean and variance")
     top = 1.15 * max(float(heads.max() if len(heads) <= HEADS_SHOWN else attention.max()), float(bell.max()))
-    keys = [place + 1 for place in prediction.key_slices]
+    keys = prediction.key_slices
     panel.plot(keys, [top * 0.97] * len(keys), ls="", marker="v", ms=5, color="0.2", label="key slices", clip_on=False)
     located = prediction.row.slice_spacing is not None and plane_of(prediction.row.orientation) == "axial"
     panel.set(xlim=(0.5, len(slices) + 0.5), ylim=(0, top), ylabel="attention")

@@ -25,7 +25,7 @@ from normal_guidance.clinic.viewer.runs import PredictionFolder, ScanResult, Spl
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.features.windows import Window, window_from_json
 from normal_guidance.scans.index.geometry import orientation_letters
-from normal_guidance.scans.index.manifest import MANIFEST, Manifest, ScanRow, read_manifest
+from normal_guidance.scans.index.manifest import FINDINGS, MANIFEST, Manifest, ScanRow, read_manifest
 from normal_guidance.scans.index.problems import Caution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS
@@ -72,6 +72,7 @@ class Gallery:
 
     def __post_init__(self) -> None:
         self.summary = runs.read_summary(self.folder)  # None for studies and runs
+        self.page = runs.find_page(self.folder)
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
         ids: Sequence[str] = () if self.manifest is None else self.manifest.scan_ids
         self._row_of = {scan: index for index, scan in enumerate(ids)}
@@ -91,6 +92,9 @@ class Gallery:
         body = runs.body_of([dataset, self.model.dataset], self.model.windows)
         return {
             "title": self.folder.resolve().name,
+            "page": {None: "", runs.REPORT_PAGE: "Report", runs.INDEX_PAGE: "Predictions"}[
+                self.page and self.page.name
+            ],
             "version": __version__,
             "splits": [
                 {"name": split.name, "methods": [{"name": each.name, "title": each.title} for each in split.sources]}
@@ -273,7 +277,7 @@ class Gallery:
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
     """Read everything about the scans of a study, a run or new scans but the scans; `store` records the window."""
     splits = runs.find_splits(folder)
-    scans = index or (folder if (folder / MANIFEST).is_file() else None)
+    scans = index or _index_beside(folder, splits)
     manifest = None if scans is None else read_manifest(scans)
     bundle = folder / runs.BUNDLE
     if manifest is not None and bundle.is_file():  # the slice labels of the finding that the model is of
@@ -284,10 +288,25 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     return Gallery(folder, splits, manifest, _known_model(folder, store))
 
 
+def _index_beside(folder: Path, splits: Sequence[SplitPredictions]) -> Path | None:
+    """The index with all scans: new scans have it in their folder, a model as MODEL.index or index beside its own."""
+    made = folder.resolve()
+    model = made.parent if (made.parent / FINDINGS).is_file() else made
+    places = [folder, *(model.with_name(name) for name in (f"{model.name}.index", "index"))]
+    for place in places if (made / runs.BUNDLE).is_file() else places[:1]:
+        if (place / MANIFEST).is_file():
+            ids = {*read_predictions(splits[0].sources[0].path, ("scan_id",))["scan_id"].to_pylist()}
+            if place == folder or ids <= {*read_manifest(place).scan_ids}:
+                return place
+    return None
+
+
 def _known_model(folder: Path, store: Path | None) -> KnownModel:
-    """What a store or the summary of new scans says of the model; nothing where neither does."""
+    """What a store, the summary of new scans or a model says of the encoder; nothing where none does."""
     summary = runs.read_summary(folder)
     about: Any = open_store(store).provenance if store is not None else summary and summary.model
+    if about is None and (folder / runs.BUNDLE).is_file():
+        about = read_json(folder / runs.BUNDLE)
     if about is None:
         return KnownModel()
     try:
@@ -304,7 +323,7 @@ def _known_model(folder: Path, store: Path | None) -> KnownModel:
 def _geometry(row: ScanRow | None) -> dict[str, Any]:
     """Size, spacing, slice labels and positions of a scan; None for each without a manifest."""
     if row is None:
-        return {"image": None, "truth": None, "positions": None, "modality": "CT"}
+        return {"image": None, "truth": None, "positions_mm": None, "modality": "CT"}
     labels = [] if row.slice_labels is None else [int(label) for label in row.slice_labels]
     letters = orientation_letters(row.orientation)
     return {
@@ -315,7 +334,7 @@ def _geometry(row: ScanRow | None) -> dict[str, Any]:
             "letters": None if letters is None else letters._asdict(),
         },
         "truth": labels if labels and min(labels) >= 0 else None,
-        # Without a spacing, positions are slice numbers.
-        "positions": None if row.slice_spacing is None else numbers(row.positions),
+        # Without a spacing, those of the row are slice numbers.
+        "positions_mm": None if row.slice_spacing is None else numbers(row.positions),
         "modality": "MR" if row.modality == "MR" else "CT",
     }

@@ -40,6 +40,7 @@ from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
 BUNDLE, SLICES = "bundle.json", "slices.csv"
+REPORT_PAGE, INDEX_PAGE = "report.html", "index.html"
 
 AGAIN = "delete the folder and predict again"
 
@@ -59,6 +60,12 @@ def read_summary(folder: Path) -> PredictSummary | None:
     """The summary of new scans; None where `nguide predict` did not make the folder."""
     path = folder / SUMMARY
     return read_json_as(path, PredictSummary, exact=False) if path.is_file() else None
+
+
+def find_page(folder: Path) -> Path | None:
+    """What is shown first: the report of a model, or the index of new scans."""
+    pages = {folder / SUMMARY: folder / INDEX_PAGE, folder / BUNDLE: folder / REPORT_PAGE}
+    return next((page for mark, page in pages.items() if mark.is_file() and page.is_file()), None)
 
 
 @dataclass(frozen=True)
@@ -149,27 +156,28 @@ NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about
 
 @dataclass(frozen=True)
 class Interval:
-    """First and last slice, and what the interval does, in words."""
+    """First and last position, and what the interval does, in words."""
 
-    first: int
-    last: int
-    meaning: str = ""
+    first_position: int
+    last_position: int
+    meaning: str
 
 
 @dataclass(frozen=True)
 class Called:
-    """The result for one finding; slices are counted from 0, key slices are in the order of prediction.json."""
+    """The result for one finding; the positions of key slices are in the order of prediction.json."""
 
-    key_slices: tuple[int, ...]
+    key_positions: tuple[int, ...]
     interval: Interval | None
     threshold: float | None
     positive: bool | None
 
     def within(self, slices: int) -> dict[str, Any]:
         """For JSON, without slices that the scan does not have."""
-        keys = [place for place in self.key_slices if 0 <= place < slices]
-        is_inside = self.interval is not None and 0 <= self.interval.first <= self.interval.last < slices
-        return {**asdict(self), "key_slices": keys, "interval": asdict(self)["interval"] if is_inside else None}
+        keys = [position for position in self.key_positions if 0 <= position < slices]
+        at = self.interval
+        is_inside = at is not None and 0 <= at.first_position <= at.last_position < slices
+        return {**asdict(self), "key_positions": keys, "interval": asdict(self)["interval"] if is_inside else None}
 
 
 @dataclass(frozen=True)
@@ -198,14 +206,12 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
         unknown = next((problem.kind for problem in problems if problem.kind not in KINDS), None)
         if unknown is not None:
             raise ContentError(f"problems has the kind {shorten(unknown)!r}")
-        of_scan = {caution.text for caution in cautions(problems)}
-        texts = read_as(tuple[str, ...], about.get("cautions", []), "cautions")
         return ScanResult(
             first=_called(about),
             findings={read_as(str, part["name"], "name"): _called(part) for part in about.get("findings", [])},
             problems=problems,
             description=str(about.get("source", {}).get("series_description") or ""),
-            of_model=tuple(text for text in texts if text not in of_scan),
+            of_model=read_as(tuple[str, ...], about.get("model_cautions", []), "model_cautions"),
         )
     except (*NOT_OURS, ContentError) as error:
         raise UserError(f"{path} is damaged: {error}; {AGAIN}") from error
@@ -214,10 +220,10 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
 def _called(about: Any) -> Called:
     """The result for a finding from a part of prediction.json, which counts slices from 1."""
     interval = about.get("interval")
-    counted = interval and read_as(Interval, interval, "interval", exact=False)
+    ends = [read_as(int, interval[f"{end}_slice"], "interval") - 1 for end in ("first", "last")] if interval else []
     return Called(
-        key_slices=tuple(read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]),
-        interval=counted and Interval(counted.first - 1, counted.last - 1, counted.meaning),
+        key_positions=tuple(read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]),
+        interval=Interval(*ends, read_as(str, interval["meaning"], "interval")) if interval else None,
         threshold=read_as(float | None, about.get("threshold"), "threshold"),
         positive=read_as(bool | None, about.get("positive"), "positive"),
     )
@@ -235,10 +241,10 @@ def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None
 
 
 def warnings(problems: Sequence[Problem], of_model: Sequence[str] = ()) -> list[Caution]:
-    """A scan's cautions, the gravest first, those of the model, then notes: what was odd and changes nothing."""
+    """A scan's cautions, the gravest first, then notes: on the model, and what was odd and changes nothing."""
     harmless = (problem for problem in problems if problem.kind in HARMLESS)
-    notes = [Caution(NOTE, f"Note: {problem.detail} ({problem.action}).") for problem in harmless]
-    return [*cautions(problems), *(Caution(DOUBTFUL, text) for text in of_model), *dict.fromkeys(notes)]
+    texts = [*of_model, *(f"Note: {problem.detail} ({problem.action})." for problem in harmless)]
+    return [*cautions(problems), *(Caution(NOTE, text) for text in dict.fromkeys(texts))]
 
 
 FLAT = 0.01  # attention is flat if its slices differ by less than this share of the highest
@@ -258,7 +264,7 @@ def curve(
         "normal": numbers(fitted_normal(attention)),
         # One head is the curve itself.
         "heads": [numbers(head) for head in heads.exp()] if len(heads) > 1 else [],
-        "key_slices": key_slices(attention, spacing),
+        "key_positions": key_positions(attention, spacing),
     }
 
 
@@ -270,11 +276,11 @@ def fitted_normal(attention: Float[Tensor, "slices"]) -> Float[Tensor, "slices"]
     return normal_reference((attention / total)[None])[0] * total
 
 
-def key_slices(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
+def key_positions(attention: Float[Tensor, "slices"], spacing: float | None = None) -> list[int]:
     """Choose key slices as `nguide predict` does; none where all slices are about equal, as in mean pooling."""
     if attention.max() - attention.min() <= FLAT * attention.max():
         return []
-    return list(by_attention.key_slices(attention, spacing=spacing))
+    return list(by_attention.key_positions(attention, spacing=spacing))
 
 
 def number(value: float | None) -> float | None:

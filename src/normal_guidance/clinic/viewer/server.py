@@ -3,7 +3,8 @@
     /api/gallery                      splits, methods, windows
     /api/splits/SPLIT/scans           the list of scans
     /api/splits/SPLIT/scans/SCAN      one scan with its curves
-    /api/scans/SCAN/slices/PLACE      pixels: rows from the top, 16 bits each, the lower byte first
+    /api/scans/SCAN/pixels/POSITION   rows from the top, 16 bits each, the lower byte first; positions count from 0
+    /api/page                         the report of a model, or the index of predictions
 
 Words in capitals are numbers.
 
@@ -58,7 +59,8 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self' 'unsafe-inline'",  # widths that scripts set
-        "img-src 'self'",
+        "img-src 'self' data:",  # in a report
+        "frame-src blob:",  # a report, in a frame without scripts
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",
@@ -210,11 +212,17 @@ def make_app(gallery: Gallery, access: Access, static: Path = STATIC) -> App:
     async def scan(split: int, scan: int) -> Response:
         return JSONResponse(await run_in_threadpool(gallery.scan, split, scan))
 
-    @app.api_route("/api/scans/{scan}/slices/{place}", methods=list(METHODS))
-    async def pixels(scan: int, place: int) -> Response:
+    @app.api_route("/api/page", methods=list(METHODS))
+    async def shown() -> Response:
+        if gallery.page is None:
+            raise NotHereError(f"{gallery.folder} has no page of its own")
+        return Response(await run_in_threadpool(gallery.page.read_bytes), media_type="text/plain")  # never a document
+
+    @app.api_route("/api/scans/{scan}/pixels/{position}", methods=list(METHODS))
+    async def pixels(scan: int, position: int) -> Response:
         if images is None:
             raise NotHereError("Images need the index of the scans: nguide view DIR --index INDEX")
-        return Response(await images.read(scan, place), media_type="application/octet-stream")
+        return Response(await images.read(scan, position), media_type="application/octet-stream")
 
     for path, (content, kind) in page.items():
         app.add_api_route(path, _sends(content, kind), methods=list(METHODS))

@@ -263,7 +263,7 @@ def _columns(values: Fields, scans: int, bounds: Sequence[int] = ()) -> Columns:
         for begin, end in pairwise(bounds):
             if any(value != column[begin] for value in column[begin:end]):
                 raise ValueError(
-                    f"{name} changes within a scan (slices {begin} to {end - 1}); give one value for each scan, and "
+                    f"{name} changes within a scan (positions {begin} to {end - 1}); give one value for each scan, and "
                     "labels of slices as slice_labels"
                 )
         columns[name] = [column[begin] for begin in bounds[:-1]]

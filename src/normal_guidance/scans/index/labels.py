@@ -208,16 +208,16 @@ def _text(value: Any) -> str:
 
 
 def parse_ranges(text: str, count: int) -> np.ndarray:
-    """Slice labels from ranges of positive slices, counted from 0, both ends included."""
+    """Slice labels from ranges of positive slices, counted from 1, both ends included."""
     labels = np.zeros(count, np.int8)
     for word in filter(None, re.split(r"[\s,;]+", text.strip())):
         match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", word)
         if match is None:
             raise ValueError(f"slice range {shorten(word)!r} is not one; write it as 12-20;31-33")
         first, last = int(match[1]), int(match[2] or match[1])
-        if not first <= last < count:
-            raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 0 to {count - 1}")
-        labels[first : last + 1] = 1
+        if not 1 <= first <= last <= count:
+            raise ValueError(f"slice range {word!r} does not fit {count} slices, counted from 1 to {count}")
+        labels[first - 1 : last] = 1
     return labels
 
 

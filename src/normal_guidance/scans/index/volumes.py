@@ -56,7 +56,7 @@ def read_volume(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[Slice
             size = f"{slices.shape[1]} x {slices.shape[2]} pixels"
             raise UnreadableError("unreadable", f"{file}: {size}, but the manifest says {row.rows} x {row.columns}")
         if max(frames) >= len(slices) or min(frames) < 0:
-            detail = f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames)}"
+            detail = f"{file}: {len(slices)} slices, but the manifest wants slice {max(frames) + 1}"
             raise UnreadableError("unreadable", detail)
         if not volume.size:  # a wrong size in the manifest might not fit the memory; it is checked by now
             volume = np.empty((len(row), row.rows, row.columns), slices.dtype)
