@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pandas as pd
 import torch
@@ -133,10 +133,11 @@ class FittedModel:
         if scan is None:
             return self.verdict.plot()
         number = number_of_scan(scan, tuple(self.scans["scan_id"]), f"model {self.folder}")
-        row, attention, known = self.to_pandas().iloc[number], self._attention[number], self.scans["slice_labels"]
+        row, attention = self.to_pandas().iloc[number], self._attention[number]
+        known: Any = self.scans["slice_labels"].iat[number]
         side = "positive" if row["label"] else "negative"
         title = f"{row['scan_id']}: labelled {side}, probability {row['probability']:.2f} (out of fold)"
-        truth = None if known.iat[number] is None else torch.tensor(known.iat[number].tolist())
+        truth = None if known is None else torch.tensor(known.tolist())
         return plot_scan(title, attention, self._images(str(row["scan_id"]), attention), truth=truth)
 
     def _images(self, scan: str, attention: Tensor) -> Images:
