@@ -80,8 +80,8 @@ lint: $(STAMP) ## ruff: rules and formatting
 types: $(STAMP) ## mypy, strict on core/
 	$(BIN)/mypy
 
-docs: $(STAMP) ## build the site to site/, strictly; open site/index.html
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+docs: $(STAMP) ## build the site to site/, strictly, with its notebooks executed (minutes); open site/index.html
+	EXECUTE_NOTEBOOKS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP) ## time a training step, long scans, the fit, the sweep, the index, the encoding, the metrics, the viewer, the node; each ends with one JSON line
 	$(BIN)/python benchmarks/bench_core.py

@@ -23,7 +23,7 @@ __version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
     from normal_guidance.base.errors import UserError
-    from normal_guidance.clinic.predict.predicting import PredictOptions, predict
+    from normal_guidance.clinic.predict.predicting import PredictOptions
     from normal_guidance.core.bags import Bag, Bags, collate
     from normal_guidance.core.guidance import (
         DIVERGENCES,
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from normal_guidance.fit.hub import pull_from_hub, push_to_hub
     from normal_guidance.fit.slice_finder import SliceFinder
     from normal_guidance.front.fitted_model import fit
+    from normal_guidance.front.predictions import predict
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study import figures
     from normal_guidance.sweep.config import Config, Execution, grid

@@ -22,11 +22,11 @@ from normal_guidance.base import files
 from normal_guidance.base.files import FORMAT, read_json
 from normal_guidance.clinic import load_bundle, write_predictions
 from normal_guidance.clinic.predict.job import COMMAND
-from normal_guidance.clinic.predict.predicting import predict
 from normal_guidance.clinic.results import result_folder
 from normal_guidance.clinic.results.result_folder import write_scan
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.fit import bundle as bundles
+from normal_guidance.front.predictions import predict
 from normal_guidance.scans.features.encoders import Encoder
 from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import copy_series, tiny, use_tiny

@@ -18,10 +18,11 @@ from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
     from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
-    from normal_guidance.clinic.predict.predicting import PredictOptions, predict, predict_features, predict_found
+    from normal_guidance.clinic.predict.predicting import PredictOptions, predict_features, predict_found
     from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
     from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
+    from normal_guidance.front.predictions import predict
 
 __all__ = [
     "Bundle",

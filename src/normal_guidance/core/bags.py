@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.system import size_text
 from normal_guidance.core.arrays import Array, as_tensor, check_device, find_bags, sum_per_bag
 from normal_guidance.core.layout import Layout
@@ -77,6 +77,12 @@ class Bag:
             patient_id=None if patient_id is None else str(patient_id),
         )
 
+    def __repr__(self) -> str:
+        parts = ["a scan without a name" if self.scan_id is None else repr(self.scan_id)]
+        parts += [f"{len(self.features)} slices x {self.features.shape[1]} features", f"label {self.label}"]
+        parts += [] if self.slice_labels is None else [f"{int((self.slice_labels == 1).sum())} positive slices"]
+        return f"Bag({', '.join(parts)})"
+
 
 def _as_features(values: Array, name: str) -> Float[Tensor, "rows features"]:
     rows = as_tensor(values, name)
@@ -115,6 +121,15 @@ def _as_label(label: object, who: str) -> int:
     if not isinstance(value, int | float) or value not in (0, 1):
         raise UserError(f"{who} has label {value!r}; labels are 0 or 1")
     return int(value)
+
+
+def number_of_scan(scan: int | str, scan_ids: Sequence[str], where: str) -> int:
+    """The number of a scan, counted from 0, by its id, or by a number that may count from the end."""
+    if not isinstance(scan, str):
+        return range(len(scan_ids))[scan]
+    if scan not in scan_ids:
+        raise UserError(f"no scan {scan!r} in {where}; its {len(scan_ids)} scans are {shorten(', '.join(scan_ids))}")
+    return scan_ids.index(scan)
 
 
 @dataclass(frozen=True, eq=False, repr=False, init=False)
@@ -269,12 +284,14 @@ class Bags:
         return len(self.lengths)
 
     @overload
-    def __getitem__(self, index: int) -> Bag: ...
+    def __getitem__(self, index: int | str) -> Bag: ...
     @overload
     def __getitem__(self, index: slice | Array) -> Bags: ...
 
-    def __getitem__(self, index: int | slice | Array) -> Bag | Bags:
-        """One scan by number; several as `Bags` by slice, or by a list, array or tensor of numbers or booleans."""
+    def __getitem__(self, index: int | str | slice | Array) -> Bag | Bags:
+        """One scan by number or id; several as `Bags` by slice, list, array or tensor of numbers or booleans."""
+        if isinstance(index, str):
+            return self._bag(number_of_scan(index, self.scan_ids, "the bags"))
         if isinstance(index, slice):
             return self._select(range(len(self))[index])
         numbers = as_tensor(index, "scans") if not isinstance(index, int) else torch.tensor(index)

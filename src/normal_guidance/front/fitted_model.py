@@ -3,22 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import pandas as pd
 import torch
+from matplotlib.figure import Figure
+from torch import Tensor
 
-from normal_guidance.base.errors import UserError
+from normal_guidance.base.errors import UnreadableError, UserError
+from normal_guidance.clinic.predict.predicting import DEFAULTS, PredictOptions
 from normal_guidance.core.arrays import check_device
+from normal_guidance.core.bags import number_of_scan
 from normal_guidance.fit.fit_ensemble import make_plan
+from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
+from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
+from normal_guidance.front.predictions import NewScans, Predictions, predict
+from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
+from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
+from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
+from normal_guidance.show.notebook import notebook_html
 from normal_guidance.show.progress_bar import show_share
+from normal_guidance.statistics.skill import MeanAuroc
 
 ScansToFit: TypeAlias = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Verdict:
+    """What a model does on scans that it was not trained on: does it find the slices, does it tell scans apart.
+
+    Args:
+        sentences: in words; the last one says whether to trust it.
+        out_of_fold: every training scan, by models that did not see its patient: the gain over position, scan AUROC.
+        test: the same of scans that no model has seen; None without such.
+        leaderboard: the model beside its kinds of members, mean pooling and position.
+    """
+
+    sentences: tuple[str, ...]
+    out_of_fold: Measured
+    test: Measured | None
+    leaderboard: tuple[Ranked, ...]
+
+    def __repr__(self) -> str:
+        return f"Verdict({' '.join(self.sentences)})"
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The leaderboard: one row for each kind of members, with the measures and their intervals as text."""
+        return pd.DataFrame([row.cells() for row in self.leaderboard], columns=list(COLUMNS))
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self.sentences, self.to_pandas())
+
+    def plot(self) -> Figure:
+        """Draw the leaderboard, with intervals; dashed is position."""
+        return _plot_leaderboard(self.leaderboard)
+
+
+@styled
+def _plot_leaderboard(rows: Sequence[Ranked]) -> Figure:
+    figure = Picture(figsize=(WIDTH, 0.9 + 0.27 * len(rows)), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    left.set_yticks(range(len(rows)), [row.title for row in rows])
+    left.invert_yaxis()
+    for panel, title in ((left, "localization AUROC"), (right, "scan AUROC")):
+        panel.set_title(title)
+        panel.axvline(0.5, color="0.75", lw=0.8, ls=":")
+    for place, row in enumerate(rows):
+        color = METHOD_COLORS.get(row.name, "0.4")
+        for panel, known in ((left, row.localization), (right, row.scans)):
+            if known is not None:
+                value = known.auroc if isinstance(known, MeanAuroc) else known.value
+                panel.plot([known.low, known.high], [place, place], color=color, lw=1.4)
+                panel.plot(value, place, marker="o", ms=5, color=color)
+                if row.name == "position":
+                    panel.axvline(value, color=color, lw=0.9, ls="--")
+    return figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -26,15 +92,74 @@ class FittedModel:
     """A fitted model and what it can do.
 
     Args:
-        folder: where it lies; `predict` and the command `nguide predict` take it.
-        measured: what it does on scans that it was not trained on.
+        folder: where it lies; `predict` and the command `nguide predict` take it, `report` in it is for people.
+        measured: the model, and every measure of it.
+        scans: the training scans, one row each, as a store lists them.
     """
 
     folder: Path
     measured: ModelFit
+    scans: pd.DataFrame
+
+    @property
+    def verdict(self) -> Verdict:
+        """What it does on scans that it was not trained on."""
+        made = self.measured
+        return Verdict(tuple(made.sentences()), made.out_of_fold, made.test, made.leaderboard)
+
+    @property
+    def report(self) -> Path:
+        """The page about the model."""
+        return self.folder / PAGE
+
+    def predict(self, scans: NewScans, *, options: PredictOptions = DEFAULTS, progress: bool = True) -> Predictions:
+        """Predict new scans, as the function `predict` does."""
+        return predict(scans, self.folder, options=options, progress=progress)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row for each training scan, out of fold: ids, label, slices, probability, positive, key slice from 1."""
+        made, table = self.measured, self.scans[["scan_id", "patient_id", "label", "slices"]].copy()
+        threshold = made.bundle.threshold
+        table["probability"] = [made.operation.calibration.probability(logit) for logit in made.fit.logits.tolist()]
+        table["positive"] = None if threshold is None else table["probability"] >= threshold
+        table["key_slice"] = [int(attention.argmax()) + 1 for attention in self._attention]
+        return table
+
+    def plot(self, scan: int | str | None = None) -> Figure:
+        """Draw the verdict, or one training scan: attention out of fold, labelled slices, and images if they are near.
+
+        Images are read by the index beside the model, `MODEL.index` or `index`.
+        """
+        if scan is None:
+            return self.verdict.plot()
+        number = number_of_scan(scan, tuple(self.scans["scan_id"]), f"model {self.folder}")
+        row, attention = self.to_pandas().iloc[number], self._attention[number]
+        known: Any = self.scans["slice_labels"].iat[number]
+        side = "positive" if row["label"] else "negative"
+        title = f"{row['scan_id']}: labelled {side}, probability {row['probability']:.2f} (out of fold)"
+        truth = None if known is None else torch.tensor(known.tolist())
+        return plot_scan(title, attention, self._images(str(row["scan_id"]), attention), truth=truth)
+
+    def _images(self, scan: str, attention: Tensor) -> Images:
+        places = [self.folder.with_name(name) for name in (f"{self.folder.name}.index", "index")]
+        found = [read_manifest(place) for place in places if (place / MANIFEST).is_file()]
+        for manifest in found if self.measured.bundle.encoder else []:
+            if scan in manifest.scan_ids:
+                row = manifest[manifest.scan_ids.index(scan)]
+                with suppress(UnreadableError):  # the curve is there without them
+                    return slices_under(row, manifest.root, attention, self.measured.bundle)
+        return []
+
+    @property
+    def _attention(self) -> Sequence[Tensor]:
+        return self.measured.predicted.attention.split(self.scans["slices"].tolist())
 
     def __repr__(self) -> str:
-        return f"FittedModel({str(self.folder)!r})"
+        return f"FittedModel({str(self.folder)!r}, {len(self.scans)} scans: {self.measured.sentences()[0]})"
+
+    def _repr_html_(self) -> str:
+        where = f"Model: {self.folder}. Report: {self.report}."
+        return notebook_html([*self.verdict.sentences, where], self.verdict.to_pandas())
 
 
 def fit(
@@ -75,15 +200,14 @@ def fit(
         progress: show a bar, on a terminal and in a notebook.
 
     Example:
-        >>> from normal_guidance import predict
         >>> from normal_guidance.study.drawn import shifted_mean
         >>> train, new = (shifted_mean(20, seed, features=4, shift=2.0) for seed in (1, 2))
         >>> arrays = [bag.features.numpy() for bag in train]
         >>> with TemporaryDirectory() as folder:
         ...     model = fit(arrays, train.labels, out=f"{folder}/model")
-        ...     probabilities = [scan.probability for scan in predict(new, f"{folder}/model")]
-        >>> len(probabilities), model.measured.sentences()[1]
-        (20, 'It tells scans apart: AUROC ...')
+        ...     new_scans = model.predict(new)
+        >>> model.verdict.sentences[1], new_scans
+        ('It tells scans apart: AUROC ...', Predictions(20 scans; ...))
     """
     if not isinstance(out, str | Path):
         raise UserError(f"out: got {type(out).__name__}; it is the folder for the model, such as out='model'")
@@ -112,7 +236,7 @@ def fit(
                 device=device,
                 watch=watch,
             )
-    return FittedModel(Path(out), made)
+    return FittedModel(Path(out), made, train.scans)
 
 
 def _as_store(

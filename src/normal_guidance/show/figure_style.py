@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
+from io import BytesIO
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -110,6 +111,16 @@ def styled(plot: Callable[P, Figure]) -> Callable[P, Figure]:
             return plot(*args, **kwargs)
 
     return plot_in_style
+
+
+class Picture(Figure):
+    """A figure that a notebook shows, also where pyplot was never imported."""
+
+    def _repr_png_(self) -> bytes:
+        held = BytesIO()
+        with rc_context(STYLE):
+            self.savefig(held, format="png", dpi=DPI)
+        return held.getvalue()
 
 
 def save(figure: Figure, path: Path) -> Path:

@@ -69,7 +69,8 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
         return shown._replace(note=f"{shown.note}{pace}, {time_text((1 - share) / speed)} left")
 
     if console.is_jupyter:
-        yield _in_notebook(timed)
+        with _in_notebook() as write:
+            yield lambda now: write(timed(now))
         return
     if not console.is_terminal:
         last = time.monotonic()
@@ -98,18 +99,21 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
         yield update
 
 
-def _in_notebook(timed: Callable[[P], Shown]) -> Callable[[P], None]:
-    """A bar that a notebook draws itself: rich needs ipywidgets for that."""
+@contextmanager
+def _in_notebook() -> Iterator[Callable[[Shown], None]]:
+    """A bar that a notebook draws itself, since rich needs ipywidgets for one; it goes when the job ends."""
     from IPython.display import HTML, display
 
     cell = display(HTML(""), display_id=True)
 
-    def update(now: P) -> None:
-        shown = timed(now)
+    def write(shown: Shown) -> None:
         share = "" if shown.share is None else f"value={shown.share:.3f}"
         cell.update(HTML(f"<progress {share}></progress> {escape(f'{shown.title}: {shown.note}')}"))
 
-    return update
+    try:
+        yield write
+    finally:
+        cell.update(HTML(""))
 
 
 @contextmanager

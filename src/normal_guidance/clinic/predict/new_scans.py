@@ -44,6 +44,9 @@ class NotPredicted:
     reason: Problem
     problems: tuple[Problem, ...] = ()
 
+    def __repr__(self) -> str:
+        return f"NotPredicted({self.scan_id!r}, {self.reason.detail!r})"
+
     @property
     def refused(self) -> bool:
         """Whether `force` would predict it."""

@@ -12,7 +12,6 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -27,14 +26,12 @@ from normal_guidance.clinic.predict.new_scans import (
     FoundScans,
     NotPredicted,
     anonymous_problem,
-    find_scans,
 )
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.arrays import checked_whole, is_number
 from normal_guidance.core.bags import UNKNOWN, Bags
 from normal_guidance.core.prediction import attention_per_head
-from normal_guidance.fit.bundle import Bundle, load_bundle, why_not_values
-from normal_guidance.fit.slice_finder import ScansLike, as_scans
+from normal_guidance.fit.bundle import Bundle, why_not_values
 from normal_guidance.scans.features.arrangements import Found, FoundScan
 from normal_guidance.scans.features.convert import checked, read_scans
 from normal_guidance.scans.features.encoders import Encoder
@@ -389,63 +386,3 @@ def _wrong_width(scan: FoundScan, bundle: Bundle) -> str:
     if width == bundle.features:
         return ""
     return f"has {width} features a slice, but the model was trained on {bundle.features}"
-
-
-NewScans = ScansLike | str | Path | Sequence[str | Path]  # files and folders, or features
-
-
-def predict(
-    scans: NewScans, model: Bundle | str | Path, *, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS
-) -> Iterator[Outcome]:
-    """Predict each scan, one after the other, as `nguide predict` does; scans that cannot be used come first.
-
-    Each result is a `ScanPrediction` (probability, attention, key slices, interval) or, with the reason, a
-    `NotPredicted`.  Nothing is written; `normal_guidance.clinic.write_predictions` makes pages and DICOM of them.
-
-    Args:
-        scans: DICOM folders, zip archives, NIfTI files, or folders of such; for a model of your own features, `Bags`,
-            a list of arrays `(slices, features)`, a feature store, or what `nguide store import` takes.
-        model: the folder that `fit`, `nguide fit` or `nguide bundle` wrote, or that of a run; or the `Bundle` of one,
-            loaded once for several calls.
-        encoder: from `Bundle.load_encoder`, to load it once for several calls.
-        options: how scans are predicted.
-
-    Example:
-        >>> predict("new-scans", "nowhere")
-        Traceback (most recent call last):
-        normal_guidance.base.errors.UserError: nowhere is neither a bundle (no bundle.json) nor a complete run (no
-        report.json); give the folder of one
-    """
-    if not isinstance(options, PredictOptions):
-        raise UserError(f"options: got {type(options).__name__}; give PredictOptions(), or leave it out")
-    if isinstance(model, str | Path):
-        model = load_bundle(model)
-    elif not isinstance(model, Bundle):
-        raise UserError(
-            f"model: got {type(model).__name__}; give the folder that fit or nguide fit wrote. A SliceFinder predicts "
-            "by itself, finder.predict(scans), and a torch module by predict_bags(model, bags)"
-        )
-    sources = _sources(scans)
-    paths = [Path(source) for source in sources if isinstance(source, str | Path)]
-    if len(paths) < len(sources) or model.encoder is None or any(map(is_features, paths)):
-        return predict_features(sources, model, options)
-    given = find_scans(
-        paths,
-        workers=options.workers,
-        any_modality=options.force,
-        modalities=model.expects.modalities,
-        anonymize=options.anonymize,
-    )
-    return predict_found(given, model, encoder, options)
-
-
-def _sources(scans: NewScans) -> list[Source]:
-    """Paths as they are, scans in memory as bags."""
-    if isinstance(scans, str | Path):
-        return [scans]
-    if isinstance(scans, Sequence) and scans and all(isinstance(scan, str | Path) for scan in scans):
-        return list(scans)
-    try:
-        return [as_scans(cast(ScansLike, scans))]
-    except UserError as error:
-        raise UserError(f"{error}; scans that are files are given by their paths") from error

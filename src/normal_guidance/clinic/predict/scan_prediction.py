@@ -60,6 +60,11 @@ class ScanPrediction:
     model_cautions: tuple[str, ...] = ()
     further: tuple[ScanPrediction, ...] = ()
 
+    def __repr__(self) -> str:
+        side = {None: "no threshold", True: "positive", False: "negative"}[self.is_positive]
+        sought = "" if self.finding is None else f"{self.finding.name} "
+        return f"ScanPrediction({self.row.scan_id!r}, {sought}probability {self.probability:.3f}, {side})"
+
     @property
     def each(self) -> tuple[ScanPrediction, ...]:
         """The predictions for all findings, this one first."""

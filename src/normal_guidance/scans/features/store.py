@@ -45,7 +45,7 @@ from normal_guidance.base.files import (
 from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES, raw_bytes
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags, number_of_scan
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store_place import ABOUT, check_store
 from normal_guidance.scans.index.manifest import (
@@ -62,6 +62,7 @@ from normal_guidance.scans.index.manifest import (
     with_findings,
 )
 from normal_guidance.scans.index.splits import read_parts, refuse_overlap
+from normal_guidance.show.notebook import notebook_html
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -280,6 +281,25 @@ class FeatureStore:
 
     def __len__(self) -> int:
         return len(self.scans)
+
+    def __getitem__(self, scan: int | str) -> Bag:
+        """One scan, by its number from 0 or by its id; `select` chooses several."""
+        number = number_of_scan(scan, self.scan_ids, f"store {self.folder}")
+        known: Any = self.scans["slice_labels"].iat[number]
+        names = self.scan_ids[number], self.patient_ids[number]
+        return Bag(self.rows(torch.tensor([number])), int(self.labels[number]), known, *names)
+
+    def __iter__(self) -> Iterator[Bag]:
+        return (self[number] for number in range(len(self)))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row a scan: ids, label, slices, part, and how many slices are positive, where that is known."""
+        known = [None if labels is None else int((labels == 1).sum()) for labels in self.scans["slice_labels"]]
+        table = self.scans[["scan_id", "patient_id", "label", "slices", "part"]]
+        return table.assign(positive_slices=pd.Series(known, dtype="Int64"))
+
+    def _repr_html_(self) -> str:
+        return notebook_html([repr(self)], self.to_pandas())
 
     @property
     def slice_spacing(self) -> float | None:
