@@ -56,7 +56,7 @@ class Encoder:
     width: int
     unit_range: bool
     """Whether it takes values of 0..1, because it normalises them itself; else the training scans' statistics do."""
-    fingerprint: str  # sha256 of architecture, weights and `VERSION`; device, precision and engine are not in it
+    fingerprint: str  # sha256 of architecture, weights and `VERSION`; device and precision are not in it
     module: nn.Module
     device: str = "cpu"
     precision: Precision = "float32"

@@ -346,17 +346,6 @@ def _encode_units(
     return finished - before, time.monotonic() - begin
 
 
-def _record_engine(plan: EncodingPlan, job: EncodingJob, engine: str, earlier: EarlierStore | None) -> None:
-    """Records that the first batch has shown torch to be needed; features of two engines are not mixed."""
-    execution = plan.identity["execution"]
-    if engine == execution["engine"]:
-        return
-    if earlier or job.units():
-        refuse_another(job.path, plan.identity, {**plan.identity, "execution": {**execution, "engine": engine}})
-    execution["engine"] = engine
-    write_json(job.path / CONFIG, plan.identity)
-
-
 def _assemble(
     plan: EncodingPlan,
     job: EncodingJob,
@@ -429,6 +418,17 @@ def _assemble(
         instead_of=instead_of,
     )
     return EncodingResult(store, failed, summarize(problems), *encoded)
+
+
+def _record_engine(plan: EncodingPlan, job: EncodingJob, engine: str, earlier: EarlierStore | None) -> None:
+    """Records that the first batch has shown torch to be needed; features of two engines are not mixed."""
+    execution = plan.identity["execution"]
+    if engine == execution["engine"]:
+        return
+    if earlier or job.units():
+        refuse_another(job.path, plan.identity, {**plan.identity, "execution": {**execution, "engine": engine}})
+    execution["engine"] = engine
+    write_json(job.path / CONFIG, plan.identity)
 
 
 def _threads_of(before: Mapping[str, Any] | None) -> int:

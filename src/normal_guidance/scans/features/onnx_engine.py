@@ -48,6 +48,7 @@ class OnnxNetwork(nn.Module):
         super().__init__()
         self.network, self.session, self.engine = network, session, engine
         self.is_checked = False
+        self.eval()
 
     def forward(self, images: Tensor) -> Tensor:
         if self.engine == TORCH:
