@@ -249,6 +249,8 @@ def test_the_encoding_benchmark_reports_rates_and_the_first_batch():
     assert rates.keys() == {"bare encoder", "whole stage", "once workers run", "read, one process"}
     assert min(rates.values()) > 0
     assert 0 < report["first_batch_s"][0] < report["stage_s"][0] + report["loading_s"][0]
+    by_onnx, by_torch = report["command_s"]["onnxruntime"], report["command_s"]["torch"]
+    assert report["times_as_fast"] == [by_torch[0] / by_onnx[0]]
 
 
 @pytest.mark.slow

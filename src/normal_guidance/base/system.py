@@ -45,7 +45,7 @@ EXTRAS = {
     "encoders": PackageExtra(
         "features of scans: nguide encode and predict", ("transformers", "efficientnet_lite_pytorch", "h5py")
     ),
-    "export": PackageExtra("models as ONNX graphs", ("onnx", "onnxruntime")),
+    "export": PackageExtra("models as ONNX graphs", ("onnxscript",)),
     "hub": PackageExtra("models to and from the Hugging Face Hub", ("huggingface_hub",)),
     "lightning": PackageExtra("the callback for Lightning's Trainer", ("lightning",)),
     "node": PackageExtra("nguide node", ("pynetdicom",)),

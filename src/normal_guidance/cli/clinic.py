@@ -106,6 +106,7 @@ def predict(
         return
     begin = time.monotonic()
     others: Sequence[Problem] = ()
+    loaded: Encoder | None = None
     paths = _fetched(given, out, bundle)
     if bundle.encoder is None or any(map(is_features, paths)):
         for name, value in {"dicom": dicom, "encoder": encoder, "weights": weights}.items():
@@ -117,12 +118,15 @@ def predict(
         accepted = bundle.expects.modalities
         found = find_scans(paths, workers=count, any_modality=force, modalities=accepted, anonymize=anonymize)
         others = found.problems.get("", ())
-        loaded = None
         if found.rows:
             loaded = _load_encoder(bundle, encoder, weights, execution.device, offline)
         outcomes = predict_found(found, bundle, loaded, options, lambda row, root: job.finished(row, root))
 
+    record: dict[str, Any] = {"options": about, COMMAND: identity}
+
     def show(outcome: Written) -> None:
+        if loaded is not None:
+            record["engine"] = loaded.engine  # known for sure after the first batch
         if as_json:
             typer.echo(json_text(outcome_json(outcome, anonymize=anonymize), indent=None))
         else:
@@ -137,7 +141,7 @@ def predict(
             dicom=dicom,
             anonymize=anonymize,
             others=others,
-            about={"options": about, COMMAND: identity},
+            about=record,
             watch=show,
             job=job,
         )

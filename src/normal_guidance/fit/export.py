@@ -9,13 +9,10 @@ beyond the paper (one matrix in float64: 3 GB for 20,000 slices).
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -36,6 +33,7 @@ from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction, attention_per_head
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.ensemble import Ensemble
+from normal_guidance.scans.features.onnx_engine import quiet_export
 from normal_guidance.scans.features.store import DTYPES
 
 ONNX, PROGRAM = ".onnx", ".pt2"
@@ -163,7 +161,7 @@ def write_graph(
         draft = Path(folder) / path.name
         if path.suffix == ONNX:
             names: dict[str, Any] = {"input_names": ["features"], "output_names": list(outputs)}
-            with _quiet():
+            with quiet_export():
                 made = torch.onnx.export(program, external_data=False, verbose=False, **names)
             assert made is not None
             made.model.metadata_props.update(about)
@@ -180,7 +178,7 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
     # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
-        with torch.no_grad(), _quiet():
+        with torch.no_grad(), quiet_export():
             program = torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
     except (TorchUserError, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:300]
@@ -273,19 +271,6 @@ def require_export() -> None:
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without notes of the exporters; meanwhile no logger writes less than errors."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 OUTPUTS = ("probability", "logit", "attention")

@@ -185,9 +185,8 @@ class Predictor:
                     f"encoder {encoder.name} is not the one of the bundle; load it by bundle.load_encoder()"
                 )
             how = EncodingOptions(bundle.repair, options.batch_size, encoder.device, encoder.precision)
-            setup = Setup(
-                bundle.load_encoder, encoder.fingerprint, torch.__version__, how, options.workers, options.timeout
-            )
+            same = (encoder.fingerprint, encoder.engine, torch.__version__)
+            setup = Setup(bundle.load_encoder, *same, how, options.workers, options.timeout)
             yield Machine(setup, encoder, self._pool)
         except BaseException:
             self._end_workers()

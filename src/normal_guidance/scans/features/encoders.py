@@ -27,6 +27,7 @@ from torch import Tensor, nn
 from normal_guidance.base.errors import UserError, choose_one_of, reading, reason
 from normal_guidance.base.system import importing, install_command
 from normal_guidance.base.tensor_files import raw_bytes
+from normal_guidance.scans.features.onnx_engine import TORCH, by_onnx
 from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.weights import (
     KNOWN_WEIGHTS,
@@ -60,6 +61,11 @@ class Encoder:
     module: nn.Module
     device: str = "cpu"
     precision: Precision = "float32"
+
+    @property
+    def engine(self) -> str:
+        """What computes the features: torch, or ONNX Runtime and its version; known for sure after the first batch."""
+        return getattr(self.module, "engine", TORCH)
 
     def encode(
         self, images: Float32[Tensor, "images {self.channels} {self.size} {self.size}"]
@@ -122,6 +128,8 @@ def load_encoder(
     probe = torch.zeros(1, channels, size, size, device=device)
     with torch.inference_mode(), _arithmetic(device, precision):
         width = module(probe).shape[1]
+    if isinstance(module, _MeanOverImage) and probe.device.type == "cpu":  # transformers are as fast in torch
+        module = by_onnx(module, name, print_of, probe)
     return Encoder(name, channels, size, width, trained, print_of, module, device, precision)
 
 

@@ -30,13 +30,14 @@ import torch
 
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
-from normal_guidance.base.files import read_json_as, sealed_json
+from normal_guidance.base.files import read_json_as, sealed_json, write_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.arrays import refuse_alike
 from normal_guidance.core.bags import UNKNOWN, Bag, Bags
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
+    CONFIG,
     REPORT,
     STATISTICS,
     VALUES,
@@ -64,6 +65,7 @@ from normal_guidance.scans.features.encoding_machine import (
     in_units,
     start_workers,
 )
+from normal_guidance.scans.features.onnx_engine import TORCH
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics, combine_statistics, describe_inputs
 from normal_guidance.scans.features.store import AGAIN, LACKING, FeatureStore, dtype_name, open_store, write_store
 from normal_guidance.scans.features.windows import Decoding, Reader, word_of
@@ -94,7 +96,7 @@ class EncodingPlan:
     options: EncodingOptions
     dtype: torch.dtype
     out: Path
-    identity: Mapping[str, Any]
+    identity: dict[str, Any]
     watch: Callable[[EncodingProgress], object]
 
     @cached_property
@@ -172,7 +174,8 @@ def encode(
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
         check_scans(manifest, parts)
-        setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
+        engine = identity["execution"]["engine"]
+        setup = Setup(load, encoder.fingerprint, engine, torch.__version__, options, workers, timeout)
         with open_job(out, identity) as job, ExitStack() as stack:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None or len(done.store) < len(manifest):
@@ -330,6 +333,8 @@ def _encode_units(
 
     report_slices(0)
     for number, encoded in machine.encode(inputs, ((number, plan.rows(number)) for number in work), report_slices):
+        if isinstance(machine, Machine):
+            _record_engine(plan, job, machine.encoder.engine, earlier)
         rows = plan.rows(number)
         if earlier is None and len(encoded.features) > 1 and not job.units():  # before other scans are encoded
             _refuse_destroyed(plan, job, encoded)
@@ -438,6 +443,17 @@ def _assemble(
     return EncodingResult(store, failed, summarize(problems), *encoded)
 
 
+def _record_engine(plan: EncodingPlan, job: EncodingJob, engine: str, earlier: EarlierStore | None) -> None:
+    """Records that the first batch has shown torch to be needed; features of two engines are not mixed."""
+    execution = plan.identity["execution"]
+    if engine == execution["engine"]:
+        return
+    if earlier or job.units():
+        refuse_another(job.path, plan.identity, {**plan.identity, "execution": {**execution, "engine": engine}})
+    execution["engine"] = engine
+    write_json(job.path / CONFIG, plan.identity)
+
+
 def _threads_of(before: Mapping[str, Any] | None) -> int:
     execution = (before or {}).get("execution")
     threads = execution.get("threads") if isinstance(execution, dict) else None
@@ -474,13 +490,17 @@ def _identity_of(
     options: EncodingOptions,
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
+    device = torch.device(
+        options.device
+    ).type  # with Ray, of other machines than this one, which has loaded the encoder
+    execution = {**asdict(options), "device": device, "engine": encoder.engine if device == "cpu" else TORCH}
     return {
         "manifest": fingerprint_manifest(manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
         "normalized_by": by,
         "split": None if parts is None else _sha256(sorted(parts.items())),
-        "execution": {**asdict(options), "device": torch.device(options.device).type},
+        "execution": execution,
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
     }
 
@@ -593,7 +613,7 @@ def estimate_encoding(
         encoder = load(device=options.device, precision=options.precision)
         fitted = _fit_preprocessing(preprocessing, encoder, statistics, parts)
         inputs = Inputs(Decoding(read, root, options.repair), fitted)
-        setup = Setup(load, encoder.fingerprint, torch.__version__, options, workers, timeout)
+        setup = Setup(load, encoder.fingerprint, encoder.engine, torch.__version__, options, workers, timeout)
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
         if fitted.statistics is None:

@@ -11,6 +11,7 @@ threads, and see the scans under the same path.
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -76,6 +77,7 @@ class Setup:
 
     load: Load
     fingerprint: str
+    engine: str
     torch: str
     options: EncodingOptions
     workers: int
@@ -387,7 +389,11 @@ _MACHINES: dict[str, Machine] = {}  # by job, the encoder and workers of this pr
 
 
 def _encode(job: str, setup: Setup, inputs: Inputs, number: int, rows: list[ScanRow]) -> tuple[int, Encoded]:
-    (result,) = _machine(job, setup, inputs).encode(inputs, [(number, rows)])
+    machine = _machine(job, setup, inputs)
+    (result,) = machine.encode(inputs, [(number, rows)])
+    if machine.encoder.engine != setup.engine:  # known for sure now
+        here, wanted = machine.encoder.engine, setup.engine
+        raise UserError(f"{_here()} encodes by {here}, not by {wanted}; install the same packages everywhere")
     return result
 
 
@@ -396,12 +402,14 @@ def _measure(job: str, setup: Setup, inputs: Inputs, _: int, rows: list[ScanRow]
     return {scan: statistics for some in measured for scan, statistics in some.items()}
 
 
+def _here() -> str:
+    return f"machine {socket.gethostname()} of the Ray cluster"
+
+
 def _machine(job: str, setup: Setup, inputs: Inputs) -> Machine:
     """The machine of this process; an error if its results could differ from those of the others."""
     if job not in _MACHINES:
-        import socket
-
-        where = f"machine {socket.gethostname()} of the Ray cluster"
+        where = _here()
         if torch.__version__ != setup.torch:
             raise UserError(f"{where} has torch {torch.__version__}, not {setup.torch}; install the same everywhere")
         if not inputs.decoding.root.is_dir():
