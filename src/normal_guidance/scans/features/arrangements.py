@@ -374,9 +374,10 @@ class ScanTable:
         row = self.rows.get(scan.scan_id)
         if row is None:
             others = [scan.scan_id, *(other.scan_id for other in islice(following, 3))]
+            unused = self.rows.keys() - self.used or self.rows
             raise UserError(
                 f"{scan.found.where}: scan {scan.scan_id!r} has no row in --labels {self.path}; add the row, or leave "
-                f"the scan out ({both_sides('the table', self.rows, 'the features', others)})"
+                f"the scan out ({both_sides('the table', unused, 'the features', others)})"
             )
         self.used.add(scan.scan_id)
         changes: dict[str, Any] = {}

@@ -45,8 +45,6 @@ IMPORT_FORMATS = (*KINDS, TORCHMIL)
 
 ABOUT, SPLITS = "about.json", "splits.csv"
 
-SAMPLE = 1024  # slices that show whether features vary
-
 TAKES = "a file of features (.npz, .npy, .pt, .h5, .parquet), or a folder of such files of one kind"
 
 
@@ -196,7 +194,7 @@ def import_store(
             if filled.patient_id is None:
                 alone.append(filled.scan_id)
             yield filled.part, _bags(filled)
-            if sum(map(len, sample)) < SAMPLE:
+            if sum(map(len, sample)) < 1024:  # so many slices show whether features vary
                 sample.append(filled.features.double())
         if len(rows := torch.cat(sample)) > 1:
             spread = torch.std_mean(rows, 0, correction=0)

@@ -433,7 +433,8 @@ def read_manifest(path: str | Path) -> Manifest:
     path = Path(path)
     path = path if path.suffix == ".parquet" else path / MANIFEST
     if not path.is_file():
-        raise UserError(f"{path} is not there; run nguide index first")
+        command = f": nguide index folder {path.parent} --table labels.csv -o INDEX" if path.parent.is_dir() else ""
+        raise UserError(f"{path} is not there; run nguide index first{command}")
     about = read_parquet_about(path, "normal_guidance", AGAIN)
     with reading(path, AGAIN):
         read_as(ManifestHead, about, exact=False)
