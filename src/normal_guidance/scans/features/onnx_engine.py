@@ -104,7 +104,6 @@ def _exported(network: nn.Module, example: Tensor, path: Path) -> bytes:
     """The network as an ONNX graph for any number of images; also written to `path`, if that is possible."""
     import onnx
 
-    count = {0: "count"}
     with tempfile.TemporaryDirectory() as folder, quiet_export():
         draft = Path(folder) / path.name
         # torch's older exporter: it takes .4 s and needs no onnxscript.
@@ -116,7 +115,7 @@ def _exported(network: nn.Module, example: Tensor, path: Path) -> bytes:
             opset_version=OPSET,
             input_names=["images"],
             output_names=["features"],
-            dynamic_axes={"images": count, "features": count},
+            dynamic_axes={"images": {0: "count"}, "features": {0: "count"}},
         )
         graph = onnx.load(draft)
     graph.metadata_props.add(key="normal_guidance", value=OPEN)

@@ -99,7 +99,7 @@ def network(*, offline: bool) -> Iterator[None]:
 
 
 def cache_folder() -> Path:
-    """The folder of imported and downloaded weights: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
+    """The folder of weights and of graphs made of them: $NGUIDE_CACHE, or `nguide` in the user's cache folder."""
     given = os.environ.get("NGUIDE_CACHE")
     return Path(given) if given else _user_cache() / "nguide"
 
