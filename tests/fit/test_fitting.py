@@ -22,7 +22,7 @@ from normal_guidance.fit import measured
 from normal_guidance.fit.bundle import load_bundle
 from normal_guidance.fit.ensemble import prior_attention
 from normal_guidance.fit.fit_ensemble import FoldPlan
-from normal_guidance.fit.fit_page import ScoredScans, _results, plot_scans
+from normal_guidance.fit.fit_page import ScoredScans, _mistakes, _results, plot_scans
 from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
 from normal_guidance.fit.hub import model_card
 from normal_guidance.fit.measured import OUT_OF_FOLD
@@ -268,22 +268,21 @@ def read_page(folder: Path) -> str:
 
 
 def test_the_page_names_the_scans_that_were_called_wrongly_out_of_fold(made: Made, store: FeatureStore) -> None:
-    """By predictions.parquet, bundle.json and the labels of the store, the farthest from the threshold first."""
-    page = read_page(made[0])
-    rows = [row for row in read_predictions(made[0] / "predictions.parquet").to_pylist() if row["part"] == OUT_OF_FOLD]
-    threshold = read_json(made[0] / "bundle.json")["operation"]["point"]["threshold"]
-    label_of = dict(zip(store.scan_ids, store.labels.tolist(), strict=True))
-    lists = {}
-    for label, title in ((1, "Missed"), (0, "False alarms")):
-        mine = [row for row in rows if label_of[row["scan_id"]] == label]
-        wrong = [row for row in mine if (row["probability"] >= threshold) != bool(label)]
-        wrong.sort(key=lambda row: row["probability"], reverse=not label)
-        lists[title] = [(row["scan_id"], str(int(np.argmax(row["attention"])) + 1)) for row in wrong]
-        assert f"<p>{title}: {len(wrong)}" in page
-    assert sum(map(len, lists.values())) > 0
-    named = re.findall(r"<a data-scan='([^']+)' data-slice='(\d+)'>", page)
-    assert named == [*lists["Missed"][:20], *lists["False alarms"][:20]]
+    """Here none is; where a model says the opposite, all are, and the farthest from the threshold come first."""
+    page, train, fit = read_page(made[0]), store.part("train"), made[1].fit
+    assert "Missed: 0." in page
+    assert "False alarms: 0." in page
     assert "nguide view MODEL opens this page with a link to each scan." in page  # as a file it has no links
+    order = fit.logits.argsort().tolist()  # of the right model: the surest negatives first
+    between = (fit.logits[train.labels == 0].max() + fit.logits[train.labels == 1].min()) / 2
+    opposite = replace(made[1], fit=replace(fit, logits=between + 3 * (between - fit.logits)))
+    text = "".join(_mistakes(opposite, train))
+    alarms = [scan for scan in order if train.labels[scan] == 0]
+    missed = [scan for scan in reversed(order) if train.labels[scan] == 1]
+    assert f"Missed: {len(missed)}, of which 20 are listed." in text
+    peaks = [int(attention.argmax()) + 1 for attention in fit.attention.split(train.lengths.tolist())]
+    named = re.findall(r"<a data-scan='([^']+)' data-slice='(\d+)'>", text)
+    assert named == [(train.scan_ids[scan], str(peaks[scan])) for scan in (*missed[:20], *alarms[:20])]
 
 
 def test_the_page_begins_with_the_sentences_needs_no_network_and_names_no_patient(

@@ -404,8 +404,8 @@ def view(
 
     Args:
         folder: Folder that nguide experiment, sweep, fit or predict wrote.
-        index: Folder that nguide index made: adds images and slice labels. Default: that beside the model,
-            MODEL.index or index; predicted scans need none.
+        index: Folder that nguide index made: adds images and slice labels. Default: MODEL.index, beside the
+            model. Predicted scans need none.
         store: Folder of a feature store: adds the window that the encoder saw. A model knows it.
         port: Port on this machine. Default: 8765, or a free one.
     """

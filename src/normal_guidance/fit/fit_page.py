@@ -241,6 +241,7 @@ def _scans(result: MeasuredFit, scans: LabelledScans, test: LabelledScans | None
     return _embed(plot_scans(parts, result.operation), caption)
 
 
+HINT = "<p class='note hint'>nguide view MODEL opens this page with a link to each scan.</p>"  # which leaves this out
 MISTAKES = 20  # a list has at most so many scans
 
 
@@ -254,7 +255,7 @@ def _mistakes(result: MeasuredFit, scans: LabelledScans) -> list[str]:
     missed = sorted((odd, scan) for scan, odd in enumerate(odds) if scans.labels[scan] and odd < point.threshold)
     alarms = sorted((-odd, scan) for scan, odd in enumerate(odds) if not scans.labels[scan] and odd >= point.threshold)
     how = f"Out of fold, at the threshold {rounded(point.threshold)}; the farthest from it come first."
-    blocks = [html.paragraph(how), html.hint("nguide view MODEL opens this page with a link to each scan.")]
+    blocks = [html.paragraph(how), HINT]
     for title, found in (("Missed", missed), ("False alarms", alarms)):
         rows = []
         for _, scan in found[:MISTAKES]:

@@ -146,11 +146,6 @@ def scan_link(scan_id: str, number: int | None = None, page: str | None = None) 
     return f"<a{known}><bdi>{escape(scan_id)}</bdi></a>"
 
 
-def hint(text: str) -> str:
-    """A note that the viewer leaves out: it says how to get there."""
-    return f"<p class='note hint'>{escape(text)}</p>"
-
-
 def details(summary: str, block: str) -> str:
     """A block that is hidden until its summary is clicked."""
     return f"<details><summary>{escape(summary)}</summary>{block}</details>"

@@ -107,7 +107,7 @@ def test_tables_say_the_same(folder, truth, keys, ends):
 def test_pages_pictures_and_the_terminal_say_the_same(predicted, trained, folder, keys, ends):
     called = replace(predicted, threshold=0.0)
     page, index = ((folder / name).read_text() for name in ("report.html", "../index.html"))
-    numbers, images = (", ".join(map(str, column)) for column in zip(*keys, strict=True))
+    numbers, images = (" ".join(map(str, column)) for column in zip(*keys, strict=True))
     for rank, (number, image) in enumerate(keys, start=1):
         assert f"<td>key slice {rank} of {len(keys)}</td><td>{number}</td><td>{image}</td>" in page
     sentence = f"The interval, slices {ends[0][0]} (image {ends[0][1]}) to {ends[1][0]} (image {ends[1][1]}) of "
@@ -118,8 +118,7 @@ def test_pages_pictures_and_the_terminal_say_the_same(predicted, trained, folder
     assert titles == [f"slice {number} (image {image})" for number, image in sorted(keys)]
     (written,) = write_predictions([called], load_bundle(trained.run), folder.parent.with_name("again"))
     (line,) = scan_lines(written, load_bundle(trained.run))
-    words = numbers.replace(",", ""), images.replace(",", "")
-    assert line.endswith("key slices {} (images {})".format(*words))
+    assert line.endswith(f"key slices {numbers} (images {images})")
 
 
 def test_dicom_and_messages_say_the_same(predicted, folder, truth, keys, ends):

@@ -13,10 +13,11 @@ from PIL import Image
 
 from normal_guidance.clinic.viewer.gallery import Gallery, open_gallery
 from normal_guidance.clinic.viewer.server import FILES, STATIC
+from normal_guidance.fit.fit_page import HINT
 from normal_guidance.scans.index.manifest import Manifest, write_manifest
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.scans.index.volumes import read_volume
-from normal_guidance.show.html import Section, hint, paragraph, raw_table, scan_link
+from normal_guidance.show.html import Section, paragraph, raw_table, scan_link
 from normal_guidance.show.html import page as page_of
 from small_viewer import Served, rows_of, write_predictions, write_result
 
@@ -474,7 +475,7 @@ def test_a_model_opens_on_its_report_whose_scans_lead_to_their_slices(open_page,
     links = [scan_link(name, 3) for name in (manifest.scan_ids[2], "gone")]
     evil = "<script>parent.document.title = 'taken'</script><img src=x onerror=\"parent.document.title = 'taken'\">"
     wide = raw_table(["a very wide table"] * 12, [links * 6])
-    sections = [Section("Scans", [hint("as a file"), wide, *links])]
+    sections = [Section("Scans", [HINT, wide, *links])]
     (tmp_path / "model" / "report.html").write_text(page_of("The verdict", [paragraph("first")], sections))
     with Served(open_gallery(tmp_path / "model", phantom / "index")) as served:
         page = open_page(served, viewport={"width": 390, "height": 800})

@@ -196,10 +196,9 @@ def test_findings_are_chosen_by_name_and_have_results_of_their_own(view):
 
 
 def test_a_model_shows_its_report_and_finds_the_index_beside_it(manifest, phantom, tmp_path):
-    """MODEL.index goes before index; one that lacks a scan, or beside what is no model, is not taken."""
     model = write_predictions(tmp_path / "model", rows_of(manifest))
-    shutil.copytree(phantom / "index", tmp_path / "index")
     assert (open_gallery(model).manifest, open_gallery(model).page) == (None, None)
+    shutil.copytree(phantom / "index", tmp_path / "model.index")
     window = {"windows": [[-100.0, 300.0]]}
     (model / "bundle.json").write_text(json.dumps({"preprocessing": window, "training": {"dataset": "rsna-ich"}}))
     (model / "report.html").write_text("the report")
@@ -207,10 +206,10 @@ def test_a_model_shows_its_report_and_finds_the_index_beside_it(manifest, phanto
     assert gallery.manifest.scan_ids == manifest.scan_ids
     assert (gallery.page, gallery.about()["page"]) == (model / "report.html", "Report")
     assert gallery.model.windows == ((-100.0, 300.0),)
-    write_manifest(tmp_path / "index" / "manifest.parquet", list(manifest)[1:], manifest.about)
-    assert open_gallery(model).manifest is None
-    shutil.copytree(phantom / "index", tmp_path / "model.index")
-    assert open_gallery(model).manifest.scan_ids == manifest.scan_ids
+    shutil.copytree(model, tmp_path / "model.of" / "any")
+    (tmp_path / "model.of" / "findings.json").write_text("{}")
+    (tmp_path / "model.index").rename(tmp_path / "model.of.index")
+    assert open_gallery(tmp_path / "model.of" / "any").manifest.scan_ids == manifest.scan_ids
 
 
 def test_new_scans_show_their_index(view):

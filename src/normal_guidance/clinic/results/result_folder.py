@@ -49,15 +49,7 @@ from normal_guidance.clinic.predict.job import PREDICTION, SUMMARY, PredictionJo
 from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import Outcome
 from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-from normal_guidance.clinic.results.scan_pages import (
-    PICTURED,
-    STATES,
-    count_states,
-    draw_strip,
-    glance,
-    index_page,
-    scan_page,
-)
+from normal_guidance.clinic.results.scan_pages import STATES, count_states, draw_strip, index_page, scan_page
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.bundle import Bundle
@@ -170,14 +162,11 @@ def _finding_json(prediction: ScanPrediction, anonymize: bool) -> dict[str, Any]
 
 def _interval_ends(prediction: ScanPrediction) -> dict[str, int | None]:
     """The ends of the interval; nothing for a scan that was called negative."""
-    ends = (
-        {} if prediction.interval is None else dict(zip(("first", "last"), prediction.interval_positions, strict=True))
-    )
-    return {
-        f"{end}_{name}": number
-        for end, position in ends.items()
-        for name, number in (("slice", position + 1), ("instance_number", prediction.instance_numbers[position]))
-    }
+    if prediction.interval is None:
+        return {}
+    (first, last), numbers = prediction.interval, prediction.instance_numbers
+    images = {"first_instance_number": numbers[first - 1], "last_instance_number": numbers[last - 1]}
+    return {"first_slice": first, "last_slice": last, **images}
 
 
 def _slices(prediction: ScanPrediction, anonymize: bool) -> list[dict[str, Any]]:
@@ -235,11 +224,9 @@ def _draw(prediction: ScanPrediction, bundle: Bundle, strip: Path, dicom: bool, 
     if anonymize and prediction.row.burned_in:
         return [Problem(prediction.row.scan_id, "", "burned_in", NAMED_PIXELS, action)]
     try:
-        if bundle.preprocessing is None:  # the scan is given by its features
-            draw_strip(prediction, None, strip)
-        else:
-            window, field = bundle.preprocessing.windows[0], bundle.preprocessing.field
-            draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
+        saw = bundle.preprocessing  # None of features
+        window, field = (None, None) if saw is None else (saw.windows[0], saw.field)
+        draw_strip(prediction, window, strip, repair=bundle.repair, field=field)
     except UnreadableError as error:  # it could be decoded before, so it has changed since
         detail = "a key slice cannot be read" if anonymize else f"{error.kind}, {error.detail}"
         return [Problem(prediction.row.scan_id, "", "unreadable", detail, action)]
@@ -366,12 +353,8 @@ def _write_tables(
     if predictions and predictions[0].has_images and not anonymize:
         where = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
         write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
-    glances: dict[str, str] = {}
-    for scan in ordered:
-        if isinstance(scan.outcome, ScanPrediction) and scan.folder is not None:
-            small = next(iter(sorted(scan.folder.glob("strip*.jpg"))), None) if len(glances) < PICTURED else None
-            glances[scan.outcome.row.scan_id] = glance(scan.outcome, small)
-    write_atomically(out / "index.html", index_page(lines, bundle, others, glances).encode())
+    seen = [(scan.outcome, scan.folder) for scan in ordered if isinstance(scan.outcome, ScanPrediction)]
+    write_atomically(out / "index.html", index_page(lines, bundle, others, seen).encode())
     summary = {
         "normal_guidance": __version__,
         "anonymous": anonymize,
@@ -412,7 +395,7 @@ def summary_lines(scan: Written, bundle: Bundle, *, anonymize: bool = False) -> 
 
 COLUMNS = (
     *("scan_id", "patient_id", "state", "probability", "threshold", "positive", "logit", "slices", "key_slices"),
-    *("key_instance_numbers", "interval_first_slice", "interval_first_instance_number", "interval_last_slice"),
+    *("key_instance_numbers", "interval_first_slice", "interval_last_slice", "interval_first_instance_number"),
     *("interval_last_instance_number", "interval_meaning", "cautions", "sought", "body_part", "model", "problems"),
     *("lacks", "reason"),
 )

@@ -226,23 +226,21 @@ def _facts(facts: Mapping[str, str | None]) -> str:
     return html.bullets(f"{name}: {value}" for name, value in facts.items() if value)
 
 
+Seen = tuple[ScanPrediction, Path | None]  # with the folder of its pictures
 PICTURED = 500  # the index has small pictures of so many scans, the most probable ones; of each a few kB
 SMALL = 72  # their height in pixels
 
 
-def glance(prediction: ScanPrediction, small: Path | None) -> str:
+def _glance(prediction: ScanPrediction, folder: Path | None) -> str:
     """The key slices, from the file of `draw_strip`, and the curve of a scan, for the index."""
-    picture = "" if small is None or not small.is_file() else html.picture(small, "key slices")
-    return picture + html.curve(prediction.attention.tolist(), prediction.interval, prediction.key_slices)
+    pictures = [html.picture(small, "key slices") for small in sorted(folder.glob("strip*.jpg"))] if folder else []
+    curve = html.curve(prediction.attention.tolist(), prediction.interval, prediction.key_slices)
+    return "".join([*pictures[:1], curve])
 
 
-def index_page(
-    lines: Sequence[Mapping[str, Any]],
-    bundle: Bundle,
-    others: Sequence[Problem],
-    glances: Mapping[str, str] | None = None,
-) -> str:
+def index_page(lines: Sequence[Line], bundle: Bundle, others: Sequence[Problem], seen: Sequence[Seen] = ()) -> str:
     """Make index.html; `lines` are those of `summary_lines`, and keep their order: a scan's findings in one row."""
+    looks = {one.row.scan_id: _glance(one, at if place < PICTURED else None) for place, (one, at) in enumerate(seen)}
     good = [line for line in lines if line["state"] == STATES[0]]
     names = [model.finding.name for model in bundle.each if model.finding] if bundle.further else []
     step = max(1, len(names))
@@ -251,13 +249,12 @@ def index_page(
         findings, line = good[start : start + step], good[start]
         flag = f"<div class=flag>⚠ {escape(line['cautions'])}</div>" if line["cautions"] else ""
         results = [(escape(rounded(finding["probability"])), SIDES[finding["positive"]]) for finding in findings]
-        cells = [*results[0], escape(", ".join(line["key_slices"].split())), escape(_images(line))]
+        cells = [*results[0], escape(line["key_slices"]), escape(line["key_instance_numbers"] or "none")]
         if names:  # each finding in one cell; positive ones stand out
             texts = zip(map(" ".join, results), findings, strict=True)
             cells = [f"<b>{text}</b>" if finding["positive"] else text for text, finding in texts]
         link = html.scan_link(line["scan_id"], page=f"{quote(folder_name(line['scan_id']))}/report.html") + flag
-        seen = (glances or {}).get(line["scan_id"], "")
-        rows.append((link, *cells, str(line["slices"]), str(line["problems"]), seen))
+        rows.append((link, *cells, str(line["slices"]), str(line["problems"]), looks.get(line["scan_id"], "")))
     own = ("probability", "result", "key slices", "image numbers")
     header = ("scan", *(map(escape, names) if names else own), "slices", "problems", "key slices and attention")
     reasons = [(line["scan_id"], line["state"], str(line["reason"])) for line in lines if line["state"] != STATES[0]]
@@ -274,10 +271,6 @@ def index_page(
     lead = f"{count_sentence(lines)}. Positive: {', '.join(of_each) or len(positive)}."
     first = [html.paragraph(lead), html.caution("Caution: this is so of every scan", model_cautions(bundle))]
     return html.page("Predictions", [*first, html.paragraph(html.CAUTION, note=True)], sections)
-
-
-def _images(line: Line) -> str:
-    return ", ".join((line["key_instance_numbers"] or "none").split())
 
 
 CURVE_HEIGHT = 2.1  # height of the attention curve in inches
@@ -322,13 +315,17 @@ def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
 # The picture names neither patient nor scan, because anonymous results have it, too.
 
 
+Picture = tuple[int, Float[np.ndarray, "_ _"]]  # a position, and the pixels of its slice
+
+
+def _across(images: Sequence[Picture]) -> int:
+    return max(NARROWEST, len(images))
+
+
 @styled
-def plot_strip(
-    prediction: ScanPrediction, images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]], field: float | None = None
-) -> Figure:
+def plot_strip(prediction: ScanPrediction, images: Sequence[Picture], field: float | None = None) -> Figure:
     """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
-    across = max(NARROWEST, len(images))
-    heading, heights = _heading(prediction), [*([WIDTH / across + 0.9] if images else []), CURVE_HEIGHT]
+    heading, heights = _heading(prediction), [*([WIDTH / _across(images) + 0.9] if images else []), CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
@@ -336,7 +333,7 @@ def plot_strip(
     figure.suptitle("\n".join(heading), fontsize=9)
     *others, bottom = figure.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]
     if images:
-        _draw_key_slices(others.pop(), prediction, images, across, field)
+        _draw_key_slices(others.pop(), prediction, images, field)
     for panel in others:  # what a reader must know first, also who sees only the picture
         panel.set_facecolor("#FFE9D6")
         text = panel.text(0.5, 0.5, "\n".join(cautions), ha="center", va="center", fontsize=10)
@@ -346,13 +343,10 @@ def plot_strip(
 
 
 def _draw_key_slices(
-    top: SubFigure,
-    prediction: ScanPrediction,
-    images: Sequence[tuple[int, Float[np.ndarray, "_ _"]]],
-    across: int,
-    field: float | None,
+    top: SubFigure, prediction: ScanPrediction, images: Sequence[Picture], field: float | None
 ) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
+    across = _across(images)
     panels = np.atleast_1d(top.subplots(1, across))
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)

@@ -92,9 +92,7 @@ class Gallery:
         body = runs.body_of([dataset, self.model.dataset], self.model.windows)
         return {
             "title": self.folder.resolve().name,
-            "page": {None: "", runs.REPORT_PAGE: "Report", runs.INDEX_PAGE: "Predictions"}[
-                self.page and self.page.name
-            ],
+            "page": runs.PAGES[self.page.name] if self.page else "",
             "version": __version__,
             "splits": [
                 {"name": split.name, "methods": [{"name": each.name, "title": each.title} for each in split.sources]}
@@ -277,7 +275,7 @@ class Gallery:
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
     """Read everything about the scans of a study, a run or new scans but the scans; `store` records the window."""
     splits = runs.find_splits(folder)
-    scans = index or _index_beside(folder, splits)
+    scans = index or _index_beside(folder)
     manifest = None if scans is None else read_manifest(scans)
     bundle = folder / runs.BUNDLE
     if manifest is not None and bundle.is_file():  # the slice labels of the finding that the model is of
@@ -288,17 +286,12 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     return Gallery(folder, splits, manifest, _known_model(folder, store))
 
 
-def _index_beside(folder: Path, splits: Sequence[SplitPredictions]) -> Path | None:
-    """The index with all scans: new scans have it in their folder, a model as MODEL.index or index beside its own."""
+def _index_beside(folder: Path) -> Path | None:
+    """New scans have their index in the folder; `nguide fit SCANS` keeps it as MODEL.index beside the model."""
     made = folder.resolve()
     model = made.parent if (made.parent / FINDINGS).is_file() else made
-    places = [folder, *(model.with_name(name) for name in (f"{model.name}.index", "index"))]
-    for place in places if (made / runs.BUNDLE).is_file() else places[:1]:
-        if (place / MANIFEST).is_file():
-            ids = {*read_predictions(splits[0].sources[0].path, ("scan_id",))["scan_id"].to_pylist()}
-            if place == folder or ids <= {*read_manifest(place).scan_ids}:
-                return place
-    return None
+    places = (folder, model.with_name(f"{model.name}.index"))
+    return next((place for place in places if (place / MANIFEST).is_file()), None)
 
 
 def _known_model(folder: Path, store: Path | None) -> KnownModel:

@@ -40,7 +40,7 @@ from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
 BUNDLE, SLICES = "bundle.json", "slices.csv"
-REPORT_PAGE, INDEX_PAGE = "report.html", "index.html"
+PAGES = {"report.html": "Report", "index.html": "Predictions"}  # what is shown first, and its name
 
 AGAIN = "delete the folder and predict again"
 
@@ -64,8 +64,8 @@ def read_summary(folder: Path) -> PredictSummary | None:
 
 def find_page(folder: Path) -> Path | None:
     """What is shown first: the report of a model, or the index of new scans."""
-    pages = {folder / SUMMARY: folder / INDEX_PAGE, folder / BUNDLE: folder / REPORT_PAGE}
-    return next((page for mark, page in pages.items() if mark.is_file() and page.is_file()), None)
+    pages = [folder / name for name, mark in zip(PAGES, (BUNDLE, SUMMARY), strict=True) if (folder / mark).is_file()]
+    return next(filter(Path.is_file, pages), None)
 
 
 @dataclass(frozen=True)
@@ -220,10 +220,14 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
 def _called(about: Any) -> Called:
     """The result for a finding from a part of prediction.json, which counts slices from 1."""
     interval = about.get("interval")
-    ends = [read_as(int, interval[f"{end}_slice"], "interval") - 1 for end in ("first", "last")] if interval else []
     return Called(
         key_positions=tuple(read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]),
-        interval=Interval(*ends, read_as(str, interval["meaning"], "interval")) if interval else None,
+        interval=interval
+        and Interval(
+            read_as(int, interval["first_slice"], "first_slice") - 1,
+            read_as(int, interval["last_slice"], "last_slice") - 1,
+            read_as(str, interval["meaning"], "meaning"),
+        ),
         threshold=read_as(float | None, about.get("threshold"), "threshold"),
         positive=read_as(bool | None, about.get("positive"), "positive"),
     )
