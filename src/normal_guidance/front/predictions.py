@@ -71,18 +71,14 @@ class Predictions(Sequence[Outcome]):
             {
                 "scan_id": each.row.scan_id,
                 **({} if each.finding is None else {"finding": each.finding.name}),
-                **{
-                    "slice": position + 1,
-                    "instance_number": each.instance_numbers[position],
-                    "position": position,
-                    "attention": attention,
-                },
+                "slice": position + 1,
+                "instance_number": each.instance_numbers[position],
+                "position": position,
+                "attention": attention,
             }
             for one in self._predicted
             for each in one.each
-            for position, (number, attention) in enumerate(
-                zip(each.instance_numbers, each.attention.tolist(), strict=True)
-            )
+            for position, attention in enumerate(each.attention.tolist())
         ]
         return pd.DataFrame(rows).astype({"instance_number": "Int64"} if rows else {})
 
