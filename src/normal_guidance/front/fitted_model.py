@@ -52,7 +52,7 @@ class Verdict:
     leaderboard: tuple[Ranked, ...]
 
     def __repr__(self) -> str:
-        return f"Verdict({' '.join(self.sentences)})"
+        return f"Verdict({self.sentences[0]} Scan AUROC {self.out_of_fold.scans}.)"
 
     def to_pandas(self) -> pd.DataFrame:
         """The leaderboard: one row for each kind of members, with the measures and their intervals as text."""
