@@ -52,7 +52,7 @@ class Verdict:
     leaderboard: tuple[Ranked, ...]
 
     def __repr__(self) -> str:
-        return f"Verdict({' '.join(self.sentences)})"
+        return f"Verdict({self.sentences[0]} Scan AUROC {self.out_of_fold.scans}.)"
 
     def to_pandas(self) -> pd.DataFrame:
         """The leaderboard: one row for each kind of members, with the measures and their intervals as text."""
@@ -61,30 +61,26 @@ class Verdict:
     def _repr_html_(self) -> str:
         return notebook_html(self.sentences, self.to_pandas())
 
+    @styled
     def plot(self) -> Figure:
-        """Draw the leaderboard, with intervals; dashed is position."""
-        return _plot_leaderboard(self.leaderboard)
-
-
-@styled
-def _plot_leaderboard(rows: Sequence[Ranked]) -> Figure:
-    figure = Picture(figsize=(WIDTH, 0.9 + 0.27 * len(rows)), layout="constrained")
-    left, right = figure.subplots(1, 2, sharey=True)
-    left.set_yticks(range(len(rows)), [row.title for row in rows])
-    left.invert_yaxis()
-    for panel, title in ((left, "localization AUROC"), (right, "scan AUROC")):
-        panel.set_title(title)
-        panel.axvline(0.5, color="0.75", lw=0.8, ls=":")
-    for place, row in enumerate(rows):
-        color = METHOD_COLORS.get(row.name, "0.4")
-        for panel, known in ((left, row.localization), (right, row.scans)):
-            if known is not None:
-                value = known.auroc if isinstance(known, MeanAuroc) else known.value
-                panel.plot([known.low, known.high], [place, place], color=color, lw=1.4)
-                panel.plot(value, place, marker="o", ms=5, color=color)
-                if row.name == "position":
-                    panel.axvline(value, color=color, lw=0.9, ls="--")
-    return figure
+        """Draw the leaderboard, with intervals; dashed is position, dotted is chance."""
+        rows = self.leaderboard
+        figure = Picture(figsize=(WIDTH, 0.9 + 0.27 * len(rows)), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True)
+        left.set_yticks(range(len(rows)), [row.title for row in rows])
+        left.invert_yaxis()
+        for panel, column in ((left, "localization AUROC"), (right, "scan AUROC")):
+            panel.set_title(column)
+            panel.axvline(0.5, color="0.75", lw=0.8, ls=":")
+            for place, row in enumerate(rows):
+                known = row.localization if panel is left else row.scans
+                if known is not None:
+                    value = known.auroc if isinstance(known, MeanAuroc) else known.value
+                    reach = [[value - known.low], [known.high - value]]
+                    panel.errorbar(value, place, xerr=reach, marker="o", ms=5, color=METHOD_COLORS.get(row.name, "0.4"))
+        if self.out_of_fold.gain is not None:
+            left.axvline(self.out_of_fold.gain.position, color="0.4", lw=0.9, ls="--")
+        return figure
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -141,12 +137,11 @@ class FittedModel:
         return plot_scan(title, attention, self._images(str(row["scan_id"]), attention), truth=truth)
 
     def _images(self, scan: str, attention: Tensor) -> Images:
-        places = [self.folder.with_name(name) for name in (f"{self.folder.name}.index", "index")]
-        found = [read_manifest(place) for place in places if (place / MANIFEST).is_file()]
-        for manifest in found if self.measured.bundle.encoder else []:
-            if scan in manifest.scan_ids:
-                row = manifest[manifest.scan_ids.index(scan)]
-                with suppress(UnreadableError):  # the curve is there without them
+        for place in (self.folder.with_name(name) for name in (f"{self.folder.name}.index", "index")):
+            if self.measured.bundle.encoder and (place / MANIFEST).is_file():
+                manifest = read_manifest(place)
+                with suppress(UnreadableError, ValueError):  # the curve is there without them
+                    row = manifest[manifest.scan_ids.index(scan)]
                     return slices_under(row, manifest.root, attention, self.measured.bundle)
         return []
 

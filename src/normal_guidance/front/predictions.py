@@ -67,21 +67,20 @@ class Predictions(Sequence[Outcome]):
 
     def slices(self) -> pd.DataFrame:
         """One row a slice: `slice` counts from 1, `position` from 0, and `instance_number` is DICOM's."""
-        tables = [
-            pd.DataFrame(
-                {
-                    "scan_id": each.row.scan_id,
-                    **({} if each.finding is None else {"finding": each.finding.name}),
-                    "slice": range(1, len(each.row) + 1),
-                    "instance_number": pd.array(each.instance_numbers, dtype="Int64"),
-                    "position": range(len(each.row)),
-                    "attention": each.attention.numpy(),
-                }
-            )
+        rows = [
+            {
+                "scan_id": each.row.scan_id,
+                **({} if each.finding is None else {"finding": each.finding.name}),
+                "slice": position + 1,
+                "instance_number": each.instance_numbers[position],
+                "position": position,
+                "attention": attention,
+            }
             for one in self._predicted
             for each in one.each
+            for position, attention in enumerate(each.attention.tolist())
         ]
-        return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
+        return pd.DataFrame(rows).astype({"instance_number": "Int64"} if rows else {})
 
     def plot(self, scan: int | str = 0) -> Figure:
         """Draw one scan: attention along its slices, and slices, unless the scan is given by its features."""
@@ -89,11 +88,11 @@ class Predictions(Sequence[Outcome]):
         if isinstance(one, NotPredicted):
             raise UserError(f"scan {one.scan_id!r} was not predicted: {one.reason.detail}; choose another")
         images = slices_under(one.row, one.root, one.attention, self.bundle) if one.has_images else []
-        keys, (first, last) = [position + 1 for position in one.key_slices], one.interval
-        interval = None if one.is_positive is False else (first + 1, last + 1)
         side = SIDES[one.is_positive]
         title = f"{one.row.scan_id}: probability {rounded(one.probability)}, {side}; research only, not for diagnosis."
-        return plot_scan(" ".join((title, *one.cautions)), one.attention, images, keys=keys, interval=interval)
+        return plot_scan(
+            " ".join((title, *one.cautions)), one.attention, images, keys=one.key_slices, interval=one.interval
+        )
 
     def __repr__(self) -> str:
         positive = sum(one.is_positive is True for one in self._predicted)
@@ -103,7 +102,7 @@ class Predictions(Sequence[Outcome]):
     def _repr_html_(self) -> str:
         table = self.to_pandas()
         shown = [name for name in SHOWN if name in table and table[name].notna().any()]
-        return notebook_html([repr(self), *describe(self.bundle.operation)], table[shown])
+        return notebook_html([repr(self), *describe(self.bundle.operation), *self.bundle.cautions], table[shown])
 
     @property
     def _predicted(self) -> list[ScanPrediction]:
