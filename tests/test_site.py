@@ -175,21 +175,29 @@ def test_a_list_may_follow_a_paragraph():
 def test_a_folder_becomes_navigation(tmp_path):
     pages = {"index.md": "# I\n[z](z.md)", "a.md": "# Long: words", "z.md": "# T: the end", "more/m.md": "# M"}
     write_pages(tmp_path / "t", pages)
-    (entry,) = hook._expanded({"T": "t/*"}, tmp_path, set())
+    (entry,) = hook._expanded([{"T": "t/*"}], tmp_path)
     assert entry == {"T": ["t/index.md", {"The end": "t/z.md"}, {"Long": "t/a.md"}, {"More": [{"M": "t/more/m.md"}]}]}
-    assert hook._expanded({"None": "none/*"}, tmp_path, set()) == []
+    assert hook._expanded([{"None": ["none/*"]}], tmp_path) == []
+    assert hook._expanded({"T": ["a.md", {"N": "n.md"}]}, tmp_path) == [{"T": ["a.md", {"N": "n.md"}]}]
 
 
-def test_headings_of_an_index_group_the_navigation(tmp_path):
-    pages = {"index.md": "# H\n## G\n[b](b.md)\n## E\nno page", "a.md": "# A", "b.md": "# B"}
-    write_pages(tmp_path / "howto", pages)
-    (entry,) = hook._expanded({"H": "howto/*"}, tmp_path, set())
-    assert entry == {"H": ["howto/index.md", {"G": [{"B": "howto/b.md"}]}, {"A": "howto/a.md"}]}
+def test_a_notebook_is_called_after_its_heading(tmp_path):
+    cell = {"cell_type": "markdown", "source": ["# Fit your own scans: in a notebook\n", "text"]}
+    for indent in (None, 1):
+        (tmp_path / "n.ipynb").write_text(json.dumps({"cells": [cell]}, indent=indent))
+        assert hook.nav_title(tmp_path / "n.ipynb") == "Fit your own scans"
 
 
-def test_pages_that_are_hidden_or_found_first_exist():
-    places = [*hook.BOOST, *hook.LONG_HEADINGS]
-    assert [one for one in places if one not in hook.ROOT_PAGES.values() and not (ROOT / "docs" / one).exists()] == []
+def test_the_site_has_at_most_six_tabs():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  - ([\w-]+):", navigation, re.MULTILINE) == [
+        *("Start", "How-to", "Concepts", "Results", "Reference", "Project")
+    ]
+
+
+def test_pages_that_are_found_first_exist():
+    made = {hook.ERRORS, *hook.ROOT_PAGES.values()}
+    assert [one for one in hook.BOOST if one not in made and not (ROOT / "docs" / one).exists()] == []
 
 
 def test_a_formula_is_drawn_or_refused():
