@@ -323,3 +323,19 @@ def test_pages_fit_a_phone(site, browser):
         page.goto((site / f"{name}.html").as_uri())
         wide += [name] if page.evaluate("document.documentElement.scrollWidth") > 390 else []
     assert wide == []
+
+
+@pytest.mark.slow
+def test_the_box_of_errors_finds_a_message(site, browser):
+    page, problems = open_page(browser, site / "reference" / "errors.html")
+    rows = page.locator("article tbody tr:visible")
+    every = rows.count()
+    assert every > 150
+    page.fill(".errors-search input", "sensitivity is 3; give a share")
+    assert {text.partition(" is")[0] for text in rows.all_inner_texts()} == {"sensitivity"}
+    assert page.locator("article h2:visible").all_inner_texts() == ["fit¶"]
+    page.fill(".errors-search input", "xylophone")
+    assert rows.count() == 0
+    page.fill(".errors-search input", "")
+    assert rows.count() == every
+    assert problems == []
