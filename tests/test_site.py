@@ -333,7 +333,7 @@ def test_the_box_of_errors_finds_a_message(site, browser):
     assert every > 150
     page.fill(".errors-search input", "sensitivity is 3; give a share")
     assert {text.partition(" is")[0] for text in rows.all_inner_texts()} == {"sensitivity"}
-    assert page.locator("article h2:visible").all_inner_texts() == ["fit¶"]
+    assert page.locator("article h2:visible").all_inner_texts() == ["fit¶", "Lines that the calls share¶"]
     page.fill(".errors-search input", "xylophone")
     assert rows.count() == 0
     page.fill(".errors-search input", "")
