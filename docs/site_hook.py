@@ -116,9 +116,7 @@ def errors() -> str:
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation", "toc"]  # not in the file itself, where GitHub would show it
-    elif name == "log.md":
+    if name == "log.md":
         page.meta["hide"] = ["toc"]  # its headings are sentences: the list would be as long as the page
     for place, boost in BOOST.items():
         if name.startswith(place):
