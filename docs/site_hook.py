@@ -79,7 +79,7 @@ def _pages(docs: Path, folder: Path) -> list[Any]:
 
 
 def _relative(path: Path, docs: Path) -> str:
-    return path.relative_to(docs).as_posix()
+    return path.relative_to(docs).with_suffix(".md").as_posix()  # a notebook becomes a page, too
 
 
 def nav_title(path: Path) -> str:

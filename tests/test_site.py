@@ -181,11 +181,11 @@ def test_a_folder_becomes_navigation(tmp_path):
     assert hook._expanded({"T": ["a.md", {"N": "n.md"}]}, tmp_path) == [{"T": ["a.md", {"N": "n.md"}]}]
 
 
-def test_a_notebook_is_called_after_its_heading(tmp_path):
+def test_a_notebook_is_a_page_that_is_called_after_its_heading(tmp_path):
     cell = {"cell_type": "markdown", "source": ["# Fit your own scans: in a notebook\n", "text"]}
     for indent in (None, 1):
         (tmp_path / "n.ipynb").write_text(json.dumps({"cells": [cell]}, indent=indent))
-        assert hook.nav_title(tmp_path / "n.ipynb") == "Fit your own scans"
+        assert hook._pages(tmp_path, tmp_path) == [{"Fit your own scans": "n.md"}]
 
 
 def test_the_site_has_at_most_six_tabs():
