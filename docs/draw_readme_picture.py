@@ -1,14 +1,14 @@
-"""Draws docs/images/prostatex-scans.png: what `nguide fit` finds in real prostate MRI that it was not trained on.
+"""Draws docs/images/prostatex-scans.png: a success and a failure of `nguide fit` in real prostate MRI.
 
     git clone https://github.com/rcuocolo/PROSTATEx_masks
     nguide index prostatex PROSTATEx_masks -o index
-    nguide encode index --encoder efficientnet-lite0 --window adc --normalize 1100,820 --field 70 --offline -o store
-    .venv/bin/python docs/draw_readme_picture.py index store --scores scores.pt
+    nguide encode index --window adc --field 70 --offline -o store
+    nguide fit store -o model
+    .venv/bin/python docs/draw_readme_picture.py index store model
 
-Patients are divided into five folds, as in docs/results/prostatex.md (first division); each fold is scored by a
-`SliceFinder` that was fitted to the other four.  The scans shown are picked by rank, not by eye: of the positive scans
-in the order of what is gained over position alone (slice AUROC), those at the 10th, 50th and 90th percentile.  The
-script prints the numbers of the caption.  `--scores` keeps the scores, so that a second run only draws.
+The scores are the model's own, out of fold: every scan by members that did not see its patient.  The two scans are
+picked by rank, not by eye: of the positive scans with slice labels in the order of slice AUROC, those at the 75th and
+at the 5th percentile.  The script prints the numbers of the caption.
 
 Masks: Cuocolo et al., "PROSTATEx masks" (github.com/rcuocolo/PROSTATEx_masks, CC BY 4.0).  Images: SPIE-AAPM-NCI
 PROSTATEx challenge (The Cancer Imaging Archive).
@@ -27,48 +27,33 @@ from matplotlib.ticker import MaxNLocator
 from torch import Tensor
 
 from normal_guidance.core.bags import Bag, Bags
-from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.core.metrics import localization
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.features.windows import in_field
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, read_manifest
-from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.scans.index.volumes import read_nifti, read_volume
 from normal_guidance.show.figure_style import BLUE, RED, save
+from normal_guidance.sweep.predictions import read_predictions
 
 OUT = Path(__file__).parent / "images" / "prostatex-scans.png"
-FOLDS = 5
-PERCENTILES = (10, 50, 90)
+SHOWN = {"a success": 75, "a failure": 5}
+"""Percentiles of slice AUROC over the positive scans."""
 FIELD = 70.0
 """mm: the part of a slice that the encoder saw."""
 BRIGHTEST = 2500
 """ADC in 10^-6 mm2/s that is drawn white."""
 
 
-def score_held_out(bags: Bags) -> tuple[Tensor, Tensor]:
-    """Slice scores, packed, and scan scores, each of scans that were not trained on."""
-    folds = torch.tensor(fold_scans(bags.patient_ids, bags.labels.tolist(), FOLDS, 0))
-    slices = [torch.empty(0)] * len(bags)
-    scans = torch.zeros(len(bags), dtype=torch.float64)
-    for fold in range(FOLDS):
-        held_out = (folds == fold).nonzero().flatten()
-        finder = SliceFinder().fit(bags[(folds != fold).nonzero().flatten()])
-        test = bags[held_out]
-        found = finder.find_slices(test).split(test.lengths.tolist())
-        for number, scores in zip(held_out.tolist(), found, strict=True):
-            slices[number] = scores
-        scans[held_out] = torch.from_numpy(finder.decision_function(test))
-        print(f"fold {fold + 1} of {FOLDS}", flush=True)
-    return torch.cat(slices), torch.stack([scans, folds.double()])
+def out_of_fold(model: Path, bags: Bags) -> Tensor:
+    """Attention of every scan by members that did not see its patient, packed in the order of the bags."""
+    table = read_predictions(model / "predictions.parquet", ["scan_id", "slices", "attention"], part="out-of-fold")
+    found = dict(zip(table["scan_id"].to_pylist(), table["attention"].to_pylist(), strict=True))
+    return torch.cat([torch.tensor(found[name]) for name in bags.scan_ids])
 
 
 def by_position(lengths: Tensor) -> Tensor:
     """The guess that knows nothing of the scan: minus the distance from the middle, packed."""
     return torch.cat([-(torch.arange(n) - (n - 1) / 2).abs() for n in lengths.tolist()])
-
-
-def mean_over_folds(values: Tensor, folds: Tensor) -> float:
-    return torch.stack([values[folds == fold].mean() for fold in range(FOLDS)]).mean().item()
 
 
 def lesion(row: ScanRow, root: Path) -> np.ndarray:
@@ -109,7 +94,7 @@ def draw_scan(columns: list[Axes], row: ScanRow, root: Path, scores: Tensor, bag
         "--",
         color="#777777",
         lw=1.2,
-        label="position alone",
+        label="the middle of the scan",
     )
     below.plot(places, scores / scores.max(), color=BLUE, lw=1.8, label="nguide fit")
     below.set_xlim(0.5, len(scores) + 0.5)
@@ -123,17 +108,16 @@ def draw_scan(columns: list[Axes], row: ScanRow, root: Path, scores: Tensor, bag
 
 
 def draw(index: Manifest, bags: Bags, slices: Tensor, shown: list[int], values: list[tuple[float, float]]) -> Figure:
-    figure = Figure(figsize=(9, 4.1), layout="constrained")
-    parts = figure.subfigures(1, len(shown), wspace=0.03)
+    figure = Figure(figsize=(8, 4.3), layout="constrained")
+    parts = figure.subfigures(1, len(shown), wspace=0.05)
     rows = {row.scan_id: row for row in index}
     scores = slices.split(bags.lengths.tolist())
-    for part, scan, percentile, (ours, guess) in zip(parts, shown, PERCENTILES, values, strict=True):
+    for part, scan, (name, percentile), (ours, guess) in zip(parts, shown, SHOWN.items(), values, strict=True):
         grid = part.add_gridspec(2, 2, height_ratios=(1.25, 1))
         columns = [part.add_subplot(grid[0, 0]), part.add_subplot(grid[0, 1]), part.add_subplot(grid[1, :])]
-        name = bags.scan_ids[scan]
-        part.suptitle(f"{percentile}th percentile of the gain", fontsize=9.5, fontweight="bold")
-        title = f"slice AUROC {ours:.2f}, position alone {guess:.2f}"
-        draw_scan(columns, rows[name], index.root, scores[scan], bags[scan], title)
+        part.suptitle(f"{name}: slice AUROC {ours:.2f}", fontsize=11, fontweight="bold")
+        title = f"{percentile}th percentile; the middle of the scan has {guess:.2f} here"
+        draw_scan(columns, rows[bags.scan_ids[scan]], index.root, scores[scan], bags[scan], title)
     handles, names = columns[2].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=3, fontsize=8.5, frameon=False)
     return figure
@@ -141,30 +125,21 @@ def draw(index: Manifest, bags: Bags, slices: Tensor, shown: list[int], values: 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("index", type=Path)
-    parser.add_argument("store", type=Path)
-    parser.add_argument("--scores", type=Path, help="file that keeps the scores")
+    for name, about in (("index", "of nguide index"), ("store", "of nguide encode"), ("model", "of nguide fit")):
+        parser.add_argument(name, type=Path, help=f"folder {about}")
     options = parser.parse_args()
     bags = open_store(options.store).bags()
-    if options.scores and options.scores.exists():
-        slices, (scans, folds) = torch.load(options.scores)
-    else:
-        slices, (scans, folds) = score_held_out(bags)
-        if options.scores:
-            torch.save((slices, torch.stack([scans, folds])), options.scores)
+    slices = out_of_fold(options.model, bags)
     found, guess = (
         localization(scores.double(), bags.slice_labels, bags.lengths) for scores in (slices, by_position(bags.lengths))
     )
-    of_fold = [auroc(scans[folds == fold], bags.labels[folds == fold]) for fold in range(FOLDS)]
-    print(f"{len(found.kept)} positive scans: nguide fit {mean_over_folds(found.auroc, folds[found.kept]):.3f},")
-    print(f"position alone {mean_over_folds(guess.auroc, folds[found.kept]):.3f};")
-    print(f"scan AUROC {torch.stack(of_fold).mean():.3f}; slice AUROC is above, equal to, below that of position in")
-    gain = found.auroc - guess.auroc
-    print(*(int(one.sum()) for one in (gain > 0, gain == 0, gain < 0)), "scans")
-    order = gain.argsort(stable=True)
-    picked = [order[round(percentile / 100 * (len(order) - 1))] for percentile in PERCENTILES]
+    print(f"{len(found.kept)} positive scans: nguide fit {found.mean_auroc:.3f}, position {guess.mean_auroc:.3f}")
+    order = found.auroc.argsort(stable=True)
+    picked = [order[round(percentile / 100 * (len(order) - 1))] for percentile in SHOWN.values()]
     values = [(found.auroc[place].item(), guess.auroc[place].item()) for place in picked]
     shown = [found.kept[place].item() for place in picked]
+    for name, scan, (ours, middle) in zip(SHOWN, shown, values, strict=True):
+        print(f"{name}: {bags.scan_ids[scan]}, slice AUROC {ours:.3f}, the middle of the scan {middle:.3f}")
     print(save(draw(read_manifest(options.index), bags, slices, shown, values), OUT))
 
 

@@ -1,7 +1,8 @@
-"""Makes docs/reference/errors.md: what the public functions say to five mistakes each, by making the mistakes.
+"""The page of errors: what the public functions say to five mistakes each, by making the mistakes.
 
-python docs/errors_page.py            writes the page
-python docs/errors_page.py --check    fails if the page is not what the code says
+python docs/errors_page.py    prints the page, and fails where a mistake is accepted or an error says too little
+
+docs/site_hook.py shows what is printed as reference/errors.md, with a box to search it.
 """
 
 from __future__ import annotations
@@ -16,22 +17,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).resolve().parent / "reference" / "errors.md"
-
 EACH = 5
 """The least number of mistakes that each public function is shown with."""
 
 NOT_CALLED = {"Prediction", "UserError"}
 """Public classes that people receive and do not make."""
 
-LEAD = """# Errors
+LEAD = """# Errors: message and what to do
 
-What each public function says when it is given something wrong. Every call below was made, and the text is what it
-said. A mistake that you can correct is a `normal_guidance.UserError`, a `ValueError`: it names the object, the value
-and what to do next, and the command line prints it without a traceback. Where Python itself refuses a call, or
-scikit-learn an estimator that was not fitted, the kind of the error stands before its text.
+Paste the message that you saw: every message names the object, the value and what to do next, and below is the call
+that leads to it. A mistake that you can correct is a `normal_guidance.UserError`, a `ValueError`; the command line
+prints it without a traceback and ends with exit code 2.
 
-`docs/errors_page.py` makes this page, and a test fails if the code says something else. The calls share these lines:
+<p class="errors-search" hidden>
+<input type="search" aria-label="Search the messages" placeholder="a message, or words of it"> <span></span>
+</p>
+
+"""
+
+SHARED = """## Lines that the calls share
 
 ```python
 import numpy as np
@@ -102,12 +106,12 @@ MISTAKES: Mapping[str, Sequence[str]] = {
         'finder.fit([np.zeros((5, 8)), np.zeros((6, 8))], y=["no", "yes"])',
         "finder.fit([np.zeros((5, 8)), np.zeros((6, 4))], y=[0, 1])",
         "finder.fit(bags, y=[0, 1])",
-        "finder.fit(bags, patient_ids=['A', 'B'])",
+        "finder.fit(bags, groups=['A', 'B'])",
         "finder.fit([])",
         'finder.fit("store")',
         'finder.fit([np.zeros((5, 8)), np.zeros((6, 8))], y=["0", "1"])',
         "finder.fit([np.zeros((5, 8)), np.zeros((6, 8))], y=[[0], [1, 0]])",
-        "finder.fit(bags, patient_ids='AB')",
+        "finder.fit(bags, groups='AB')",
         "ng.SliceFinder(folds=1).fit(bags)",
         "ng.SliceFinder(folds=2.5).fit(bags)",
         'ng.SliceFinder(folds="five").fit(bags)',
@@ -427,7 +431,7 @@ def namespace(folder: Path) -> dict[str, Any]:
     from normal_guidance.scans.features.store import write_store
 
     made: dict[str, Any] = {"run": run}
-    (block,) = re.findall(r"```python\n(.*?)```", LEAD, re.DOTALL)
+    (block,) = re.findall(r"```python\n(.*?)```", SHARED, re.DOTALL)
     exec(block, made)
     (folder / "full").mkdir()
     (folder / "full" / "notes.txt").write_text("mine")
@@ -520,9 +524,9 @@ def page(found: Found) -> str:
     parts = [LEAD]
     for name, said in found.items():
         note = f"\n{NOTES[name]}\n" if name in NOTES else ""
-        rows = "\n".join(f"| `{_cell(call)}` | {_mark(kind)}{_text(text)} |" for call, kind, text in said)
-        parts.append(f"## {name}\n{note}\n| call | error |\n|---|---|\n{rows}\n")
-    return "\n".join(parts)
+        rows = "\n".join(f"| {_mark(kind)}{_text(text)} | `{_cell(call)}` |" for call, kind, text in said)
+        parts.append(f"## {name}\n{note}\n| message | call |\n|---|---|\n{rows}\n")
+    return "\n".join([*parts, SHARED, '<script src="../assets/errors-search.js"></script>\n'])
 
 
 def _mark(kind: str) -> str:
@@ -538,20 +542,15 @@ def _text(text: str) -> str:
     return re.sub(r"([\\|*_<>\[\]`])", r"\\\1", " ".join(text.split()))
 
 
-def main(arguments: Sequence[str]) -> int:
+def main() -> int:
     found = make_mistakes()
     wrong = problems(found, public_callables())
     for line in wrong:
         print(line, file=sys.stderr)
-    if "--check" not in arguments:
-        PAGE.parent.mkdir(exist_ok=True)
-        PAGE.write_text(page(found), encoding="utf-8")
-    elif PAGE.read_text(encoding="utf-8") != page(found):
-        print(f"{PAGE.name} is not what the code says; write it again: python docs/errors_page.py", file=sys.stderr)
-        return 1
+    print(page(found))
     return 1 if wrong else 0
 
 
 if __name__ == "__main__":
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

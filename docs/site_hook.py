@@ -8,6 +8,9 @@ from __future__ import annotations
 import html
 import os
 import re
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -28,17 +31,14 @@ ROOT_PAGES = {
 }
 """Files at the root that are shown as pages, and the page's name in docs/."""
 
-GROUPED = {"howto"}
-"""Folders whose pages are grouped in the navigation, by the headings of their index."""
+ERRORS = "reference/errors.md"
+"""The page of errors, which docs/errors_page.py makes: half a minute, in a process of its own, once in a build."""
 
 BOOST = {
     **{"security.md": 10, "conformance.md": 4, "howto/node.md": 4, "howto/predict.md": 4},
-    **{"log.md": 0.1, "changelog.md": 0.3, "results/appendix/": 0.3, "replication/": 0.3, "reference/errors.md": 0.3},
+    **{"log.md": 0.1, "changelog.md": 0.3, "results/appendix/": 0.3, "replication/": 0.3, ERRORS: 0.3},
 }
 """How far ahead the search puts a page, or the pages of a folder; others have 1."""
-
-LONG_HEADINGS = {"log.md", "reference/errors.md"}
-"""Pages whose headings are sentences, of which a list beside the page would be as long as the page."""
 
 COMMANDS_MARK = "<!-- the commands of nguide -->"
 """The line of a page that is replaced by the reference of every command."""
@@ -49,60 +49,42 @@ COMMANDS_MARK = "<!-- the commands of nguide -->"
 
 
 def on_config(config: Any) -> Any:
-    named = set(_named_pages(config.nav))
-    config.nav = [entry for item in config.nav for entry in _expanded(item, Path(config.docs_dir), named)]
+    config.nav = _expanded(config.nav, Path(config.docs_dir))
     return config
 
 
-def _named_pages(item: Any) -> list[str]:
+def _expanded(item: Any, docs: Path) -> list[Any]:
+    """The entries of nav with every ``folder/*`` in them replaced by the folder's pages; an empty part is left out."""
+    if isinstance(item, list):
+        return [entry for part in item for entry in _expanded(part, docs)]
     if isinstance(item, str):
-        return [item]
-    values = item.values() if isinstance(item, dict) else item
-    return [name for value in values for name in _named_pages(value)]
+        return _pages(docs, docs / item.removesuffix("/*")) if item.endswith("/*") else [item]
+    ((title, value),) = item.items()
+    inner = _expanded(value, docs)
+    return [{title: value if inner == [value] else inner}] if inner else []
 
 
-def _expanded(item: Any, docs: Path, named: set[str]) -> list[Any]:
-    """An entry of nav with every ``folder/*`` in it replaced by the folder's pages; without pages it is left out."""
-    if isinstance(item, str):
-        return _pages(docs, docs / item.removesuffix("*"), named) if item.endswith("*") else [item]
-    (title, value), *_ = item.items()
-    if isinstance(value, str) and not value.endswith("*"):
-        return [item]
-    entries = [
-        entry for part in (value if isinstance(value, list) else [value]) for entry in _expanded(part, docs, named)
-    ]
-    return [{title: entries}] if entries else []
-
-
-def _pages(docs: Path, folder: Path, named: set[str]) -> list[Any]:
-    """All pages of a folder that nav does not name: the index, what it links to in its order, the rest, subfolders.
-
-    Pages that an index of `GROUPED` links to below a heading are a group with the heading's name.
-    """
-    pages = {path.name: path for path in sorted(folder.glob("*.md"))}
+def _pages(docs: Path, folder: Path) -> list[Any]:
+    """All pages of a folder: its index, those that it links to in its order, the rest, folders in it."""
+    pages = {path.name: path for path in sorted(folder.glob("*")) if path.suffix in (".md", ".ipynb")}
     index = pages.pop("index.md", None) or pages.pop("README.md", None)
+    linked = re.findall(r"\]\(([\w.-]+)", index.read_text(encoding="utf-8")) if index else []
+    ordered = dict.fromkeys([*(name for name in linked if name in pages), *pages])
     entries: list[Any] = [_relative(index, docs)] if index else []
-    sections = re.split(r"^## (.+)$", index.read_text(encoding="utf-8") if index else "", flags=re.MULTILINE)
-    for heading, text in zip(["", *sections[1::2]], sections[::2], strict=True):
-        links = dict.fromkeys(re.findall(r"\]\(([\w.-]+\.md)", text))
-        linked = [pages.pop(name) for name in links if name in pages]
-        own: list[Any] = [{nav_title(path): _relative(path, docs)} for path in linked]
-        entries += [{heading: own}] if heading and own and folder.name in GROUPED else own
-    entries += [{nav_title(path): _relative(path, docs)} for path in pages.values()]
-    if folder != docs:
-        for inner in sorted(path for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []:
-            below = _pages(docs, inner, named)
-            entries += [{inner.name.capitalize(): below}] if below else []
-    return [entry for entry in entries if not set(_named_pages([entry])) <= named]
+    entries += [{nav_title(pages[name]): _relative(pages[name], docs)} for name in ordered]
+    for inner in sorted(path for path in folder.glob("*") if path.is_dir()):
+        below = _pages(docs, inner)
+        entries += [{inner.name.capitalize(): below}] if below else []
+    return entries
 
 
 def _relative(path: Path, docs: Path) -> str:
-    return path.relative_to(docs).as_posix()
+    return path.relative_to(docs).with_suffix(".md").as_posix()  # a notebook becomes a page, too
 
 
 def nav_title(path: Path) -> str:
     """A page's title as far as its first colon, or behind it where the part before is the folder's name."""
-    title = re.search(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    title = re.search(r'(?:^|")# (.+?)(?:\\n|"|$)', path.read_text(encoding="utf-8"), re.MULTILINE)  # or of a notebook
     if title is None:
         return path.stem
     before, _, behind = title[1].replace("`", "").partition(": ")
@@ -117,16 +99,25 @@ def nav_title(path: Path) -> str:
 def on_files(files: Any, config: Any) -> Any:
     for name, page in ROOT_PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text(encoding="utf-8")))
+    files.append(File.generated(config, ERRORS, content=errors()))
     files.append(File.generated(config, "assets/icon.svg", abs_src_path=str(ROOT / "frontend/src/icon.svg")))
     return files
 
 
+@cache
+def errors() -> str:
+    made = subprocess.run(
+        [sys.executable, ROOT / "docs" / "errors_page.py"], capture_output=True, text=True, check=False
+    )
+    if not made.stdout:
+        log.warning(made.stderr)
+    return made.stdout
+
+
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
     name = page.file.src_uri
-    if page.is_homepage:
-        page.meta["hide"] = ["navigation", "toc"]  # not in the file itself, where GitHub would show it
-    elif name in LONG_HEADINGS:
-        page.meta["hide"] = ["toc"]
+    if name == "log.md":
+        page.meta["hide"] = ["toc"]  # its headings are sentences: the list would be as long as the page
     for place, boost in BOOST.items():
         if name.startswith(place):
             page.meta["search"] = {"boost": boost}

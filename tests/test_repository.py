@@ -86,7 +86,7 @@ def test_contributing_prints_the_tree():
     assert {name for name, _ in re.findall(r"^  (\w+)/ +(\S.*)$", tree, re.MULTILINE)} == real
 
 
-README_WORDS = 700
+README_WORDS = 650
 
 
 def test_the_readme_is_short():

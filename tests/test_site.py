@@ -175,21 +175,29 @@ def test_a_list_may_follow_a_paragraph():
 def test_a_folder_becomes_navigation(tmp_path):
     pages = {"index.md": "# I\n[z](z.md)", "a.md": "# Long: words", "z.md": "# T: the end", "more/m.md": "# M"}
     write_pages(tmp_path / "t", pages)
-    (entry,) = hook._expanded({"T": "t/*"}, tmp_path, set())
+    (entry,) = hook._expanded([{"T": "t/*"}], tmp_path)
     assert entry == {"T": ["t/index.md", {"The end": "t/z.md"}, {"Long": "t/a.md"}, {"More": [{"M": "t/more/m.md"}]}]}
-    assert hook._expanded({"None": "none/*"}, tmp_path, set()) == []
+    assert hook._expanded([{"None": ["none/*"]}], tmp_path) == []
+    assert hook._expanded({"T": ["a.md", {"N": "n.md"}]}, tmp_path) == [{"T": ["a.md", {"N": "n.md"}]}]
 
 
-def test_headings_of_an_index_group_the_navigation(tmp_path):
-    pages = {"index.md": "# H\n## G\n[b](b.md)\n## E\nno page", "a.md": "# A", "b.md": "# B"}
-    write_pages(tmp_path / "howto", pages)
-    (entry,) = hook._expanded({"H": "howto/*"}, tmp_path, set())
-    assert entry == {"H": ["howto/index.md", {"G": [{"B": "howto/b.md"}]}, {"A": "howto/a.md"}]}
+def test_a_notebook_is_a_page_that_is_called_after_its_heading(tmp_path):
+    cell = {"cell_type": "markdown", "source": ["# Fit your own scans: in a notebook\n", "text"]}
+    for indent in (None, 1):
+        (tmp_path / "n.ipynb").write_text(json.dumps({"cells": [cell]}, indent=indent))
+        assert hook._pages(tmp_path, tmp_path) == [{"Fit your own scans": "n.md"}]
 
 
-def test_pages_that_are_hidden_or_found_first_exist():
-    places = [*hook.BOOST, *hook.LONG_HEADINGS]
-    assert [one for one in places if one not in hook.ROOT_PAGES.values() and not (ROOT / "docs" / one).exists()] == []
+def test_the_site_has_at_most_six_tabs():
+    navigation = (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].partition("\n\n")[0]
+    assert re.findall(r"^  - ([\w-]+):", navigation, re.MULTILINE) == [
+        *("Start", "How-to", "Concepts", "Results", "Reference", "Project")
+    ]
+
+
+def test_pages_that_are_found_first_exist():
+    made = {hook.ERRORS, *hook.ROOT_PAGES.values()}
+    assert [one for one in hook.BOOST if one not in made and not (ROOT / "docs" / one).exists()] == []
 
 
 def test_a_formula_is_drawn_or_refused():
@@ -315,3 +323,19 @@ def test_pages_fit_a_phone(site, browser):
         page.goto((site / f"{name}.html").as_uri())
         wide += [name] if page.evaluate("document.documentElement.scrollWidth") > 390 else []
     assert wide == []
+
+
+@pytest.mark.slow
+def test_the_box_of_errors_finds_a_message(site, browser):
+    page, problems = open_page(browser, site / "reference" / "errors.html")
+    rows = page.locator("article tbody tr:visible")
+    every = rows.count()
+    assert every > 150
+    page.fill(".errors-search input", "sensitivity is 3; give a share")
+    assert {text.partition(" is")[0] for text in rows.all_inner_texts()} == {"sensitivity"}
+    assert page.locator("article h2:visible").all_inner_texts() == ["fit¶", "Lines that the calls share¶"]
+    page.fill(".errors-search input", "xylophone")
+    assert rows.count() == 0
+    page.fill(".errors-search input", "")
+    assert rows.count() == every
+    assert problems == []

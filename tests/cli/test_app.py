@@ -1,5 +1,6 @@
 """The command line's frame: version, help and unknown words."""
 
+import re
 import subprocess
 import sys
 
@@ -16,6 +17,16 @@ def test_version():
     result = runner.invoke(app, ["--version"])
     assert result.exit_code == 0
     assert result.stdout == f"nguide {__version__}\n"
+
+
+def test_help_is_one_screen_that_begins_with_four_commands():
+    printed = runner.invoke(app, ["--help"], env={"COLUMNS": "100"}).stdout.splitlines()
+    assert len(printed) <= 40
+    panels = [number for number, line in enumerate(printed) if line.startswith("╭")]
+    assert "Start here" in printed[panels[0]]
+    rows = printed[panels[0] + 1 : panels[1] - 1]
+    assert [row.split()[1] for row in rows] == ["fit", "predict", "view", "demo"]
+    assert all(re.match(r"│ [a-z]+ +[A-Z]", line) for line in printed if line.startswith("│")), "one line a command"
 
 
 @pytest.mark.parametrize("words", ["", "--help", "-h", "encode -h", "store --help", "store show -h", "weights -h"])

@@ -27,7 +27,7 @@ from small_command import every_command, nguide
 from small_disk import small_disk
 from small_study import make_store, write_splits
 
-PAGE = Path(__file__).parents[2] / "docs" / "howto" / "exit-codes.md"
+PAGE = Path(__file__).parents[2] / "docs" / "howto" / "command-line.md"
 
 HANGS = 600
 """Seconds after which a process hangs, on however slow a machine."""

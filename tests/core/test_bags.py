@@ -145,7 +145,7 @@ NAN = "scan 'b', position 1, feature 2: value nan"
     ],
 )
 def test_what_cannot_be_a_scan_or_a_choice_of_scans_is_refused(call, message: str, unchecked: None) -> None:
-    """Beside what docs/reference/errors.md has."""
+    """Beside what docs/errors_page.py has."""
     with pytest.raises(UserError, match=message):
         call()
 

@@ -107,6 +107,6 @@ DESCRIBED = [EMPTY.summary, lambda: EMPTY.mean_length, lambda: EMPTY.receptive_f
     ],
 )
 def test_what_cannot_be_described_is_refused(call: Callable[[], object], message: str) -> None:
-    """Beside what `localization` refuses in docs/reference/errors.md."""
+    """Beside what `localization` refuses in docs/errors_page.py."""
     with pytest.raises(UserError, match=message):
         call()

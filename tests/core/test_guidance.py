@@ -411,7 +411,7 @@ THIRD = torch.full((2, 3), 1 / 3)
     ],
 )
 def test_mistakes_are_named(call: Callable[[], object], message: str, unchecked: None) -> None:
-    """Beside those of docs/reference/errors.md."""
+    """Beside those of docs/errors_page.py."""
     with pytest.raises(UserError, match=message):
         call()
 

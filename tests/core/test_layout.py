@@ -42,7 +42,7 @@ def test_moving_a_layout_to_its_own_device_changes_nothing() -> None:
     ],
 )
 def test_wrong_bags_are_named(bags: torch.Tensor, message: str, unchecked: None) -> None:
-    """Beside those of docs/reference/errors.md."""
+    """Beside those of docs/errors_page.py."""
     with pytest.raises(UserError, match=message):
         as_rows(torch.zeros(5, 2), bags)
 

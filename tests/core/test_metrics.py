@@ -248,6 +248,6 @@ FOUR = torch.zeros(4)
     ],
 )
 def test_what_does_not_fit_is_refused(call: Callable[[], object], message: str, unchecked: None) -> None:
-    """Beside what docs/reference/errors.md has."""
+    """Beside what docs/errors_page.py has."""
     with pytest.raises(UserError, match=message):
         call()

@@ -240,7 +240,7 @@ def test_a_model_is_built_with_its_options(method: str) -> None:
     ],
 )
 def test_options_that_a_method_does_not_have(method: str, options: dict[str, object], message: str) -> None:
-    """Beside those of docs/reference/errors.md."""
+    """Beside those of docs/errors_page.py."""
     with pytest.raises(UserError, match=message):
         build_model(method, **options)
 

@@ -153,7 +153,7 @@ class Own(torch.nn.Module):
         return self.output(self.classifier(features))
 
 
-@pytest.mark.parametrize(  # the page of errors (docs/reference/errors.md) has the others
+@pytest.mark.parametrize(  # the page of errors (docs/errors_page.py) has the others
     ("model", "options", "message"),
     [
         (Own(torch.sigmoid), {"features": 4}, "Own returned Tensor; give a model that takes"),

@@ -154,7 +154,7 @@ HALF = [0, 1] * 4
 NAN = torch.tensor([[0.0] * 4] * 2 + [[np.nan] * 4])
 
 
-@pytest.mark.parametrize(  # the page of errors (docs/reference/errors.md) has the others
+@pytest.mark.parametrize(  # the page of errors (docs/errors_page.py) has the others
     ("act", "message"),
     [
         (lambda _: fit_features([1] * 8), "labels have 1 different values"),

@@ -37,7 +37,7 @@ ADAMW = {"optimizer": "adamw", "weight_decay": 0.1, "schedule": "cosine", "class
     ],
 )
 def test_configurations_that_cannot_be(wrong: dict[str, object], message: str) -> None:
-    """Beside those of docs/reference/errors.md."""
+    """Beside those of docs/errors_page.py."""
     with pytest.raises(UserError, match=message):
         Config(**({"method": "ng"} | wrong))
 

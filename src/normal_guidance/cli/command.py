@@ -129,8 +129,10 @@ def make_group(about: str, cls: type[CommandGroup] = CommandGroup, *, help_witho
 # in which the help shows them; the signature says the rest.
 
 
-def add_command(group: typer.Typer, command: Callable[..., None], name: str | None = None) -> None:
-    """Add a command, with the options that its signature and docstring declare."""
+def add_command(
+    group: typer.Typer, command: Callable[..., None], name: str | None = None, *, about: str = "", panel: str = ""
+) -> None:
+    """Add a command, with the options that its signature and docstring declare; `about` is its line in `panel`."""
     # A parameter without a default is an argument, and a flag is off by default.  Instead of `typer.Option`, an
     # annotation may hold what completes the value.  A dataclass stands for options that several commands share.
     parameters, own = list(_parameters(command)), "verbose" in signature(command).parameters
@@ -147,7 +149,8 @@ def add_command(group: typer.Typer, command: Callable[..., None], name: str | No
 
     run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-    group.command(name, help=read_help(command)[0], cls=Command)(run)
+    words = read_help(command)[0]
+    group.command(name, help=words, short_help=about or None, rich_help_panel=panel or None, cls=Command)(run)
 
 
 def read_help(command: Any) -> tuple[str, dict[str, tuple[str, str | None]]]:

@@ -1,6 +1,6 @@
 """How a command ends: an exit code and at most one line on stderr; only a bug shows a traceback.
 
-`ENDINGS` is the table of all exit codes; docs/howto/exit-codes.md prints it.  The codes above 63 are those of
+`ENDINGS` is the table of all exit codes; docs/howto/command-line.md prints it.  The codes above 63 are those of
 sysexits.h; the codes above 128 are 128 plus a signal's number, as in shells.
 
 SIGTERM and SIGHUP raise KeyboardInterrupt, as Ctrl-C does, so that drafts are deleted and worker processes end.  This

@@ -76,7 +76,7 @@ Track = Annotated[
     typer.Option(
         callback=_check_track,
         metavar="TRACKER",
-        help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/track.md.",
+        help="Also write options, curves and final metrics for tensorboard or mlflow; see docs/howto/export.md.",
     ),
 ]
 Device = Annotated[str | None, one_of(DEVICES), option("device")]

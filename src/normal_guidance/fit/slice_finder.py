@@ -170,7 +170,10 @@ class SliceFinder(ClassifierMixin, BaseEstimator):
 
 def two_classes(y: TwoLabels) -> tuple[Shaped[np.ndarray, "two"], Int64[np.ndarray, "scans"]]:
     """The two values of labels, in their order, and for each scan which of them it has."""
-    values = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
+    try:
+        values = np.asarray(y.cpu() if isinstance(y, Tensor) else y)
+    except ValueError as error:  # lists of different lengths
+        raise UserError("labels: got lists of different lengths; give one label per scan") from error
     if values.ndim != 1:
         raise UserError(f"labels of shape {values.shape}; give one label per scan")
     classes, numbers = np.unique(values, return_inverse=True)
