@@ -81,7 +81,7 @@ def encode(
             CT, percentile for MR and for both together.
         field: Encode only the middle of each slice, a square of so many mm, for a small organ in a large image.
         split: Table that nguide split made: normalise with mean and sd of its training scans, as in the paper.
-            Default: the window's range becomes the range of values that the encoder was trained on.
+            Default: with mean and sd of 64 scans, drawn by their names.
         normalize: Normalise with this mean and sd of the windowed values instead, for each window.
         dtype: Number format of the features: float16 or float32.
         repair: Repair known errors in files of RSNA 2019 (intercepts) and RSNA 2023 (bits).

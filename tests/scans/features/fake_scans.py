@@ -13,7 +13,7 @@ import torch
 
 from normal_guidance.base.errors import UnreadableError
 from normal_guidance.scans.features.encoders import Encoder
-from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
+from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, write_manifest
 from normal_guidance.scans.index.problems import Problem
 
@@ -75,18 +75,13 @@ def read_slowly(row: ScanRow, root: Path, *, repair: bool = True) -> tuple[np.nd
     return read(row, root, repair=repair)
 
 
-TRAINED = Statistics((0.25,), (0.5,))
-
-
-def load(
-    device: str = "cpu", precision: str = "float32", *, scale: float = 1.0, trained: Statistics | None = TRAINED
-) -> Encoder:
+def load(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0, unit_range: bool = False) -> Encoder:
     """A random projection."""
     weights = torch.randn(WIDTH, SIZE * SIZE, generator=torch.Generator().manual_seed(1)) * scale
     layer = torch.nn.Linear(SIZE * SIZE, WIDTH, bias=True)
     layer.weight.data, layer.bias.data = weights, torch.arange(WIDTH, dtype=torch.float32)
     module = torch.nn.Sequential(torch.nn.Flatten(), layer).requires_grad_(False).to(device)
-    return Encoder("tiny", 1, SIZE, WIDTH, trained, f"tiny-{scale}", module, device)
+    return Encoder("tiny", 1, SIZE, WIDTH, unit_range, f"tiny-{scale}", module, device)
 
 
 def contents(folder: Path) -> dict[str, bytes]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fake_scans import PREPROCESSING, SIZE, TRAINED, WIDTH, contents, load, make_manifest, make_parts, read
+from fake_scans import PREPROCESSING, SIZE, WIDTH, contents, load, make_manifest, make_parts, read
 
 from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.workers import Pool
@@ -141,17 +141,26 @@ def test_findings_travel_from_the_manifest_to_the_store(scans, tmp_path):
         run(manifest, tmp_path / "other")
 
 
-@pytest.mark.parametrize(("trained", "mean", "sd"), [(None, -100.0, 400.0), (TRAINED, 0.0, 200.0)])
-def test_without_training_scans_the_window_becomes_the_range_of_the_encoder(scans, tmp_path, trained, mean, sd):
-    """0..1 for one that normalises by itself; whatever other scans are there, a scan has the same features."""
-    outcome = run(scans, tmp_path / "store", load=partial(load, trained=trained), statistics=None)
-    about = outcome.store.provenance
-    assert (about["preprocessing"]["mean"], about["preprocessing"]["sd"]) == ([mean], [sd])
-    assert (about["identity"]["normalized_by"], outcome.store.scans["part"][0]) == ("the encoder's range", None)
-    features = expected(scans, scans[2], Statistics((mean,), (sd,)))
-    torch.testing.assert_close(outcome.store.select(["s002"]).bags().features, features)
-    one = run(scans.take([2]), tmp_path / "one", load=partial(load, trained=trained), statistics=None).store
-    torch.testing.assert_close(one.bags().features, features)
+def test_an_encoder_that_normalises_gets_its_range(scans, tmp_path):
+    store = run(scans, tmp_path / "store", load=partial(load, unit_range=True), statistics=None).store
+    about = store.provenance
+    assert (about["preprocessing"]["mean"], about["identity"]["normalized_by"]) == ([-100.0], "the encoder's range")
+    assert store.scans["part"][0] is None
+    features = expected(scans, scans[2], Statistics((-100.0,), (400.0,)))
+    torch.testing.assert_close(store.select(["s002"]).bags().features, features)
+
+
+def test_without_training_scans_some_are_measured_the_same_ones_in_any_order(scans, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoding, "MEASURED", 3)
+    some = encoding.to_measure(scans, None)
+    assert len(some) == 3
+    assert sorted(some.scan_ids) == sorted(
+        encoding.to_measure(scans.take(range(len(scans) - 1, -1, -1)), None).scan_ids
+    )
+    about = run(scans, tmp_path / "store", statistics=None).store.provenance
+    alone = run(some, tmp_path / "alone", statistics=None).store.provenance
+    assert about["preprocessing"] == alone["preprocessing"]
+    assert about["identity"]["normalized_by"] == "some scans"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +261,7 @@ def test_if_all_scans_fail_there_is_no_store(tmp_path):
     with pytest.raises(UserError, match=r"none of the 2 scans could be encoded; read .*store.job/problems.csv, corr"):
         run(manifest, tmp_path / "store")
     assert len(read_problems(tmp_path / "store.job" / "problems.csv")) == 2
-    with pytest.raises(UserError, match=r"none of the 2 training scans could be read.*, and encode again"):
+    with pytest.raises(UserError, match=r"none of 2 scans to measure could be read.*, and encode again"):
         run(manifest, tmp_path / "other", parts=TRAIN, statistics=None)
 
 
@@ -494,10 +503,6 @@ ALL_VAL = {f"s{number:03d}": "val" for number in range(len(LENGTHS))}
     [
         ({"root": Path("nowhere")}, r"the scans' folder nowhere does not exist; give the folder .* \(--root FOLDER\)"),
         ({"preprocessing": replace(PREPROCESSING, windows=(None, None))}, "tiny takes 1 channels, but .* windows is 2"),
-        (
-            {"statistics": None, "preprocessing": replace(PREPROCESSING, windows=(None,))},
-            r"window 'none' keeps .* \(--split FILE\), or .* \(--normalize MEAN,SD\)",
-        ),
         ({"statistics": Statistics((1100.0,), (820.0,))}, "--normalize 1100,820 does not fit the window -100:300, whi"),
         ({"statistics": None, "parts": ALL_VAL}, "no scan of the split is of part 'train'"),
         ({"parts": {"other": "train"}}, r"scan 'other' is not in the manifest \(1 such scans\); make the split again"),

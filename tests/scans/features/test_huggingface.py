@@ -89,7 +89,7 @@ def no_network(monkeypatch) -> list[str]:
 def test_features_are_the_models_own(tmp_path, no_network, kind, size, width, channels):
     model = make(kind)
     encoder = load_encoder(save(tmp_path / "model", model), channels=channels, offline=True)
-    assert (encoder.channels, encoder.size, encoder.width, encoder.trained) == (channels, size, width, None)
+    assert (encoder.channels, encoder.size, encoder.width, encoder.unit_range) == (channels, size, width, True)
     images = torch.rand(3, channels, size, size)
     normalised = (images.expand(-1, 3, -1, -1) - column(IMAGENET_MEAN)) / column(IMAGENET_SD)
     torch.testing.assert_close(encoder.encode(images), features_of(kind, model, normalised))

@@ -79,18 +79,10 @@ def test_normalising_subtracts_and_divides_each_channel():
     np.testing.assert_allclose(apply(normalised, scan), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_a_window_becomes_the_range_that_an_encoder_was_trained_on():
-    """0..1 where it normalises by itself, else as its own images, value by value; of percentiles, which are 0..1."""
-    with pytest.raises(UserError, match=r"'none' keeps all values, .* range is unknown; give a window \(--window head"):
-        Preprocessing(windows=(*HEAD, None)).to_range_of(None)
-    images = apply(Preprocessing(windows=((-100, 300),), size=50).to_range_of(None), make_scan())
-    trained = Statistics((0.4, 0.5), (0.2, 0.25))
-    way = Preprocessing(windows=((-100, 300), Percentiles(5, 95)), size=50)
-    low, high = np.percentile(make_scan()[make_scan() > make_scan().min()], (5, 95))
-    for channel, (bottom, top) in enumerate(((-100, 300), (low, high))):
-        unit = (np.clip(make_scan(), bottom, top) - bottom) / (top - bottom)
-        expected = (unit - trained.mean[channel]) / trained.sd[channel]
-        np.testing.assert_allclose(apply(way.to_range_of(trained), make_scan())[:, channel], expected, atol=1e-4)
+def test_the_unit_range_is_0_to_1():
+    with pytest.raises(UserError, match="'none'; give a window"):
+        Preprocessing(windows=(*HEAD, None)).to_unit_range()
+    images = apply(Preprocessing(windows=((-100, 300),), size=50).to_unit_range(), make_scan())
     assert images.min() == 0
     assert images.max() == 1
     np.testing.assert_allclose(images[:, 0], (np.clip(make_scan(), -100, 300) + 100) / 400, atol=1e-6)
@@ -184,9 +176,9 @@ WAYS = [
     Preprocessing(windows=HEAD, size=518),
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.0,))),
     Preprocessing(windows=HEAD, statistics=Statistics((0.0,), (1.5,))),
-    Preprocessing(windows=HEAD).to_range_of(None),
+    Preprocessing(windows=HEAD).to_unit_range(),
     Preprocessing(windows=HEAD, field=70),
-    Preprocessing(windows=HEAD, field=70.5).to_range_of(None),
+    Preprocessing(windows=HEAD, field=70.5).to_unit_range(),
     Preprocessing(windows=(Percentiles(),)),
     Preprocessing(windows=(Percentiles(0.5, 99.5),)),
     Preprocessing(windows=(Percentiles(), *HEAD), field=70),
@@ -200,7 +192,7 @@ def test_a_description_survives_json_and_has_a_fingerprint_of_its_own():
     assert len({way.fingerprint for way in WAYS}) == len(WAYS)
     for way, text in (
         (
-            Preprocessing(windows=((-100, 300),)).to_range_of(None),
+            Preprocessing(windows=((-100, 300),)).to_unit_range(),
             '{"mean":[-100.0],"sd":[400.0],"size":224,"version":1,"windows":[[-100.0,300.0]]}',
         ),
         (Preprocessing(field=70), '{"field":70.0,"mean":null,"sd":null,"size":224,"version":2,"windows":[null]}'),

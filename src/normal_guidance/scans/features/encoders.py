@@ -28,7 +28,6 @@ from normal_guidance.base.errors import UserError, choose_one_of, reading, reaso
 from normal_guidance.base.system import importing, install_command
 from normal_guidance.base.tensor_files import raw_bytes
 from normal_guidance.scans.features.onnx_engine import TORCH, by_onnx
-from normal_guidance.scans.features.preprocessing import Statistics
 from normal_guidance.scans.features.weights import (
     KNOWN_WEIGHTS,
     fetch_weights,
@@ -55,8 +54,8 @@ class Encoder:
     channels: int
     size: int
     width: int
-    trained: Statistics | None
-    """Mean and sd, by channel, of the values of 0..1 that it was trained on; None: it normalises them itself."""
+    unit_range: bool
+    """Whether it takes values of 0..1, because it normalises them itself; else mean and sd of scans do."""
     fingerprint: str  # sha256 of architecture, weights and `VERSION`; device and precision are not in it
     module: nn.Module
     device: str = "cpu"
@@ -84,8 +83,8 @@ class Encoder:
             return self.module(images.to(self.device, non_blocking=True)).float()
 
 
-_LoadedNetwork = tuple[nn.Module, int, Statistics | None, str]
-"""The network, its size, `trained` and `fingerprint`, as in `Encoder`."""
+_LoadedNetwork = tuple[nn.Module, int, bool, str]
+"""The network, its size, `unit_range` and `fingerprint`, as in `Encoder`."""
 
 
 def load_encoder(
@@ -119,7 +118,7 @@ def load_encoder(
             )
         else:
             loaded = _load_huggingface(name, channels, offline)
-    module, size, trained, print_of = loaded
+    module, size, unit_range, print_of = loaded
     module = module.eval().requires_grad_(False).to(device)
     if precision == "bf16":  # rounds at once what autocast would round for every batch
         for part in module.modules():
@@ -130,7 +129,7 @@ def load_encoder(
         width = module(probe).shape[1]
     if isinstance(module, _MeanOverImage) and probe.device.type == "cpu":  # transformers are as fast in torch
         module = by_onnx(module, name, print_of, probe)
-    return Encoder(name, channels, size, width, trained, print_of, module, device, precision)
+    return Encoder(name, channels, size, width, unit_range, print_of, module, device, precision)
 
 
 def fingerprint(architecture: str, config: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]]) -> str:
@@ -369,7 +368,7 @@ def _load_huggingface(name: str, channels: int, offline: bool) -> _LoadedNetwork
         raise UserError(f"{encoder} gives shape {tuple(features.shape)} for one image, not a vector; choose another")
     deciding = {key: value for key, value in written.items() if key not in _INCIDENTAL}
     tensors = (*module.named_parameters(), *module.named_buffers())
-    return module, size, None, fingerprint("huggingface", deciding, tensors)
+    return module, size, True, fingerprint("huggingface", deciding, tensors)
 
 
 def _refuse_other_models(name: str, model: nn.Module, missing: Iterable[str]) -> None:
@@ -470,10 +469,7 @@ def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
     model = build_vit(weights, HEADS)
     # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
     print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    trained = Statistics(IMAGENET_MEAN, IMAGENET_SD)
-    if channels == 1:  # it stands for all three
-        trained = Statistics(*((sum(values) / 3,) for values in trained))
-    return _ClassToken(model), image_size(weights), trained, print_of
+    return _ClassToken(model), image_size(weights), False, print_of
 
 
 def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
@@ -489,8 +485,7 @@ def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:
     model._fc = nn.Identity()  # the features do not depend on the classifier
     model.to(memory_format=torch.channels_last)  # 1.6 times as fast on the CPU
     print_of = fingerprint("efficientnet-lite0", {}, model.state_dict().items())
-    trained = Statistics((127 / 255,) * channels, (128 / 255,) * channels)  # of bytes, (x - 127) / 128
-    return _MeanOverImage(model), model.input_image_size, trained, print_of
+    return _MeanOverImage(model), model.input_image_size, False, print_of
 
 
 ENCODERS: dict[str, Callable[[Path, int], _LoadedNetwork]] = {

@@ -122,6 +122,8 @@ def _sha256(content: Any) -> str:
 
 DEFAULTS = EncodingOptions()
 
+MEASURED = 64  # scans whose mean and sd normalise all, where no split names training scans: more hardly change them
+
 
 @dataclass(frozen=True, eq=False)
 class EncodingResult:
@@ -157,10 +159,10 @@ def encode(
     It also tries again the scans that an existing store lacks.  The size of `preprocessing` is replaced by the
     encoder's; `dtype` is the store's, as the job itself keeps float32.
     """
-    # `statistics` None: with `parts` the mean of the training scans' means and sds; else, and for an encoder that
-    # normalises by itself, the range that it was trained on (`Encoder.trained`).  `workers` decode (on Ray, per task);
-    # with 0, this process does, and a decoder that crashes ends the job.  `timeout`: seconds for a scan, after which
-    # its worker is ended.
+    # `statistics` None: those of the windows for an encoder that normalises by itself (`Encoder.unit_range`), else the
+    # mean of the means and sds of the training scans or, without `parts`, of `MEASURED` scans.  `workers` decode (on
+    # Ray, per task); with 0, this process does, and a decoder that crashes ends the job.  `timeout`: seconds for a
+    # scan, after which its worker is ended.
     out, root = Path(out).absolute(), _root_of(manifest, root)
     options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
     # With Ray the workers run on other machines; and a store that exists is probably complete.
@@ -168,8 +170,10 @@ def encode(
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
         encoder = load() if ray else load(device=options.device, precision=options.precision)
         preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
-        by = "training scans" if preprocessing.statistics is None else statistics and "given statistics"
-        identity = _identity_of(manifest, encoder, preprocessing, by or "the encoder's range", parts, options)
+        by = "some scans" if parts is None else "training scans"
+        if preprocessing.statistics is not None:
+            by = "given statistics" if statistics else "the encoder's range"
+        identity = _identity_of(manifest, encoder, preprocessing, by, parts, options)
         done = _completed_before(out, identity)
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
@@ -281,13 +285,12 @@ def _normalised(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster
     preprocessing = plan.inputs.preprocessing
     if preprocessing.statistics is not None:
         return plan
-    known, parts, ids = job.statistics(preprocessing.channels), plan.parts or {}, plan.manifest.scan_ids
-    training = plan.manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
+    known, training = job.statistics(preprocessing.channels), to_measure(plan.manifest, plan.parts)
     length_of = dict(zip(training.scan_ids, training.lengths.tolist(), strict=True))
     of = sum(length_of.values())
     if others := known.keys() - length_of.keys():
         raise UserError(
-            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not a training scan; delete the "
+            f"{job.path} has statistics of scan {shorten(min(others))!r}, which is not one to measure; delete the "
             "folder and encode again"
         )
     slices = before = sum(length_of[scan] for scan in known)
@@ -302,11 +305,20 @@ def _normalised(plan: EncodingPlan, job: EncodingJob, machine: Machine | Cluster
     if not usable:
         job.forget()
         raise UserError(
-            f"none of the {len(training)} training scans could be read, so there is no mean and sd to normalise with; "
+            f"none of {len(training)} scans to measure could be read, so there is no mean and sd to normalise with; "
             f"check that they lie in {plan.inputs.decoding.root}, and encode again"
         )
     fitted = preprocessing.with_statistics(combine_statistics(usable))
     return replace(plan, inputs=plan.inputs._replace(preprocessing=fitted))
+
+
+def to_measure(manifest: Manifest, parts: Mapping[str, str] | None) -> Manifest:
+    """The scans whose mean and sd normalise all: those of the part train or, without parts, some drawn by their ids."""
+    ids = manifest.scan_ids
+    if parts is not None:
+        return manifest.take(number for number, scan in enumerate(ids) if parts[scan] == "train")
+    drawn = sorted(range(len(ids)), key=lambda number: hashlib.sha256(ids[number].encode()).digest())
+    return manifest.take(sorted(drawn[:MEASURED]))
 
 
 def _encode_units(
@@ -427,7 +439,7 @@ def _assemble(
     if without:  # so that the next start measures and encodes only what is missing
         provenance[LACKING] = len(without)
         files[VALUES] = sealed_json({"values": values_json(values)})
-        if plan.identity["normalized_by"] == "training scans":
+        if plan.identity["normalized_by"] in ("training scans", "some scans"):
             files[STATISTICS] = statistics_lines(dict(sorted(job.statistics(preprocessing.channels).items())))
     store = write_store(
         plan.out,
@@ -474,9 +486,9 @@ def _fit_preprocessing(
         fitted = fitted.with_statistics(statistics)
         fitted.refuse_misfit()
         return fitted
-    if parts is None or encoder.trained is None:
-        return fitted.to_range_of(encoder.trained)
-    if "train" not in parts.values():
+    if encoder.unit_range:
+        return fitted.to_unit_range()
+    if parts is not None and "train" not in parts.values():
         raise UserError("no scan of the split is of part 'train', so mean and sd are unknown; give another split")
     return fitted
 
@@ -619,8 +631,7 @@ def estimate_encoding(
         if fitted.statistics is None:
             measured, rate = _measure(machine, inputs, next(in_units(rows, len, 4 * options.batch_size)))
             inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
-            lengths = zip(manifest.scan_ids, manifest.lengths.tolist(), strict=True)
-            to_normalise = sum(length for scan, length in lengths if (parts or {}).get(scan) == "train") / rate
+            to_normalise = float(to_measure(manifest, parts).lengths.sum()) / rate
         scans, measured_slices, failed, first_batch, rate = _try(machine, inputs, rows, options.batch_size)
     if len(failed) == scans:
         scan, reason = next(iter(failed.items()))

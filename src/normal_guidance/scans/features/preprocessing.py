@@ -220,19 +220,17 @@ class Preprocessing:
         """This preprocessing, normalised with the training scans' statistics (`combine_statistics`)."""
         return replace(self, statistics=statistics)
 
-    def to_range_of(self, trained: Statistics | None) -> Preprocessing:
-        """This preprocessing with the range of each window in place of the 0..1 that an encoder was `trained` on."""
+    def to_unit_range(self) -> Preprocessing:
+        """This preprocessing with each window mapped to 0..1, for encoders that normalise themselves (`unit_range`)."""
         if any(window is None for window in self.windows):
-            split = "the training scans (--split FILE), " if trained else ""
             raise UserError(
-                "window 'none' keeps all values, so their range is unknown; give a window (--window head, -1000:1000 "
-                f"or percentile), {split}or mean and sd of the values (--normalize MEAN,SD)"
+                "this encoder takes values between a lowest and a highest, but one window is 'none'; give a window, "
+                "for instance head, -1000:1000 or percentile"
             )
-        means, sds = trained or ((0.0,) * self.channels, (1.0,) * self.channels)
         bounds = [_range_of_windowed(window) or (0.0, 1.0) for window in self.windows]
-        means = tuple(low + mean * (high - low) for (low, high), mean in zip(bounds, means, strict=True))
-        sds = tuple(sd * (high - low) for (low, high), sd in zip(bounds, sds, strict=True))
-        return self.with_statistics(Statistics(means, sds))
+        return self.with_statistics(
+            Statistics(tuple(low for low, _ in bounds), tuple(high - low for low, high in bounds))
+        )
 
     def refuse_misfit(self, seen: Range | None = None) -> None:
         """Refuses a mean beyond a window's values (`seen` where it keeps all), or an sd of another size."""
