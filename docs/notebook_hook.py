@@ -58,7 +58,8 @@ def as_page(notebook: Any, stem: str) -> dict[str, str | bytes]:
                 pictures[name] = base64.b64decode(shown["image/png"])
                 lines.append(f"![What the code above draws]({name})")
             elif "text/html" in shown:
-                lines.append(f'<div class="output">{shown["text/html"]}</div>' if shown["text/html"] else "")
+                table = re.sub(r' (border="\d"|class="dataframe")', "", shown["text/html"])
+                lines.append(f'<div class="output">{table}</div>' if table else "")
             elif text := shown.get("text/plain", output.get("text", "")):
                 lines.append(f"```text\n{text.rstrip()}\n```")
     lines.append(f"[Download this notebook]({stem}.ipynb)")

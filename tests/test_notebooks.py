@@ -45,7 +45,7 @@ def test_a_page_has_text_code_and_outputs() -> None:
     made = nbformat.v4
     outputs = [
         made.new_output("display_data", data={"image/png": "iVBORw==", "text/plain": "<Figure>"}),
-        made.new_output("execute_result", data={"text/html": "<p>table</p>", "text/plain": "table"}),
+        made.new_output("execute_result", data={"text/html": '<table class="dataframe">', "text/plain": "table"}),
         made.new_output("display_data", data={"text/html": "", "text/plain": "a bar that has gone"}),
         made.new_output("stream", text="said\n"),
     ]
@@ -56,7 +56,7 @@ def test_a_page_has_text_code_and_outputs() -> None:
         "# Title",
         "```python\nf()\n```",
         "![What the code above draws](own-1.png)",
-        '<div class="output"><p>table</p></div>',
+        '<div class="output"><table></div>',
         "",
         "```text\nsaid\n```",
         "[Download this notebook](own.ipynb)\n",

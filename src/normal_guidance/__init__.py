@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from normal_guidance.fit.hub import pull_from_hub, push_to_hub
     from normal_guidance.fit.slice_finder import SliceFinder
     from normal_guidance.front.fitted_model import fit
-    from normal_guidance.front.predictions import predict
+    from normal_guidance.front.predicted import predict
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.study import figures
     from normal_guidance.sweep.config import Config, Execution, grid

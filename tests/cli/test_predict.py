@@ -26,7 +26,7 @@ from normal_guidance.clinic.results import result_folder
 from normal_guidance.clinic.results.result_folder import write_scan
 from normal_guidance.clinic.viewer.gallery import open_gallery
 from normal_guidance.fit import bundle as bundles
-from normal_guidance.front.predictions import predict
+from normal_guidance.front.predicted import predict
 from normal_guidance.scans.features.encoders import Encoder
 from orthanc import DICOMWEB, MISSING, ORTHANC, running_orthanc
 from small_bundle import copy_series, tiny, use_tiny

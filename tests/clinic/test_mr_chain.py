@@ -13,7 +13,7 @@ from normal_guidance.clinic.predict.new_scans import NotPredicted
 from normal_guidance.clinic.predict.predicting import PredictOptions
 from normal_guidance.clinic.results.result_folder import write_predictions
 from normal_guidance.fit.bundle import bundle_run, load_bundle, write_bundle
-from normal_guidance.front.predictions import predict
+from normal_guidance.front.predicted import predict
 from normal_guidance.scans.features.encoding import encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.windows import Percentiles

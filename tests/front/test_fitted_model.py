@@ -16,7 +16,7 @@ from normal_guidance.base.files import read_json
 from normal_guidance.clinic import NotPredicted, write_predictions
 from normal_guidance.core.bags import Bags
 from normal_guidance.front.fitted_model import FittedModel
-from normal_guidance.front.predictions import Predictions
+from normal_guidance.front.predicted import Predictions
 from normal_guidance.scans.features.store import FeatureStore, write_store
 from normal_guidance.scans.index.problems import Problem
 from normal_guidance.show.figure_style import TRUTH

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
     from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
     from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
-    from normal_guidance.front.predictions import predict
+    from normal_guidance.front.predicted import predict
 
 __all__ = [
     "Bundle",

@@ -23,7 +23,7 @@ from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
 from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
-from normal_guidance.front.predictions import NewScans, Predictions, predict
+from normal_guidance.front.predicted import NewScans, Predictions, predict
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import MANIFEST, read_manifest

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from html import escape
+from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from normal_guidance.base.system import time_text
@@ -102,18 +103,17 @@ def watch(console: Console, title: str, show: Callable[[P], Shown]) -> Iterator[
 @contextmanager
 def _in_notebook() -> Iterator[Callable[[Shown], None]]:
     """A bar that a notebook draws itself, since rich needs ipywidgets for one; it goes when the job ends."""
-    from IPython.display import HTML, display
-
-    cell = display(HTML(""), display_id=True)
+    shown_by = import_module("IPython.display")  # every notebook has it, and nothing else needs it
+    cell = shown_by.display(shown_by.HTML(""), display_id=True)
 
     def write(shown: Shown) -> None:
         share = "" if shown.share is None else f"value={shown.share:.3f}"
-        cell.update(HTML(f"<progress {share}></progress> {escape(f'{shown.title}: {shown.note}')}"))
+        cell.update(shown_by.HTML(f"<progress {share}></progress> {escape(f'{shown.title}: {shown.note}')}"))
 
     try:
         yield write
     finally:
-        cell.update(HTML(""))
+        cell.update(shown_by.HTML(""))
 
 
 @contextmanager
