@@ -398,7 +398,7 @@ THIRD = torch.full((2, 3), 1 / 3)
         (lambda: NormalGuidance()(THIRD, THIRD > 0, lengths=[3, 3]), "attention has a mask and lengths"),
         (
             lambda: NormalGuidance()(torch.tensor([[0.5, 0.5], [0.5, torch.nan]])),
-            "attention of bag 1, head 0, slice 1 is NaN; look for NaN in the features",
+            "attention of bag 1, head 0, position 1 is NaN; look for NaN in the features",
         ),
         (
             lambda: NormalGuidance()(torch.full((5,), 0.3), lengths=[2, 3], positions=torch.rand(1, 5, 2)),

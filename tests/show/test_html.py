@@ -52,9 +52,25 @@ def test_every_block_shows_its_text_as_it_is(picture):
     for tag, block in blocks.items():
         assert (tag, HOSTILE) in Texts(block).found, block
         assert "<script" not in block
-    _, image, _ = Texts(blocks["figcaption"]).attributes
+    _, (_, box), image, _ = Texts(blocks["figcaption"]).attributes
+    assert box == {"class": "wide"}  # which scrolls on a small screen
     content = base64.b64encode(picture.read_bytes()).decode()
     assert image == ("img", {"alt": HOSTILE, "src": f"data:image/png;base64,{content}"})
+
+
+def test_a_link_to_a_scan_is_a_link_in_the_viewer_only_unless_it_has_a_page():
+    (name, attributes), _ = Texts(html.scan_link(HOSTILE, 5)).attributes
+    assert (name, attributes) == ("a", {"data-scan": HOSTILE, "data-slice": "5"})
+    assert Texts(html.scan_link(HOSTILE, page="a/report.html")).attributes[0][1]["href"] == "a/report.html"
+    assert Texts(html.scan_link(HOSTILE)).found == [("bdi", HOSTILE)]
+
+
+def test_a_curve_has_its_peak_its_interval_and_its_marks():
+    parts = dict(Texts(html.curve([0.1, 0.4, 0.2], (2, 3), [2])).attributes)
+    assert parts["polyline"]["points"] == "50.0,40.0 150.0,10.0 250.0,30.0"
+    assert (parts["rect"]["x"], parts["rect"]["width"]) == ("100.0", "200.0")
+    assert parts["circle"]["cx"] == "150.0"
+    assert "rect" not in dict(Texts(html.curve([0.0, 0.0])).attributes)
 
 
 def test_findings_that_are_shown_and_notes_are_marked():

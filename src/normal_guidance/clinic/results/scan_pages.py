@@ -315,15 +315,15 @@ def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
 # The picture names neither patient nor scan, because anonymous results have it, too.
 
 
-Picture = tuple[int, Float[np.ndarray, "_ _"]]  # a position, and the pixels of its slice
+Pictures = Sequence[tuple[int, Float[np.ndarray, "_ _"]]]  # positions, and the pixels of their slices
 
 
-def _across(images: Sequence[Picture]) -> int:
+def _across(images: Pictures) -> int:
     return max(NARROWEST, len(images))
 
 
 @styled
-def plot_strip(prediction: ScanPrediction, images: Sequence[Picture], field: float | None = None) -> Figure:
+def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None = None) -> Figure:
     """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
     heading, heights = _heading(prediction), [*([WIDTH / _across(images) + 0.9] if images else []), CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
@@ -342,9 +342,7 @@ def plot_strip(prediction: ScanPrediction, images: Sequence[Picture], field: flo
     return figure
 
 
-def _draw_key_slices(
-    top: SubFigure, prediction: ScanPrediction, images: Sequence[Picture], field: float | None
-) -> None:
+def _draw_key_slices(top: SubFigure, prediction: ScanPrediction, images: Pictures, field: float | None) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
     across = _across(images)
     panels = np.atleast_1d(top.subplots(1, across))
