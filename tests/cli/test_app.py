@@ -45,7 +45,7 @@ def test_help_answers_and_flags_have_no_type_in_it(words):
         ("fit store --epochs 3", "No such option: --epochs. nguide fit does not have it; sweep, experiment,"),
         ("index scans", "nguide index folder scans --table labels.csv -o INDEX"),
         ("index --table labels.csv scans -o idx", "nguide index folder scans --table labels.csv"),
-        ("fit store splits/split-1.csv -o m", "(splits/split-1.csv). A table of parts goes behind --split."),
+        ("sweep store splits/split-1.csv -o m", "(splits/split-1.csv). A table of parts goes behind --split."),
         ("--no-such-flag", "No such option: --no-such-flag"),
     ],
 )

@@ -548,6 +548,7 @@ class _Training:
     epoch: int | None = None
     members: int | None = None
     folds: int | None = None
+    inputs: str | None = None  # a hash of what `nguide fit` was given
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -24,12 +24,13 @@ from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
 from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
 from normal_guidance.front.predicted import NewScans, Predictions, predict
+from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
 from normal_guidance.show.notebook import notebook_html
-from normal_guidance.show.progress_bar import show_share
+from normal_guidance.show.progress_bar import Shown, show_job
 from normal_guidance.statistics.skill import MeanAuroc
 
 ScansToFit: TypeAlias = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
@@ -178,10 +179,11 @@ def fit(
     measure the result and calibrate intervals; they never train.
 
     Args:
-        scans: `Bags`, a list of `Bag`, a list of arrays `(slices, features)` with `labels`, a store from `open_store`,
-            or the folder of one.  The scans of a store's part "test" are kept for testing, if they are 30 or more.
-        labels: one 0 or 1 per scan, for arrays, or in place of the labels of bags.
-        out: the folder for the model; it must be new or empty.
+        scans: a folder of scans (DICOM, NIfTI) with a table of `labels`, a store from `open_store` or its folder,
+            `Bags`, a list of `Bag`, or a list of arrays `(slices, features)` with `labels`.  The scans of a store's
+            part "test" are kept for testing, if they are 30 or more.
+        labels: the table of a folder of scans (.csv, .parquet), or one 0 or 1 per scan.
+        out: the folder for the model, new or empty; an index and a store of the scans are kept beside it.
         patient_ids: one per scan, for arrays, or in place of those of the bags; a patient's scans share a fold.
             Without it, each array is a patient of its own.
         test: other patients' scans, to measure the model on; arrays as `Bags.from_arrays(arrays, labels)`.
@@ -206,12 +208,13 @@ def fit(
     """
     if not isinstance(out, str | Path):
         raise UserError(f"out: got {type(out).__name__}; it is the folder for the model, such as out='model'")
-    if isinstance(labels, str | Path):  # a table: the scans are a folder of images
-        raise UserError(
-            f"labels: {labels} is a table for a folder of scans; encode the scans first, and give the store"
-        )
     check_device(device)
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, show_job("fit", progress=progress) as (say, watch):
+        if isinstance(labels, str | Path):
+            if not isinstance(scans, str | Path):
+                raise UserError(f"labels: {labels} is a table for a folder of scans; give the folder, or one label a scan")
+            of_images = ScanFolder(Path(scans), Path(labels), device=str(device))
+            scans, labels = scans_to_store(of_images, Path(out), say, watch), None
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):
             raise UserError(f"finding is {finding!r}, but scans in memory have one label without a name; leave it out")
         store = _as_store("scans", scans, Path(folder) / "scans", labels, patient_ids)
@@ -220,17 +223,16 @@ def fit(
             raise UserError(f"store {store.folder} has {len(own_test)} test scans of its own; leave test= out")
         tested = own_test if test is None else _of_finding(_as_store("test", test, Path(folder) / "test"), finding)
         plan = make_plan(train.labels.tolist(), train.patient_ids, seed=seed)
-        with show_share("fit", progress=progress) as watch:
-            made = fit_model(
-                train,
-                out,
-                test=tested,
-                plan=plan,
-                sensitivity=sensitivity,
-                coverage=coverage,
-                device=device,
-                watch=watch,
-            )
+        made = fit_model(
+            train,
+            out,
+            test=tested,
+            plan=plan,
+            sensitivity=sensitivity,
+            coverage=coverage,
+            device=device,
+            watch=lambda share: watch(Shown("fitting", share, f"{share:.0%}")),
+        )
     return FittedModel(Path(out), made, train.scans)
 
 
