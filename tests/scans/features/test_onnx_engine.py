@@ -2,7 +2,6 @@
 
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import onnxruntime
 import pytest
@@ -16,7 +15,7 @@ from normal_guidance.base.workers import Pool
 from normal_guidance.scans.features import encoding_machine, onnx_engine
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding_job import job_folder
-from normal_guidance.scans.features.encoding_machine import Inputs, Machine
+from normal_guidance.scans.features.encoding_machine import Inputs, Machine, Setup
 from normal_guidance.scans.features.onnx_engine import CHECKED, IMAGES, TOLERANCE, TORCH, OnnxNetwork, by_onnx
 from normal_guidance.scans.features.windows import Decoding
 
@@ -202,10 +201,11 @@ def test_a_job_goes_on_with_its_engine_only(scans, tmp_path):
 
 
 def test_a_machine_of_a_cluster_with_another_engine_is_refused(scans, monkeypatch):
-    machine = Machine(SimpleNamespace(options=OPTIONS), load(), Pool(0))
+    setup = Setup(load, "tiny-1.0", TORCH, torch.__version__, OPTIONS, workers=0, timeout=60.0)
+    machine = Machine(setup, load(), Pool(0))
     monkeypatch.setattr(encoding_machine, "_machine", lambda *_: machine)
     inputs = Inputs(Decoding(read, scans.root, True), PREPROCESSING)
     unit = (inputs, 0, [next(iter(scans))])
-    assert encoding_machine._encode("job", SimpleNamespace(engine=TORCH), *unit)[0] == 0
+    assert encoding_machine._encode("job", setup, *unit)[0] == 0
     with pytest.raises(UserError, match="of the Ray cluster encodes by torch, not by other 1; install the same"):
-        encoding_machine._encode("job", SimpleNamespace(engine="other 1"), *unit)
+        encoding_machine._encode("job", replace(setup, engine="other 1"), *unit)
