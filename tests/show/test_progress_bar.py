@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from rich import console
 
-from normal_guidance.show.progress_bar import show_share
+from normal_guidance.show.progress_bar import Shown, show_job
 
 
 class Cell:
@@ -35,9 +35,9 @@ def cell(monkeypatch: pytest.MonkeyPatch) -> Cell:
 
 
 def work(progress: bool) -> None:
-    with show_share("<fit>", progress=progress) as watch:
+    with show_job("<fit>", progress=progress) as (_, watch):
         for share in (0.0, 0.5):
-            watch(share)
+            watch(Shown("<fit>", share, f"{share:.0%}"))
         raise KeyboardInterrupt
 
 

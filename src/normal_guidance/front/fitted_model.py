@@ -24,8 +24,8 @@ from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
 from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
 from normal_guidance.front.predicted import NewScans, Predictions, predict
-from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
+from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
@@ -212,7 +212,9 @@ def fit(
     with TemporaryDirectory() as folder, show_job("fit", progress=progress) as (say, watch):
         if isinstance(labels, str | Path):
             if not isinstance(scans, str | Path):
-                raise UserError(f"labels: {labels} is a table for a folder of scans; give the folder, or one label a scan")
+                raise UserError(
+                    f"labels: {labels} is a table for a folder of scans; give the folder, or one label a scan"
+                )
             of_images = ScanFolder(Path(scans), Path(labels), device=str(device))
             scans, labels = scans_to_store(of_images, Path(out), say, watch), None
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):

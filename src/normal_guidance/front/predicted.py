@@ -30,7 +30,7 @@ from normal_guidance.front.scan_figure import plot_scan, slices_under
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.show.figure_style import rounded
 from normal_guidance.show.notebook import notebook_html
-from normal_guidance.show.progress_bar import show_share
+from normal_guidance.show.progress_bar import Shown, show_job
 from normal_guidance.statistics.calibration import describe
 
 NewScans: TypeAlias = ScansLike | str | Path | Sequence[str | Path]  # files and folders, or features
@@ -157,10 +157,10 @@ def predict(
         anonymize=options.anonymize,
     )
     total, outcomes = len(found.rows) + len(found.unusable), []
-    with show_share("predict", progress=progress) as watch:
+    with show_job("predict", progress=progress) as (_, watch):
         for outcome in predict_found(found, model, encoder, options):
             outcomes.append(outcome)
-            watch(len(outcomes) / total)
+            watch(Shown("predict", len(outcomes) / total, f"{len(outcomes)} of {total} scans"))
     return Predictions(outcomes, model)
 
 

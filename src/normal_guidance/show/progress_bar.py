@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from html import escape
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
@@ -117,17 +118,13 @@ def _in_notebook() -> Iterator[Callable[[Shown], None]]:
 
 
 @contextmanager
-def show_share(title: str, *, progress: bool) -> Iterator[Callable[[float], None]]:
-    """Yield a function for the share that is done, shown where a person looks on: on a terminal, in a notebook."""
+def show_job(title: str, *, progress: bool) -> Iterator[tuple[Callable[[str], None], Callable[[Shown], None]]]:
+    """Yield what receives lines and the progress, shown where a person looks on: on a terminal, in a notebook."""
     from rich.console import Console
 
     console = Console(stderr=True)
     if not progress or not (console.is_terminal or console.is_jupyter):
-        yield lambda share: None
+        yield (lambda line: None), (lambda shown: None)
         return
-
-    def show(share: float) -> Shown:
-        return Shown(title, share, f"{share:.0%}")
-
-    with watch(console, title, show) as update:
-        yield update
+    with watch(console, title, lambda now: now) as update:
+        yield partial(say, console), update
