@@ -42,6 +42,7 @@ summary { cursor: pointer; font-weight: 600; } pre { font-size: 14px; overflow-x
 @media (max-width: 640px) {
 main { padding: 16px 14px 60px; } h1 { font-size: 23px; overflow-wrap: anywhere; } h2 { margin-top: 30px; }
 p, li { overflow-wrap: anywhere; } figure img { min-width: 640px; } .flag { max-width: none; }
+td:first-child { white-space: normal; min-width: 110px; } th, td { padding-right: 9px; }
 .cards thead { display: none; } .cards tr { display: flex; flex-wrap: wrap; gap: 2px 14px; padding: 8px 0; }
 .cards td, .cards tbody tr:nth-child(even) td { background: none; border: 0; padding: 0; text-align: left; }
 .cards td { white-space: normal; } .cards td:first-child, .cards td.look { flex: 0 0 100%; }
