@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 
 def fit(
     scans: Annotated[Path, typer.Argument(metavar="SCANS", help="Folder of scans (DICOM, NIfTI), or a feature store.")],
-    out: Out,
     labels: Annotated[Path | None, typer.Argument(metavar="[LABELS]", show_default=False)] = None,
+    out: Out = Path("model"),
     split: Path | None = None,
     keep_test: bool = False,
     sensitivity: float | None = None,

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import torch
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import difference
 from normal_guidance.base.system import count_text, peak_bytes, size_text, time_text
 from normal_guidance.fit.fit_ensemble import estimate_fit, make_plan
 from normal_guidance.scans.features.encoders import load_encoder
@@ -57,6 +56,10 @@ class ScanFolder:
     offline: bool = False
 
     def __post_init__(self) -> None:
+        if not self.scans.is_dir():
+            raise UserError(f"{self.scans} is not a folder; give the folder of the scans")
+        if not self.table.is_file():
+            raise UserError(f"{self.table} is not a file; give the table of labels (.csv, .parquet)")
         Preprocessing(windows=parse_windows(self.window or "none"), field=self.field)  # refused before the work
 
     def index(self, out: Path, say: Say, watch: Watch) -> Manifest:
@@ -89,16 +92,16 @@ class ScanFolder:
 
     def _check(self, out: Path, manifest: Manifest) -> None:
         """Refuse an index of other scans or labels."""
-        now = {
-            "root": str(self.scans.resolve()),
-            "table_sha256": sha256(self.table.read_bytes()).hexdigest() if self.table.is_file() else None,
-            "findings": [finding.as_json() for finding in self.findings],
-        }
-        then = {name: manifest.about.get(name, [] if name == "findings" else None) for name in now}
-        if changed := difference(then, now):
+        table = sha256(self.table.read_bytes()).hexdigest()
+        then = [manifest.about.get(name) for name in ("root", "table_sha256", "findings")]
+        now = [str(self.scans.resolve()), table, [finding.as_json() for finding in self.findings] or None]
+        changed = [
+            name for name, old, new in zip(("folder", "table", "findings"), then, now, strict=True) if old != new
+        ]
+        if changed:
             raise UserError(
-                f"{out} is the index of another folder or table: {changed}; delete it, or give another folder for the "
-                "model (-o)"
+                f"{out} was made of another {' and '.join(changed)} than {self.scans} and {self.table}; delete it, or "
+                "give another folder for the model (-o)"
             )
 
     def _window(self, manifest: Manifest) -> str:

@@ -45,7 +45,7 @@ def match_files(root: Path, table: Path, names: Mapping[str, str], report: Repor
                 break
     if not found:
         paths = [PurePosixPath(file.replace("!", "/")) for file in files]
-        there = sorted({stem_of(str(path if is_nifti(path.name) else path.parent)) for path in paths})
+        there = sorted({stem_of(str(path if is_nifti(path.name) else path.parent)) for path in paths} - {""})
         sides = both_sides("the table", names.values(), "the folder", there)
         raise UserError(
             f"no scan of {table} is in {root} ({sides}); correct the names, or add a column path with each "

@@ -177,7 +177,7 @@ def patient_of(scan_id: str, headers: Sequence[Header], report: Report) -> str:
         detail = ", ".join(f"{name or 'none'} ({files[name]} files)" for name in sorted(files))
         action = f"counts as {patient}" if patient else alone
         report(Problem(scan_id, "", "mixed_patient", f"PatientID {detail}", action))
-    elif not patient:
+    elif not patient and not is_nifti(headers[0].file):  # which has no field for it
         report(Problem(scan_id, "", "no_patient", "PatientID is missing or empty", alone))
     return patient
 
