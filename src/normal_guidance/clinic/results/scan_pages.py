@@ -79,6 +79,7 @@ def _one_a_scan(lines: Iterable[Line]) -> list[Line]:
 
 SIDES = {None: "no threshold", True: "positive", False: "negative"}  # the result by the threshold, in words
 READ_FIRST = "Caution: read this before the result"  # the title of the banner with a scan's cautions
+KEYS_SHOWN = "Key slices in the encoder's window, from the feet to the head, and the attention"
 LISTED = 50  # a page shows at most so many problems; prediction.json has all
 
 
@@ -92,8 +93,8 @@ def scan_page(
 ) -> str:
     """Make report.html of a scan, with the picture of each finding inside and the problems of writing its results."""
     caption = (
-        "Key slices in the encoder's window, from the feet to the head, and the attention along the scan. An interval "
-        "is shaded; the dashed line is the normal distribution with the attention's mean and variance."
+        f"{KEYS_SHOWN if prediction.has_images else 'The attention'} along the scan. An interval is shaded; the dashed "
+        "line is the normal distribution with the attention's mean and variance."
     )
     if bundle.preprocessing is not None and bundle.preprocessing.field is not None:
         caption += f" The encoder saw what is inside the dashed frame: {bundle.preprocessing.field:g} mm."
