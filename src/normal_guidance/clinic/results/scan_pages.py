@@ -24,15 +24,7 @@ from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.scans.features.windows import (
-    Percentiles,
-    Window,
-    apply_windows,
-    in_field,
-    middle,
-    plane_of,
-    range_of,
-)
+from normal_guidance.scans.features.windows import Window, middle, plane_of, read_windowed
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
 from normal_guidance.show import html
@@ -291,15 +283,8 @@ def draw_strip(
     # slice's middle that the encoder saw, of which percentiles are (None: the whole slice).
     if not prediction.has_images:
         return save(plot_strip(prediction, []), path)
-    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
-
-    row, places = prediction.row, sorted(prediction.key_positions)
-    if isinstance(window, Percentiles):  # only these need the other slices
-        whole, _ = read_volume(row, prediction.root, repair=repair)
-        window, volume = range_of(window, in_field(whole, row.pixel_spacing, field)), whole[places]
-    else:
-        volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
-    (images,) = apply_windows(volume, [window])
+    places = sorted(prediction.key_positions)
+    images = read_windowed(prediction.row, prediction.root, places, window, field, repair=repair)
     _save_small(images, path.with_suffix(".jpg"))
     return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
 
