@@ -101,7 +101,7 @@ def fit(
         need_extras("nguide fit of scans", "dicom", "encoders")
     from normal_guidance.fit.fit_ensemble import make_plan
     from normal_guidance.fit.fit_page import PAGE, leaderboard
-    from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, training_scans
+    from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, inputs_of, training_scans
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
     from normal_guidance.statistics.calibration import describe
@@ -144,7 +144,7 @@ def fit(
         else:
             kept, test = training_scans(opened.of_finding(names[0]) if names else opened, keep_test=keep_test)
             plan = make_plan(kept.labels.tolist(), kept.patient_ids, seed=seed)
-            if finished_before(out, kept, test, plan, sensitivity, coverage):
+            if finished_before(out, inputs_of(kept, test, plan, sensitivity, coverage)):
                 print_result(
                     as_json,
                     {"folder": out, "report": out / PAGE, "complete_before": True},

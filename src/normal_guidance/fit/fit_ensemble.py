@@ -296,10 +296,13 @@ class KindTraining:
                 break
             if staying.double().mean() < 1.0 - LEAVING:
                 going = going[staying]
-                self._keep(staying)
+                for values in (self.parameters, self.momenta):
+                    values.update({name: tensor[staying] for name, tensor in values.items()})
+                for name in ("lr", "l1", "shares", "checks"):
+                    setattr(self, name, getattr(self, name)[staying])
         kept = losses.unflatten(0, (-1, self.together)).argsort(stable=True, dim=1)[:, :KEPT]
         kept = (kept + self.together * torch.arange(len(kept), device=kept.device)[:, None]).flatten()
-        self._forget()
+        del self.data, self.parameters, self.momenta, self.shares, self.checks  # their memory is the next kind's
         return {name: theta[kept].cpu() for name, theta in best.items()}
 
     def _begin(self, chosen: Int[Tensor, "chosen"]) -> None:
@@ -322,16 +325,6 @@ class KindTraining:
         validation = self.validation[:, chosen]
         self.shares = self.training[:, chosen].to(self.device)
         self.checks = (validation / validation.sum(1, keepdim=True).clamp_min(1.0)).to(self.device)
-
-    def _keep(self, staying: Bool[Tensor, "models"]) -> None:
-        for values in (self.parameters, self.momenta):
-            values.update({name: tensor[staying] for name, tensor in values.items()})
-        for name in ("lr", "l1", "shares", "checks"):
-            setattr(self, name, getattr(self, name)[staying])
-
-    def _forget(self) -> None:
-        """Leave the memory to the next kind."""
-        del self.data, self.parameters, self.momenta, self.shares, self.checks
 
     def _step(self, batch: Int[Tensor, "batch"]) -> None:
         rows, layout = self._read(batch)

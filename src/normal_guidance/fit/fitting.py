@@ -78,18 +78,9 @@ def fit_model(
     return ModelFit(**vars(result), bundle=bundle)
 
 
-def finished_before(
-    out: Path,
-    scans: FeatureStore,
-    test: FeatureStore | None,
-    plan: FoldPlan,
-    sensitivity: float | None,
-    coverage: float | None,
-) -> bool:
+def finished_before(out: Path, inputs: str) -> bool:
     """Whether a folder is the complete model of the same scans and options."""
-    if not all((out / name).is_file() for name in (BUNDLE, PAGE)):
-        return False
-    return load_bundle(out).training.get("inputs") == inputs_of(scans, test, plan, sensitivity, coverage)
+    return all((out / name).is_file() for name in (BUNDLE, PAGE)) and load_bundle(out).training.get("inputs") == inputs
 
 
 def inputs_of(

@@ -166,7 +166,13 @@ class Predictor:
             odd = [anonymous_problem(problem, row.scan_id) for problem in odd]
         if encoded.failed:
             return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
-        unsuitable = self._judged(row, _why_not_values(row, encoded, self.bundle))
+        unscaled = [problem.detail for problem in encoded.problems if problem.kind == "no_rescale"]
+        if row.modality in NEEDS_RESCALE and unscaled:
+            reasons = [f"its values are not HU: {unscaled[0]}"]
+        else:
+            (values,), (_, seen) = encoded.values.values(), self.bundle.encoding()
+            reasons = why_not_values(self.bundle.expects.values, row, values, any_scale=seen.has_percentiles)
+        unsuitable = self._judged(row, reasons)
         if unsuitable and not self.options.force:
             return NotPredicted(row.scan_id, unsuitable[0], (*notes, *odd))
         scores = scores_of(self.bundle, encoded.features)
@@ -207,16 +213,6 @@ def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
         them = "it shows" if len(lost) == 1 else "they show"
         reasons.append(f"{len(lost)} of its files cannot be read{where}: what {them} would be missing")
     return reasons
-
-
-def _why_not_values(row: ScanRow, encoded: Encoded, bundle: Bundle) -> list[str]:
-    """Reasons why the values of a decoded scan are not those that the model was trained on."""
-    unscaled = [problem.detail for problem in encoded.problems if problem.kind == "no_rescale"]
-    if row.modality in NEEDS_RESCALE and unscaled:
-        return [f"its values are not HU: {unscaled[0]}"]
-    _, preprocessing = bundle.encoding()
-    (values,) = encoded.values.values()
-    return why_not_values(bundle.expects.values, row, values, any_scale=preprocessing.has_percentiles)
 
 
 def outcome_of(

@@ -285,16 +285,11 @@ def draw_strip(
         return save(plot_strip(prediction, []), path)
     places = sorted(prediction.key_positions)
     images = read_windowed(prediction.row, prediction.root, places, window, field, repair=repair)
-    _save_small(images, path.with_suffix(".jpg"))
-    return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
-
-
-def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
-    """Write all pictures in a row, `SMALL` pixels high."""
     low, high = float(images.min()), float(images.max())
     grey = (255 * (np.hstack(list(images)) - low) / max(high - low, 1.0)).astype(np.uint8)
-    drawn = Image.fromarray(grey).resize((max(1, round(SMALL * grey.shape[1] / grey.shape[0])), SMALL))
-    write_atomically(path, lambda file: drawn.save(file, "JPEG", quality=80))
+    small = Image.fromarray(grey).resize((max(1, round(SMALL * grey.shape[1] / grey.shape[0])), SMALL))
+    write_atomically(path.with_suffix(".jpg"), lambda file: small.save(file, "JPEG", quality=80))
+    return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
 
 
 # The picture names neither patient nor scan, because anonymous results have it, too.
@@ -303,14 +298,11 @@ def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
 Pictures = Sequence[tuple[int, Float[np.ndarray, "_ _"]]]  # positions, and the pixels of their slices
 
 
-def _across(images: Pictures) -> int:
-    return max(NARROWEST, len(images))
-
-
 @styled
 def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None = None) -> Figure:
     """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
-    heading, heights = _heading(prediction), [*([WIDTH / _across(images) + 0.9] if images else []), CURVE_HEIGHT]
+    pictures = [WIDTH / max(NARROWEST, len(images)) + 0.9] if images else []
+    heading, heights = _heading(prediction), [*pictures, CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
@@ -329,7 +321,7 @@ def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None
 
 def _draw_key_slices(top: SubFigure, prediction: ScanPrediction, images: Pictures, field: float | None) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
-    across = _across(images)
+    across = max(NARROWEST, len(images))
     panels = np.atleast_1d(top.subplots(1, across))
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)

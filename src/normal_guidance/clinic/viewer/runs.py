@@ -40,7 +40,8 @@ from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
 BUNDLE, SLICES = "bundle.json", "slices.csv"
-PAGES = {"report.html": "Report", "index.html": "Predictions"}  # what is shown first, and its name
+PAGES = {"report.html": ("Report", BUNDLE), "index.html": ("Predictions", SUMMARY)}
+"""What is shown first, its name, and the file beside it: the report of a model, or the index of new scans."""
 
 AGAIN = "delete the folder and predict again"
 
@@ -60,12 +61,6 @@ def read_summary(folder: Path) -> PredictSummary | None:
     """The summary of new scans; None where `nguide predict` did not make the folder."""
     path = folder / SUMMARY
     return read_json_as(path, PredictSummary, exact=False) if path.is_file() else None
-
-
-def find_page(folder: Path) -> Path | None:
-    """What is shown first: the report of a model, or the index of new scans."""
-    pages = [folder / name for name, mark in zip(PAGES, (BUNDLE, SUMMARY), strict=True) if (folder / mark).is_file()]
-    return next(filter(Path.is_file, pages), None)
 
 
 @dataclass(frozen=True)

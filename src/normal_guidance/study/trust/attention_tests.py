@@ -318,8 +318,13 @@ def draw_curves(
     steps = list(product(kinds, repeats, enumerate(counts)))
     logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": whole.logit / scale} for kind in kinds}
     for done, (kind, (name, repeat, order), (number, count)) in enumerate(steps, start=1):
-        shown = _slices_to_show(order, lengths, count, kind)
-        logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, shown).logit / scale
+        # The slices without the first of an order (at least one is left), or these alone, as they lie in the scan.
+        count = torch.minimum(count, lengths - 1 if kind == "deletion" else lengths)
+        chosen = torch.zeros(len(order), dtype=torch.bool)
+        chosen[order[place_in_bag(lengths) < count[bag_of_rows(lengths)]]] = True
+        shown = ~chosen if kind == "deletion" else chosen
+        selection = SliceSelection(shown.nonzero().squeeze(1), sum_per_bag(shown, lengths))
+        logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, selection).logit / scale
         if watch is not None:
             watch(done / len(steps))
 
@@ -337,18 +342,6 @@ def draw_curves(
         aurocs, means = bootstrap.aurocs(of_kind), bootstrap.means(of_kind, bootstrap.labels == 1)
         curves[kind] = Curves(kind, SHARES, averaged(means), averaged(aurocs), means["whole"], aurocs["whole"])
     return curves
-
-
-def _slices_to_show(
-    order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
-) -> SliceSelection:
-    """The slices without the first of an order (at least one is left), or these alone, as they lie in the scan."""
-    removing = kind == "deletion"
-    counts = torch.minimum(counts, lengths - 1 if removing else lengths)
-    first = torch.zeros(len(order), dtype=torch.bool)
-    first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
-    keep = ~first if removing else first
-    return SliceSelection(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
 Verdict = Literal["passes", "fails", "cannot be told"]
