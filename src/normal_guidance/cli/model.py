@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedFindings, ModelFit
-    from normal_guidance.front.scans_to_store import ScanFolder
 
 
 def fit(
@@ -117,9 +116,19 @@ def fit(
         if labels is None:
             opened = open_store(scans)
         else:
-            from normal_guidance.front.scans_to_store import scans_to_store
+            from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
+            from normal_guidance.scans.index.manifest import parse_findings
 
-            folder = _scan_folder(scans, labels, given, options["device"], offline)
+            if scans.is_file() and labels.is_dir():
+                raise UserError(
+                    f"{scans} is a file and {labels} a folder; give the scans first: nguide fit {labels} {scans}"
+                )
+            chosen: dict[str, Any] = {
+                name.removeprefix("--"): value for name, value in given.items() if value is not None
+            }
+            if findings is not None:
+                chosen["findings"] = parse_findings(findings)
+            folder = ScanFolder(scans, labels, **chosen, device=options["device"], offline=offline)
             if dry_run:
                 forecast = folder.forecast(out, tell, update)
                 print_result(as_json, forecast.as_json(), forecast.lines())
@@ -178,19 +187,6 @@ def fit(
             print_grid(console, replace(leaderboard(model), title=name if len(names) > 1 else ""))
     print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
-
-
-def _scan_folder(scans: Path, labels: Path, given: Mapping[str, Any], device: str, offline: bool) -> ScanFolder:
-    """Return a folder of scans with its options, as they were given."""
-    from normal_guidance.front.scans_to_store import ScanFolder
-    from normal_guidance.scans.index.manifest import parse_findings
-
-    if scans.is_file() and labels.is_dir():
-        raise UserError(f"{scans} is a file and {labels} a folder; give the scans first: nguide fit {labels} {scans}")
-    chosen = {name.removeprefix("--"): value for name, value in given.items() if value is not None}
-    if "findings" in chosen:
-        chosen["findings"] = parse_findings(chosen["findings"])
-    return ScanFolder(scans, labels, **chosen, device=device, offline=offline)
 
 
 def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any], list[str]]:

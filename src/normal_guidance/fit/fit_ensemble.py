@@ -136,7 +136,7 @@ def fit_ensemble(
     kinds: Sequence[MemberKind] | None = None,
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
-    watch: Callable[[float], None] | None = None,
+    watch: Callable[[float], object] = lambda share: None,
 ) -> EnsembleFit:
     """Fit an ensemble, on the CPU in the end.
 
@@ -155,11 +155,15 @@ def fit_ensemble(
     kept = [_read(file, identity) for file in files]
     if begin is not None:
         begin(sum(each.seconds() for each, found in zip(training, kept, strict=True) if found is None))
+
+    def report(number: int, share: float) -> None:
+        watch((number + share) / len(kinds))
+
     fitted, own = [], []
     for number, (each, file) in enumerate(zip(training, files, strict=True)):
         found = kept[number]
         if found is None:
-            found = each.run(partial(_report, watch, number, len(kinds)))
+            found = each.run(partial(report, number))
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_tensors(file, found, {"of": identity})
@@ -184,11 +188,6 @@ def fit_ensemble(
         kinds=tuple(own),
         losses=tuple(log_losses(each.logits, scans.labels).mean().item() for each in own),
     )
-
-
-def _report(watch: Callable[[float], None] | None, number: int, count: int, share: float) -> None:
-    if watch is not None:
-        watch((number + share) / count)
 
 
 def _identity(scans: ScanSet, folds: Tensor, scaling: Scaling, plan: FoldPlan) -> str:
@@ -272,7 +271,7 @@ class KindTraining:
         *_, step, evaluation = times
         return self.epochs * (self.steps * step + self.count / self.batch * evaluation)
 
-    def run(self, watch: Callable[[float], None]) -> Parameters:
+    def run(self, watch: Callable[[float], object]) -> Parameters:
         """Train all models and return the weights of those kept, a group after the other."""
         self._begin(torch.arange(self.count))
         generator = torch.Generator().manual_seed(self.seed)

@@ -149,7 +149,7 @@ def fit_findings(
     *,
     seed: int = 0,
     keep_test: bool = False,
-    watch: Callable[[str, float], None] | None = None,
+    watch: Callable[[str, float], object] = lambda name, share: None,
     **options: Any,
 ) -> FittedFindings:
     """Fit and write a model of each finding, or of those named; those with too few scans are skipped, but not all."""
@@ -162,8 +162,7 @@ def fit_findings(
     notes: dict[str, str] = {}
 
     def report(name: str, number: int, share: float) -> None:
-        if watch is not None:
-            watch(name, (number + share) / len(chosen))
+        watch(name, (number + share) / len(chosen))
 
     with folder_atomically(out) as draft:
         for number, name in enumerate(finding.name for finding in chosen):

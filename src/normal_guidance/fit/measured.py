@@ -309,7 +309,7 @@ def fit_and_measure(
     device: torch.device | str = "cpu",
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
-    watch: Callable[[float], None] | None = None,
+    watch: Callable[[float], object] = lambda share: None,
 ) -> MeasuredFit:
     """Fit an ensemble, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
     check_sensitivity(sensitivity)  # before the work

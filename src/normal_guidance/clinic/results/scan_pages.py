@@ -223,16 +223,13 @@ PICTURED = 500  # the index has small pictures of so many scans, the most probab
 SMALL = 72  # their height in pixels
 
 
-def _glance(prediction: ScanPrediction, folder: Path | None) -> str:
-    """The key slices, from the file of `draw_strip`, and the curve of a scan, for the index."""
-    pictures = [html.picture(small, "key slices") for small in sorted(folder.glob("strip*.jpg"))] if folder else []
-    curve = html.curve(prediction.attention.tolist(), prediction.interval, prediction.key_slices)
-    return "".join([*pictures[:1], curve])
-
-
 def index_page(lines: Sequence[Line], bundle: Bundle, others: Sequence[Problem], seen: Sequence[Seen] = ()) -> str:
     """Make index.html; `lines` are those of `summary_lines`, and keep their order: a scan's findings in one row."""
-    looks = {one.row.scan_id: _glance(one, at if place < PICTURED else None) for place, (one, at) in enumerate(seen)}
+    looks = {}
+    for place, (one, folder) in enumerate(seen):  # the key slices, from the file of `draw_strip`, and the curve
+        small = sorted(folder.glob("strip*.jpg"))[:1] if folder and place < PICTURED else []
+        curve = html.curve(one.attention.tolist(), one.interval, one.key_slices)
+        looks[one.row.scan_id] = "".join([*(html.picture(file, "key slices") for file in small), curve])
     good = [line for line in lines if line["state"] == STATES[0]]
     names = [model.finding.name for model in bundle.each if model.finding] if bundle.further else []
     step = max(1, len(names))

@@ -124,7 +124,7 @@ class Gallery:
                     "part": listed.part,
                     "label": listed.label,
                     "scores": [number(score) for score in listed.scores],
-                    "positive": [None if result is None else result.of(source.group).positive for source in sources],
+                    "positive": [None if result is None else result.of(source.group)["positive"] for source in sources],
                     "flags": list(dict.fromkeys(flags)),
                 }
             )
@@ -231,7 +231,7 @@ class Gallery:
             )
         drawn = runs.curve(attention, heads, score, spacing)
         result = self._results.get(row["scan_id"])
-        return drawn if result is None else {**drawn, **result.of(source.group).within(slices)}
+        return drawn if result is None else {**drawn, **runs.within(result.of(source.group), slices)}
 
     def _names(self, scan: int) -> dict[str, Any]:
         known = self._scans[scan]

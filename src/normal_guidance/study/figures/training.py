@@ -5,7 +5,6 @@ Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -145,13 +144,7 @@ def plot_grid(history: pd.DataFrame) -> Figure:
         handles.append(Patch(fill=False, edgecolor=RED, lw=2, label="chosen"))
     if len(kept) < len(configs):
         handles.append(Patch(facecolor="white", edgecolor="0.6", hatch="////", label="no selectable epoch"))
-    _draw_axes(panel, rates, strengths)
-    panel.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.3, ncols=len(handles))
-    return figure
-
-
-def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) -> None:
-    """Labels of rows and columns, and white lines between the cells."""
+    # Labels of rows and columns, and white lines between the cells.
     panel.hlines(np.arange(len(rates) + 1) - 0.5, -0.5, len(strengths) - 0.5, color="white", lw=1.2, zorder=3)
     panel.vlines(np.arange(len(strengths) + 1) - 0.5, -0.5, len(rates) - 0.5, color="white", lw=1.2, zorder=3)
     panel.set(xlim=(-0.5, len(strengths) - 0.5), ylim=(-0.5, len(rates) - 0.5))
@@ -161,3 +154,5 @@ def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) 
     panel.set_yticks(range(len(rates)), [f"{rate:g}".replace("e-0", "e-") for rate in rates])
     panel.tick_params(length=0)
     panel.spines[["left", "bottom"]].set_visible(False)
+    panel.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.3, ncols=len(handles))
+    return figure

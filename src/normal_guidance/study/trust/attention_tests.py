@@ -18,7 +18,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.core.bags import LabelledScans, ScanSet
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.show.text_tables import digits, interval
+from normal_guidance.show.text_tables import digits
 from normal_guidance.statistics.differences import (
     LEVEL,
     MIN_DEFINED,
@@ -29,6 +29,7 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
+from normal_guidance.statistics.scan_auroc import Estimate
 from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 
@@ -125,22 +126,6 @@ DRAWS = 500  # resampled sets of scans; the standard error from 500 of them is i
 SEED = 0
 
 LEAST_PATIENTS = 5  # patients with positive scans, and with negative ones, that an interval needs to mean anything
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its interval; NaN where there is none."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{digits(self.value)} {interval(self.low, self.high)}"
-
-    @property
-    def known(self) -> bool:
-        return all(map(math.isfinite, (self.value, self.low, self.high)))
 
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)  # stands for a number that could not be measured
