@@ -299,7 +299,17 @@ Pictures = Sequence[tuple[int, Float[np.ndarray, "_ _"]]]  # positions, and the 
 def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None = None) -> Figure:
     """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
     pictures = [WIDTH / max(NARROWEST, len(images)) + 0.9] if images else []
-    heading, heights = _heading(prediction), [*pictures, CURVE_HEIGHT]
+    # Above the pictures: the result, what was looked for and where, and which model did it.
+    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
+    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
+    lines = [
+        f"{named}{_result(prediction)}   |   research only, not for diagnosis",
+        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
+        f"{model[:1].upper()}{model[1:]}.",
+        *prediction.model_cautions,
+    ]
+    heading = [part for line in lines for part in wrap(line, LINE_LETTERS)]
+    heights = [*pictures, CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
@@ -348,19 +358,6 @@ def _draw_letters(panel: Axes, orientation: Sequence[float] | None) -> None:
     for letters, (x, y, across, along) in zip(edges, sides + ends, strict=True):
         text = panel.text(x, y, letters, ha=across, va=along, transform=panel.transAxes, color="white", fontsize=8)
         text.set(fontweight="bold", path_effects=[withStroke(linewidth=2, foreground="black")])
-
-
-def _heading(prediction: ScanPrediction) -> list[str]:
-    """The lines above the pictures: the result, what was looked for and where, and which model did it."""
-    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
-    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
-    lines = [
-        f"{named}{_result(prediction)}   |   research only, not for diagnosis",
-        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
-        f"{model[:1].upper()}{model[1:]}.",
-        *prediction.model_cautions,
-    ]
-    return [part for line in lines for part in wrap(line, LINE_LETTERS)]
 
 
 def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:

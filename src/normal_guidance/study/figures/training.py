@@ -68,7 +68,14 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
     if history["epoch"].max() > LOG_EPOCHS:
         panels[0].set_xscale("log")
         panels[0].xaxis.set_major_formatter("{x:g}")
-    _limit_loss(panels[0], history, winner)
+    # A logarithmic axis that shows the whole winner, but no other loss beyond 1,000 times the median.
+    loss = history["loss"][np.isfinite(history["loss"]) & (history["loss"] > 0)]
+    if len(loss):
+        low, high = max(loss.min(), loss.median() / 1000), min(loss.max(), loss.median() * 1000)
+        if winner is not None:
+            curve = history.loc[history["config"] == winner["config"], "loss"]
+            low, high = min(low, curve.min()), max(high, curve.max())
+        panels[0].set(yscale="log", ylim=(low / 1.15, high * 1.15))
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     return figure
@@ -90,20 +97,6 @@ def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Ser
         winner["epoch"], winner[column], ls="", marker="o", ms=6, color="black", mec="white", zorder=4,
         label=f"selected epoch {winner['epoch']:.0f}, validation AUROC {digits(winner['val_auroc'])}",
     )  # fmt: skip
-
-
-def _limit_loss(panel: Axes, history: pd.DataFrame, winner: pd.Series | None) -> None:
-    """A logarithmic axis that shows the whole winner, but no other loss beyond 1,000 times the median."""
-    loss = history["loss"].to_numpy()
-    loss = loss[np.isfinite(loss) & (loss > 0)]
-    if not len(loss):
-        return
-    usual = np.median(loss)
-    low, high = max(loss.min(), usual / 1000), min(loss.max(), usual * 1000)
-    if winner is not None:
-        curve = history.loc[history["config"] == winner["config"], "loss"]
-        low, high = min(low, curve.min()), max(high, curve.max())
-    panel.set(yscale="log", ylim=(low / 1.15, high * 1.15))
 
 
 def draw_grid(history: pd.DataFrame, path: Path) -> Path:
