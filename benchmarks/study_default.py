@@ -20,6 +20,7 @@ import json
 import logging
 import multiprocessing
 import os
+import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -41,12 +42,14 @@ from normal_guidance.core.prediction import Prediction
 from normal_guidance.fit.fit_ensemble import KINDS, fit_ensemble, make_plan
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.splits import fold_scans
-from normal_guidance.study.drawn import semi_synthetic
 from normal_guidance.sweep.config import Config, Execution, fitting_batch, grid_of_method
 from normal_guidance.sweep.loop import predict_bags
 from normal_guidance.sweep.run import winner_model
 from normal_guidance.sweep.sweep import Winner, sweep
 from report import machine, names
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "docs" / "studies"))
+from variants import semi_synthetic
 
 FOLDS = 5
 SEMI = "semi/"

@@ -22,6 +22,7 @@ import pyarrow as pa
 import torch
 from keep import read, write
 from torch import Tensor
+from variants import semi_synthetic_part
 
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag
 from normal_guidance.core.methods import NAMED
@@ -29,7 +30,6 @@ from normal_guidance.core.metrics import localization
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.splits import fold_scans
 from normal_guidance.statistics.skill import MIDDLE, POSITION_DENSITY, position_density
-from normal_guidance.study.drawn import semi_synthetic_part
 
 FOLDS, SEMI = 5, "semi/"
 

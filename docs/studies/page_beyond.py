@@ -20,6 +20,7 @@ from keep import read, results_of
 from make_page import IMAGES, TABLES, table
 from matplotlib.figure import Figure
 from removed_heads import color_of, title_of
+from variants import VARIANTS
 
 from normal_guidance.show.figure_style import METHOD_MARKERS, WIDTH, save, styled
 from normal_guidance.show.text_tables import NOTHING, digits, p_value, signed
@@ -33,7 +34,6 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.split_results import Metric, SplitResults
-from normal_guidance.study.drawn import VARIANTS
 
 LOCALIZATION: Metric = "localization_auroc"
 SCANS: Metric = "scan_auroc"

@@ -22,13 +22,13 @@ from normal_guidance.core.methods import METHODS, build_model
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.core.prediction import classification
+from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.scans.phantom.drafts import UNEXTENDED, WRONG_INTERCEPT
 from normal_guidance.scans.phantom.plan import ANATOMIES, plan
 from normal_guidance.scans.phantom.rendering import render
 from normal_guidance.statistics.split_results import METRICS, Metric
 from normal_guidance.study.drawn import (
     SEEDS,
-    SemiSynthetic,
     bayes_scan_scores,
     semi_synthetic_part,
     shifted_mean,
@@ -248,7 +248,7 @@ def difficulty() -> str:
     rows = []
     for seed in SEEDS:
         found = []
-        for part in SemiSynthetic._fields:
+        for part in PARTS:
             bags = semi_synthetic_part(seed, part)
             found.append(auroc(bayes_scan_scores(bags), bags.labels).item())
         rows.append((seed, *(digits(value, 4) for value in found)))

@@ -15,7 +15,7 @@ from normal_guidance.base import system
 from normal_guidance.base.system import source_version
 from normal_guidance.cli import doctor as checks
 from normal_guidance.cli import probes
-from normal_guidance.cli.doctor import Check, Diagnosis, check_packages, report_lines, requirements, wrong_packages
+from normal_guidance.cli.doctor import Check, check_packages, report_lines, requirements, wrong_packages
 from small_command import nguide
 
 GOOD = Check("core", "ok", "torch 2.13.0", essential=True)
@@ -240,13 +240,13 @@ def test_only_what_is_essential_decides_the_exit_code(monkeypatch):
         ),
         ([replace(GOOD, state="broken"), extra], 1, "No command works without: core"),
     ):
-        monkeypatch.setattr(checks, "examine", lambda found=found: Diagnosis(None, found))
+        monkeypatch.setattr(checks, "examine", lambda found=found: (None, found))
         assert nguide("doctor", code=code).stdout.splitlines()[-1] == last
         assert json.loads(nguide("doctor", "--json", code=code).stdout)["ok"] is (code == 0)
 
 
 def test_what_is_missing_comes_with_its_purpose_and_its_command():
     extra = Check("extra ray", "missing", "not installed: ray", "several machines", "pip install ray")
-    lines = report_lines(Diagnosis({"id": "5175879274098e", "dirty": True}, [GOOD, extra]))
+    lines = report_lines({"id": "5175879274098e", "dirty": True}, [GOOD, extra])
     assert lines[0] == f"nguide {__version__}, commit 5175879 with changes"
     assert [line.strip() for line in lines[3:5]] == ["for: several machines", "fix: pip install ray"]

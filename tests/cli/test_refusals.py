@@ -83,8 +83,8 @@ REFUSED = {
         "--normalize a,b,c,d --window head,lung": "--normalize a,b,c,d: give MEAN,SD for each of the 2 window(s)",
         "--window brain": "window 'brain' is unknown",
         **{
-            f"--field {side}": f"--field {side}: give the side of the field in millimetres, above 0"
-            for side in ("0", "-5", "nan", "inf", "abc")
+            f"--field {side}": f"field {side} is not a size; give millimetres above 0, for instance 70"
+            for side in ("0", "-5", "nan", "inf")
         },
         "--window none": "the training scans (--split FILE), or mean and sd of the values (--normalize MEAN,SD)",
         "--window percentile --normalize 1100,820": "does not fit the window percentile:1-99, which leaves values fr",

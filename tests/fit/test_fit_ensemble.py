@@ -193,8 +193,8 @@ def test_free_kinds_attend_where_they_are_clearly_better_and_no_worse_kind_score
     assert not chosen(0.0, 0.0, 0.0).shown
 
 
-def test_findings_in_single_slices_that_are_far_apart_are_found_by_free_kinds() -> None:
-    scans = shifted_mean(100, seed=1, features=6, shift=6.0, block=1, blocks=2)
+def test_findings_in_single_slices_that_are_far_apart_are_found_by_free_kinds(studies) -> None:
+    scans = studies.variants.shifted_mean(100, seed=1, features=6, shift=6.0, block=1, blocks=2)
     fitted = fit(scans)
     assert not fitted.choice.usual
     assert {kind.kind.method for kind in fitted.ensemble.kinds if kind.kind.attends} == {"evidence"}

@@ -1,6 +1,5 @@
 """Drawn data: the published digits of the paper's test sets, and Bayes' rule against direct enumeration."""
 
-import itertools
 import math
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.blocks import block_statistics
 from normal_guidance.core.metrics import auroc, localization
 from normal_guidance.core.models import CenteredGaussian, MaxPooling
 from normal_guidance.scans.index.labels import NoduleScan
@@ -22,10 +20,8 @@ from normal_guidance.study import drawn as module
 from normal_guidance.study.drawn import (
     BLOCK,
     SEEDS,
-    SEPARATION,
     SHIFT,
     SIZES,
-    VARIANTS,
     Positions,
     bayes_scan_scores,
     bayes_slice_scores,
@@ -34,7 +30,6 @@ from normal_guidance.study.drawn import (
     lidc_scan_scores,
     lidc_slice_scores,
     read_positions,
-    semi_synthetic,
     semi_synthetic_part,
     shifted_mean,
     split_patterns,
@@ -133,7 +128,6 @@ def test_a_scan_shorter_than_the_block_is_named(oracle):
     assert oracle(bags, block=11).isfinite().all()
     for options, message in (
         ({}, r"scan 'B17' has 11 slices, fewer than a block of 12 \(1 such scans\); leave"),
-        ({"block": 4, "blocks": 2}, r"'B17' has 11 slices, fewer than the 12 that 2 blocks of 4 need \(1 such"),
         ({"block": 0}, "block is 0; give a whole number of at least 1"),
         ({"shift": math.nan}, "shift is nan; give a finite number"),
     ):
@@ -191,88 +185,38 @@ def test_prevalence_may_be_none_or_all_and_a_block_may_fill_the_scan():
     assert bayes_slice_scores(bags, block=3).abs().max() < 1e-15, "every slice is positive for certain"
 
 
-def test_the_three_sets_of_a_repetition_and_of_its_variants(monkeypatch):
+def test_the_three_sets_of_a_repetition(monkeypatch):
     assert SIZES == (10_000, 2_500, 1_000)
     assert len({seed for seeds in SEEDS.values() for seed in seeds}) == 9
     monkeypatch.setattr(module, "SIZES", (4, 3, 2))
-    sets = semi_synthetic(2001)
+    sets = [semi_synthetic_part(2001, part) for part in ("train", "val", "test")]
     assert [bags.scan_ids[0] for bags in sets] == [f"synthetic-{seed}-000000" for seed in (2001, 2002, 2003)]
-    assert sets.val.features.equal(shifted_mean(3, 2002).features)
-    assert sets.test.features.equal(semi_synthetic_part(2001, "test").features)
-    paper, short = semi_synthetic(1001), semi_synthetic(1001, "short_blocks")
-    assert short.train.features.equal(paper.train.features)
-    assert short.test.positive_slices.max() == 6 < paper.test.positive_slices.max()
-    assert semi_synthetic_part(1001, "val", "more_noise").width == 4 * 768
-    assert semi_synthetic_part(2001, "val", "few_scans").features.equal(shifted_mean(250, 2002).features)
+    assert sets[1].features.equal(shifted_mean(3, 2002).features)
 
 
-def arrangements(size: int, block: int, blocks: int) -> list[tuple[range, ...]]:
-    """Every choice of starts whose blocks lie inside and far enough apart, one by one."""
-    return [
-        tuple(range(u, u + block) for u in starts)
-        for starts in itertools.combinations(range(size - block + 1), blocks)
-        if all(second - first >= block + SEPARATION for first, second in itertools.pairwise(starts))
-    ]
-
-
-@pytest.mark.parametrize(
-    ("block", "blocks", "signals"), [(1, 2, 1), (2, 2, 2), (1, 3, 1), (2, 3, 3), (3, 1, 1), (3, 1, 2)]
-)
-def test_oracles_are_the_enumeration_of_all_arrangements(block: int, blocks: int, signals: int):
-    least = blocks * block + (blocks - 1) * SEPARATION
-    lengths, shift = torch.tensor([least, least + 1, least + 5, least + 2]), 0.9
-    bags = Bags(torch.randn(int(lengths.sum()), 4, dtype=torch.float64), lengths, torch.ones(4, dtype=torch.int64))
+def test_oracles_are_the_enumeration_of_all_starts():
+    block, lengths, shift = 3, torch.tensor([3, 4, 8, 5]), 0.9
+    bags = Bags(torch.randn(20, 4, dtype=torch.float64), lengths, torch.ones(4, dtype=torch.int64))
     scans, slices = [], []
     for bag in bags:
-        ratio = (shift * bag.features[:, :signals] - shift**2 / 2).sum(1).exp().tolist()
-        every = arrangements(len(ratio), block, blocks)
-        joint = [math.prod(ratio[j] for places in ranges for j in places) / len(every) for ranges in every]
+        ratio = (shift * bag.features[:, 0] - shift**2 / 2).exp().tolist()
+        every = [range(start, start + block) for start in range(len(ratio) - block + 1)]
+        joint = [math.prod(ratio[j] for j in places) / len(every) for places in every]
         scans.append(math.log(sum(joint)))
-        for j in range(len(ratio)):
-            inside = sum(p for p, ranges in zip(joint, every, strict=True) if any(j in places for places in ranges))
-            slices.append(inside / sum(joint))
-    options = {"block": block, "shift": shift, "blocks": blocks, "signals": signals}
+        inside = [sum(p for p, places in zip(joint, every, strict=True) if j in places) for j in range(len(ratio))]
+        slices += [probability / sum(joint) for probability in inside]
+    options = {"block": block, "shift": shift}
     torch.testing.assert_close(bayes_scan_scores(bags, **options), torch.tensor(scans, dtype=torch.float64))
     probable = bayes_slice_scores(bags, **options).exp()
     torch.testing.assert_close(probable, torch.tensor(slices, dtype=torch.float64))
-    torch.testing.assert_close(bags.layout.pad(probable).sum(1), torch.full((4,), float(block * blocks)).double())
 
 
-def test_every_arrangement_of_blocks_is_as_probable_as_any_other():
-    """Two blocks of 1 in 7 slices have 3 arrangements; bounds are five standard errors wide."""
-    bags = shifted_mean(3_000, 4, features=1, min_slices=7, max_slices=7, block=1, blocks=2, prevalence=1.0)
-    kinds, counts = bags.layout.pad(bags.slice_labels).unique(dim=0, return_counts=True)
-    want = {tuple(int(any(j in one for one in ranges)) for j in range(7)) for ranges in arrangements(7, 1, 2)}
-    assert {tuple(row) for row in kinds.tolist()} == want
-    assert len(want) == 3
-    error = 5 * math.sqrt(len(bags) / 3 * 2 / 3)
-    torch.testing.assert_close(counts.double(), torch.full((3,), len(bags) / 3).double(), rtol=0, atol=error)
-
-
-def test_several_blocks_are_several_by_the_rule_of_blocks():
-    for name, number in (("two_blocks", 2), ("three_blocks", 3)):
-        bags = shifted_mean(200, 1, features=1, **VARIANTS[name].options)
-        positive = bags.positive_slices[bags.labels == 1]
-        assert (positive == BLOCK).all(), "as many positive slices as the paper's one block"
-        assert block_statistics(bags.slice_labels, bags.lengths).bags_by_blocks == {number: len(positive)}
-
-
-@pytest.mark.parametrize("signals", [1, 3])
-def test_the_shift_moves_the_first_features_of_the_block_and_nothing_else(signals):
-    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift, signals=signals) for shift in (0.0, 2.0))
+def test_the_shift_moves_the_first_feature_of_the_block_and_nothing_else():
+    noise, bags = (shifted_mean(50, seed=3, features=5, shift=shift) for shift in (0.0, 2.0))
     expected = noise.features.clone()
-    expected[bags.slice_labels == 1, :signals] += 2.0
+    expected[bags.slice_labels == 1, 0] += 2.0
     assert bags.features.equal(expected)
     assert bags.slice_labels.equal(noise.slice_labels)
-
-
-def test_features_that_share_the_signal_leave_the_ceiling_where_it_is():
-    """Their sum over sqrt(8) is one feature with the paper's shift: the oracles agree, number by number."""
-    told = VARIANTS["eight_signals"].options
-    bags = shifted_mean(100, 6, features=8, **told)
-    one = Bags(bags.features.double().sum(1, keepdim=True) / math.sqrt(8), bags.lengths, bags.labels)
-    torch.testing.assert_close(bayes_scan_scores(bags, **told), bayes_scan_scores(one), rtol=0, atol=1e-9)
-    torch.testing.assert_close(bayes_slice_scores(bags, **told), bayes_slice_scores(one), rtol=0, atol=1e-9)
 
 
 # At the positions of nodules
@@ -391,9 +335,6 @@ WRONG = [
     ({"shift": math.inf}, "shift is inf; give a finite number"),
     ({"prevalence": 1.5}, "prevalence is 1.5; give a probability"),
     ({"seed": -1}, "seed is -1; give a whole number from 0 to 18446744073709551615"),
-    ({"blocks": 0}, "blocks is 0; give a whole number of at least 1"),
-    ({"blocks": 2, "block": 9}, r"a scan may have 20 slices \(2 of them need 22\)"),
-    ({"signals": 0}, "signals is 0; give a whole number from 1 to 2"),
 ]
 """Arguments of `shifted_mean`, and what is said of them."""
 
@@ -404,7 +345,6 @@ WRONG = [
         *((partial(shifted_mean, **({"n": 2, "seed": 1, "features": 2} | options)), text) for options, text in WRONG),
         (lambda: semi_synthetic_part(1002, "test"), "seed 1002 is not one of the paper's; choose one of 1001, 2001"),
         (lambda: semi_synthetic_part(1001, "validation"), "part 'validation' is unknown; choose one of train, val"),
-        (lambda: semi_synthetic_part(1001, "test", "two"), "variant 'two' is unknown; choose one of paper, two_blocks"),
         (lambda: lidc_positions_part(7, "test"), "seed 7 is unknown; choose one of 1001, 2001, 3001"),
         (lambda: Positions.of([NoduleScan("a", 5, ())]), "no nodules on the slices of 1 patients"),
         (lambda: Positions.of([NoduleScan("a", 5, ((0, 5),))]), "scan of a has nodules on all 5 slices"),

@@ -253,7 +253,7 @@ def test_what_nguide_fit_makes_is_a_row_of_a_study(tmp_path, monkeypatch):
     monkeypatch.setattr(experiment, "make_plan", lambda labels, patients, seed: FoldPlan(folds=3, seed=seed))
     train_study(study)
     (result,) = find_results(tmp_path, "own", [ENSEMBLE])
-    train, val, test = data.parts(5)
+    train, val, test = (data.draw(5, part) for part in ("train", "val", "test"))
     names = ("features", "lengths", "labels")
     both = Bags(*(torch.cat([getattr(part, name) for part in (train, val)]) for name in names))
     patients = [*train.patient_ids, *val.patient_ids]

@@ -16,12 +16,11 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from difflib import get_close_matches
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -305,31 +304,29 @@ class _Face(ModuleType):
             super().__setattr__(name, value)
 
 
-def lazy_names(package: str, listed: Sequence[str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """The `__getattr__` and the `__dir__` of a package that imports its names under `if TYPE_CHECKING:` alone."""
-    # What type checkers read there is imported when it is first used.  A wrong name is an AttributeError that suggests
-    # the nearest of the `listed` ones, which are its `__all__`.
+def lazy_names(package: str) -> tuple[list[str], Callable[[str], object], Callable[[], list[str]]]:
+    """The `__all__`, `__getattr__` and `__dir__` of a package with its imports under `if TYPE_CHECKING:` alone."""
+    # What type checkers read there (`from .. import Bag as Bag`, which says that a name is public) is imported when it
+    # is first used.  A wrong name is an AttributeError that suggests the nearest one.
     sys.modules[package].__class__ = _Face
-
-    @cache
-    def homes() -> dict[str, str]:
-        tree = ast.parse(inspect.getsource(sys.modules[package]))
-        blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
-        imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
-        return {alias.name: str(node.module) for node in imports for alias in node.names}
+    tree = ast.parse(inspect.getsource(sys.modules[package]))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    imports = [node for block in blocks for node in block.body if isinstance(node, ast.ImportFrom)]
+    homes = {alias.name: str(node.module) for node in imports for alias in node.names}
+    listed = sorted(homes)
 
     def get(name: str) -> object:
         if name.startswith("__"):  # Python itself asks for such names
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        if name in homes():
-            home = import_module(homes()[name])
+        if name in homes:
+            home = import_module(homes[name])
             return getattr(home, name) if hasattr(home, name) else import_module(f"{home.__name__}.{name}")
         folded = {known.lower().replace("_", ""): known for known in listed}
         near = get_close_matches(name.lower().replace("_", ""), folded, n=1)
-        hint = f"did you mean {folded[near[0]]!r}?" if near else f"it has {', '.join(sorted(listed))}"
+        hint = f"did you mean {folded[near[0]]!r}?" if near else f"it has {', '.join(listed)}"
         raise AttributeError(f"module {package!r} has no attribute {name!r}; {hint}")
 
-    return get, lambda: sorted(listed)
+    return listed, get, lambda: listed
 
 
 def one_per_file(package: ModuleType, attribute: str) -> dict[str, Any]:

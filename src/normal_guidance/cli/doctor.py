@@ -66,9 +66,11 @@ def doctor(as_json: AsJson = False) -> None:
     Exit code 0: everything that all commands need works; 1: part of it is missing or broken. The command reads no scan,
     makes no network call and changes nothing.
     """
-    diagnosis = examine()
-    print_result(as_json, diagnosis.to_dict(), report_lines(diagnosis))
-    if not diagnosis.ok:
+    commit, checks = examine()
+    ok = not any(check.is_wrong and check.essential for check in checks)
+    document = {"format": 1, "ok": ok, "normal_guidance": __version__, "commit": commit}
+    print_result(as_json, document | {"checks": list(map(asdict, checks))}, report_lines(commit, checks))
+    if not ok:
         raise typer.Exit(endings.NOT_ALL.code)
 
 
@@ -89,31 +91,8 @@ class Check:
         return self.state in ("missing", "broken")
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """The results of all checks."""
-
-    commit: Mapping[str, Any] | None
-    checks: Sequence[Check]
-
-    @property
-    def ok(self) -> bool:
-        """Whether every essential part works."""
-        return not any(check.is_wrong and check.essential for check in self.checks)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document that --json prints."""
-        return {
-            "format": 1,
-            "ok": self.ok,
-            "normal_guidance": __version__,
-            "commit": self.commit,
-            "checks": [asdict(check) for check in self.checks],
-        }
-
-
-def examine() -> Diagnosis:
-    """Run all checks; most of the time goes to importing torch and scikit-learn, in parallel."""
+def examine() -> tuple[Mapping[str, Any] | None, list[Check]]:
+    """Run all checks, and name the commit; most of the time goes to importing torch and scikit-learn, in parallel."""
     needed = requirements()
     core = needed.get("", {})
     modules = [module_of(name) for name in core if name not in ("torch", "typer", "rich")]  # the last two run this
@@ -134,20 +113,19 @@ def examine() -> Diagnosis:
         *check_machine(),
         *check_viewer(node),
     ]
-    return Diagnosis(commit, checks)
+    return commit, checks
 
 
-def report_lines(diagnosis: Diagnosis) -> list[str]:
-    commit = diagnosis.commit
+def report_lines(commit: Mapping[str, Any] | None, checks: Sequence[Check]) -> list[str]:
     built = "" if commit is None else f", commit {commit['id'][:7]}{' with changes' if commit['dirty'] else ''}"
-    wide = max(len(check.name) for check in diagnosis.checks)
+    wide = max(len(check.name) for check in checks)
     lines, below = [f"nguide {__version__}{built}"], " " * (wide + 11)
-    for check in diagnosis.checks:
+    for check in checks:
         state = typer.style(f"{'-' if check.state == 'none' else check.state:8}", fg=COLORS[check.state])
         lines.append(f"{state} {check.name:{wide}}  {check.found}")
         if check.is_wrong:
             lines += [f"{below}for: {check.purpose}", f"{below}fix: {check.fix}"]
-    wrong = [check for check in diagnosis.checks if check.is_wrong]
+    wrong = [check for check in checks if check.is_wrong]
     broken = [check.name for check in wrong if check.essential]
     if broken:
         return [*lines, f"No command works without: {', '.join(broken)}"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -49,7 +48,7 @@ def encode(
     out: Out,
     encoder: Annotated[str, one_of(ENCODERS)] = "efficientnet-lite0",
     window: Annotated[str | None, some_of(WINDOWS), typer.Option(show_default=False)] = None,
-    field: Annotated[str | None, typer.Option(metavar="MM")] = None,
+    field: Annotated[float | None, typer.Option(metavar="MM")] = None,
     split: Path | None = None,
     normalize: Annotated[str | None, typer.Option(metavar="MEAN,SD")] = None,
     dtype: Annotated[str, one_of(DTYPES)] = "float32",
@@ -120,7 +119,7 @@ def encode(
     device = device or "cpu"  # on Ray, the other machines check whether they have it
     load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
     arguments: dict[str, Any] = {
-        "preprocessing": Preprocessing(windows=windows, field=_field(field)),
+        "preprocessing": Preprocessing(windows=windows, field=field),
         "read": read_volume,
         "statistics": _statistics(normalize, len(windows)),
         "parts": None if split is None else read_parts(split, manifest),
@@ -176,18 +175,6 @@ def estimate_lines(estimate: EncodingEstimate, out: Path) -> list[str]:
     if estimate.statistics_s:
         first = f", of which {time_text(estimate.statistics_s)} for mean and sd of the training scans"
     return [*lines, f"Estimated time: {time_text(estimate.total_s)}{first}. Nothing was written."]
-
-
-def _field(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        side = float(text)
-    except ValueError:
-        side = 0.0
-    if not 0 < side < math.inf:
-        raise UserError(f"--field {text}: give the side of the field in millimetres, above 0, for instance 70")
-    return side
 
 
 def _statistics(text: str | None, channels: int) -> Statistics | None:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 
     from normal_guidance.fit.bundle import Bundle
     from normal_guidance.fit.fitting import FittedFindings, ModelFit
-    from normal_guidance.front.scans_to_store import ScanFolder
 
 
 def fit(
@@ -101,7 +100,7 @@ def fit(
         need_extras("nguide fit of scans", "dicom", "encoders")
     from normal_guidance.fit.fit_ensemble import make_plan
     from normal_guidance.fit.fit_page import PAGE, leaderboard
-    from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, training_scans
+    from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, inputs_of, training_scans
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
     from normal_guidance.statistics.calibration import describe
@@ -117,9 +116,19 @@ def fit(
         if labels is None:
             opened = open_store(scans)
         else:
-            from normal_guidance.front.scans_to_store import scans_to_store
+            from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
+            from normal_guidance.scans.index.manifest import parse_findings
 
-            folder = _scan_folder(scans, labels, given, options["device"], offline)
+            if scans.is_file() and labels.is_dir():
+                raise UserError(
+                    f"{scans} is a file and {labels} a folder; give the scans first: nguide fit {labels} {scans}"
+                )
+            chosen: dict[str, Any] = {
+                name.removeprefix("--"): value for name, value in given.items() if value is not None
+            }
+            if findings is not None:
+                chosen["findings"] = parse_findings(findings)
+            folder = ScanFolder(scans, labels, **chosen, device=options["device"], offline=offline)
             if dry_run:
                 forecast = folder.forecast(out, tell, update)
                 print_result(as_json, forecast.as_json(), forecast.lines())
@@ -144,7 +153,7 @@ def fit(
         else:
             kept, test = training_scans(opened.of_finding(names[0]) if names else opened, keep_test=keep_test)
             plan = make_plan(kept.labels.tolist(), kept.patient_ids, seed=seed)
-            if finished_before(out, kept, test, plan, sensitivity, coverage):
+            if finished_before(out, inputs_of(kept, test, plan, sensitivity, coverage)):
                 print_result(
                     as_json,
                     {"folder": out, "report": out / PAGE, "complete_before": True},
@@ -178,19 +187,6 @@ def fit(
             print_grid(console, replace(leaderboard(model), title=name if len(names) > 1 else ""))
     print_result(as_json, document, [*lines, f"Report: {out / PAGE}", next_line(out, bundle)])
     track_fits(track, out, models, asked, as_json)
-
-
-def _scan_folder(scans: Path, labels: Path, given: Mapping[str, Any], device: str, offline: bool) -> ScanFolder:
-    """Return a folder of scans with its options, as they were given."""
-    from normal_guidance.front.scans_to_store import ScanFolder
-    from normal_guidance.scans.index.manifest import parse_findings
-
-    if scans.is_file() and labels.is_dir():
-        raise UserError(f"{scans} is a file and {labels} a folder; give the scans first: nguide fit {labels} {scans}")
-    chosen = {name.removeprefix("--"): value for name, value in given.items() if value is not None}
-    if "findings" in chosen:
-        chosen["findings"] = parse_findings(chosen["findings"])
-    return ScanFolder(scans, labels, **chosen, device=device, offline=offline)
 
 
 def _findings_result(out: Path, fitted: FittedFindings) -> tuple[dict[str, Any], list[str]]:

@@ -276,15 +276,11 @@ def choose_execution(device: str | None, precision: str, chunk: int | None = Non
     if index >= there:
         others = f"cuda:0 to cuda:{there - 1}" if kind == "cuda" and there else "cpu"
         raise UserError(f"--device {device}: this machine or torch has none; use {others}")
-    return Execution(device, choose_precision(precision, device), choose_engine(engine, device), chunk)
-
-
-def choose_engine(engine: str, device: str) -> EngineName | None:
-    """Return the engine that was asked for, or None for 'auto'."""
     choose_one_of("--engine", engine, ENGINES)
     if engine in ("recorded", "compiled") and not device.startswith("cuda"):
         raise UserError(f"--engine {engine} is for CUDA; on {device} use auto or packed")
-    return None if engine == "auto" else cast(EngineName, engine)
+    known = None if engine == "auto" else cast(EngineName, engine)
+    return Execution(device, choose_precision(precision, device), known, chunk)
 
 
 def choose_precision(precision: str, device: str) -> Literal["float32", "tf32", "bf16"]:

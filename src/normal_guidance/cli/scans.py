@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -34,8 +33,6 @@ ODDITIES = (
     *("rows_without_image", "indeterminate", "incomplete_organ"),
 )
 COMPRESSIONS = ("none", "rle", "jpeg2000", "jpeg-lossless", "jpeg-ls", "mixed")
-
-MOST_WORKERS = 8  # more processes than this seldom read one disk faster
 
 
 def index(
@@ -85,7 +82,6 @@ def make_watched(
     """Index scans and show the progress; `options` are those of `normal_guidance.scans.index.indexing.index`."""
     from normal_guidance.scans.index.indexing import index as make_index
 
-    count = min(MOST_WORKERS, os.cpu_count() or 1) if workers is None else workers
     title = f"Reading headers in {root}, layout {source}"
 
     def show(now: IndexProgress) -> Shown:
@@ -98,7 +94,7 @@ def make_watched(
                 say(console, f"{title}: begins")
             update(now)
 
-        return make_index(source, root, out, workers=count, watch=report, **options)
+        return make_index(source, root, out, workers=workers, watch=report, **options)
 
 
 def summary_lines(made: Index, out: Path) -> list[str]:

@@ -45,11 +45,11 @@ class ScanRecipe(NamedTuple):
 
     origin: str  # where the user gets the scans, for errors
     window: str
-    field: str  # side, in mm, of each slice's middle that is encoded
+    field: float  # side, in mm, of each slice's middle that is encoded
     normalize: str  # mean and sd of the windowed slices, rounded: the same for all splits, so that one store serves all
 
 
-SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", "70", "1100,820")}
+SCAN_RECIPES = {"prostatex": ScanRecipe("the clone of github.com/rcuocolo/PROSTATEx_masks", "adc", 70.0, "1100,820")}
 """The datasets of `nguide reproduce` that need --root, by their source of `nguide index`."""
 
 ENCODER = "efficientnet-lite0"  # the default encoder: its weights come inside a package

@@ -17,29 +17,19 @@ from typing import TYPE_CHECKING
 from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
-    from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
-    from normal_guidance.clinic.predict.predicting import PredictOptions, predict_features, predict_found
-    from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
-    from normal_guidance.clinic.results.result_folder import prediction_json, write_predictions, write_scan
-    from normal_guidance.fit.bundle import Bundle, bundle_run, load_bundle, write_bundle
-    from normal_guidance.front.predicted import predict
+    from normal_guidance.clinic.predict.new_scans import NotPredicted as NotPredicted
+    from normal_guidance.clinic.predict.new_scans import find_scans as find_scans
+    from normal_guidance.clinic.predict.predicting import PredictOptions as PredictOptions
+    from normal_guidance.clinic.predict.predicting import predict_features as predict_features
+    from normal_guidance.clinic.predict.predicting import predict_found as predict_found
+    from normal_guidance.clinic.predict.scan_prediction import ScanPrediction as ScanPrediction
+    from normal_guidance.clinic.results.result_folder import prediction_json as prediction_json
+    from normal_guidance.clinic.results.result_folder import write_predictions as write_predictions
+    from normal_guidance.clinic.results.result_folder import write_scan as write_scan
+    from normal_guidance.fit.bundle import Bundle as Bundle
+    from normal_guidance.fit.bundle import bundle_run as bundle_run
+    from normal_guidance.fit.bundle import load_bundle as load_bundle
+    from normal_guidance.fit.bundle import write_bundle as write_bundle
+    from normal_guidance.front.predicted import predict as predict
 
-__all__ = [
-    "Bundle",
-    "NotPredicted",
-    "PredictOptions",
-    "ScanPrediction",
-    "bundle_run",
-    "find_scans",
-    "load_bundle",
-    "predict",
-    "predict_features",
-    "predict_found",
-    "prediction_json",
-    "write_bundle",
-    "write_predictions",
-    "write_scan",
-]
-
-
-__getattr__, __dir__ = lazy_names(__name__, __all__)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

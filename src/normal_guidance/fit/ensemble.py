@@ -127,15 +127,12 @@ class Members(nn.Module):
             raise ValueError(f"no weights are of {kind.hidden} hidden units")  # before a model of that size is made
         self.model = initial_model(Config(kind.method, hidden=kind.hidden), scaling.inputs)
         known = {name: parameter.shape for name, parameter in self.model.named_parameters()}
-        if {name: values.shape[1:] for name, values in weights.items()} != known or not len(self._count(weights)) == 1:
+        shapes = {name: values.shape[1:] for name, values in weights.items()}
+        if shapes != known or len({*map(len, weights.values())}) != 1:
             raise ValueError(f"the weights of {kind.method} do not fit {scaling.inputs} inputs")
         for name, values in weights.items():
             owner, _, last = name.rpartition(".")
             setattr(self.model.get_submodule(owner), last, nn.Parameter(values.float(), requires_grad=False))
-
-    @staticmethod
-    def _count(weights: Mapping[str, Tensor]) -> set[int]:
-        return {len(values) for values in weights.values()}
 
     @property
     def weights(self) -> Parameters:

@@ -136,7 +136,7 @@ def fit_ensemble(
     kinds: Sequence[MemberKind] | None = None,
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
-    watch: Callable[[float], None] | None = None,
+    watch: Callable[[float], object] = lambda share: None,
 ) -> EnsembleFit:
     """Fit an ensemble, on the CPU in the end.
 
@@ -155,11 +155,15 @@ def fit_ensemble(
     kept = [_read(file, identity) for file in files]
     if begin is not None:
         begin(sum(each.seconds() for each, found in zip(training, kept, strict=True) if found is None))
+
+    def report(number: int, share: float) -> None:
+        watch((number + share) / len(kinds))
+
     fitted, own = [], []
     for number, (each, file) in enumerate(zip(training, files, strict=True)):
         found = kept[number]
         if found is None:
-            found = each.run(partial(_report, watch, number, len(kinds)))
+            found = each.run(partial(report, number))
             if file is not None:
                 file.parent.mkdir(parents=True, exist_ok=True)
                 write_tensors(file, found, {"of": identity})
@@ -184,11 +188,6 @@ def fit_ensemble(
         kinds=tuple(own),
         losses=tuple(log_losses(each.logits, scans.labels).mean().item() for each in own),
     )
-
-
-def _report(watch: Callable[[float], None] | None, number: int, count: int, share: float) -> None:
-    if watch is not None:
-        watch((number + share) / count)
 
 
 def _identity(scans: ScanSet, folds: Tensor, scaling: Scaling, plan: FoldPlan) -> str:
@@ -272,7 +271,7 @@ class KindTraining:
         *_, step, evaluation = times
         return self.epochs * (self.steps * step + self.count / self.batch * evaluation)
 
-    def run(self, watch: Callable[[float], None]) -> Parameters:
+    def run(self, watch: Callable[[float], object]) -> Parameters:
         """Train all models and return the weights of those kept, a group after the other."""
         self._begin(torch.arange(self.count))
         generator = torch.Generator().manual_seed(self.seed)
@@ -296,10 +295,13 @@ class KindTraining:
                 break
             if staying.double().mean() < 1.0 - LEAVING:
                 going = going[staying]
-                self._keep(staying)
+                for values in (self.parameters, self.momenta):
+                    values.update({name: tensor[staying] for name, tensor in values.items()})
+                for name in ("lr", "l1", "shares", "checks"):
+                    setattr(self, name, getattr(self, name)[staying])
         kept = losses.unflatten(0, (-1, self.together)).argsort(stable=True, dim=1)[:, :KEPT]
         kept = (kept + self.together * torch.arange(len(kept), device=kept.device)[:, None]).flatten()
-        self._forget()
+        del self.data, self.parameters, self.momenta, self.shares, self.checks  # their memory is the next kind's
         return {name: theta[kept].cpu() for name, theta in best.items()}
 
     def _begin(self, chosen: Int[Tensor, "chosen"]) -> None:
@@ -322,16 +324,6 @@ class KindTraining:
         validation = self.validation[:, chosen]
         self.shares = self.training[:, chosen].to(self.device)
         self.checks = (validation / validation.sum(1, keepdim=True).clamp_min(1.0)).to(self.device)
-
-    def _keep(self, staying: Bool[Tensor, "models"]) -> None:
-        for values in (self.parameters, self.momenta):
-            values.update({name: tensor[staying] for name, tensor in values.items()})
-        for name in ("lr", "l1", "shares", "checks"):
-            setattr(self, name, getattr(self, name)[staying])
-
-    def _forget(self) -> None:
-        """Leave the memory to the next kind."""
-        del self.data, self.parameters, self.momenta, self.shares, self.checks
 
     def _step(self, batch: Int[Tensor, "batch"]) -> None:
         rows, layout = self._read(batch)

@@ -78,18 +78,9 @@ def fit_model(
     return ModelFit(**vars(result), bundle=bundle)
 
 
-def finished_before(
-    out: Path,
-    scans: FeatureStore,
-    test: FeatureStore | None,
-    plan: FoldPlan,
-    sensitivity: float | None,
-    coverage: float | None,
-) -> bool:
+def finished_before(out: Path, inputs: str) -> bool:
     """Whether a folder is the complete model of the same scans and options."""
-    if not all((out / name).is_file() for name in (BUNDLE, PAGE)):
-        return False
-    return load_bundle(out).training.get("inputs") == inputs_of(scans, test, plan, sensitivity, coverage)
+    return all((out / name).is_file() for name in (BUNDLE, PAGE)) and load_bundle(out).training.get("inputs") == inputs
 
 
 def inputs_of(
@@ -158,7 +149,7 @@ def fit_findings(
     *,
     seed: int = 0,
     keep_test: bool = False,
-    watch: Callable[[str, float], None] | None = None,
+    watch: Callable[[str, float], object] = lambda name, share: None,
     **options: Any,
 ) -> FittedFindings:
     """Fit and write a model of each finding, or of those named; those with too few scans are skipped, but not all."""
@@ -171,8 +162,7 @@ def fit_findings(
     notes: dict[str, str] = {}
 
     def report(name: str, number: int, share: float) -> None:
-        if watch is not None:
-            watch(name, (number + share) / len(chosen))
+        watch(name, (number + share) / len(chosen))
 
     with folder_atomically(out) as draft:
         for number, name in enumerate(finding.name for finding in chosen):

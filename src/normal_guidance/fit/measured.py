@@ -26,7 +26,6 @@ from normal_guidance.fit.fit_ensemble import (
     Choice,
     EnsembleFit,
     FoldPlan,
-    OutOfFold,
     fit_ensemble,
     log_losses,
 )
@@ -286,13 +285,11 @@ def _finds(measured: Measured, shown: bool) -> str:
 
 
 def _apart(measured: Measured) -> str:
-    counts = (
-        f"{measured.positive} positive and {measured.negative} negative scans, each by models that did not see its "
-    )
-    counts += "patient"
+    counts = f"{measured.positive} positive and {measured.negative} negative scans"
+    how = f"({counts}, each by models that did not see its patient)"
     if measured.scans.shown:
-        return f"It tells scans apart: AUROC {measured.scans} ({counts})."
-    return f"It is not shown to tell scans apart: AUROC {measured.scans}, which may be chance ({counts})."
+        return f"It tells scans apart: AUROC {measured.scans} {how}."
+    return f"It is not shown to tell scans apart: AUROC {measured.scans}, which may be chance {how}."
 
 
 def _uncertain(measured: Measured) -> str:
@@ -312,7 +309,7 @@ def fit_and_measure(
     device: torch.device | str = "cpu",
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
-    watch: Callable[[float], None] | None = None,
+    watch: Callable[[float], object] = lambda share: None,
 ) -> MeasuredFit:
     """Fit an ensemble, calibrate it and choose its threshold, all out of fold; `fit` says what the options mean."""
     check_sensitivity(sensitivity)  # before the work
@@ -322,7 +319,7 @@ def fit_and_measure(
     if test is not None and test.width != scans.width:
         raise UserError(f"test scans have {test.width} features, training scans {scans.width}; encode both alike")
     fit = fit_ensemble(scans, scans.patient_ids, plan, device=device, resume=resume, begin=begin, watch=watch)
-    predicted = _as_prediction(fit)
+    predicted = Prediction(fit.logits.float(), fit.attention, fit.attention.clamp_min(1e-38).log()[None])
     intervals = promise_intervals(scans, fit.attention, coverage)
     tested, measured, counted = None, None, None
     if test is not None:
@@ -332,10 +329,6 @@ def fit_and_measure(
     operation = choose_operation(fit.logits, scans.labels, sensitivity=sensitivity, test=counted, scans=OUT_OF_FOLD)
     own = measure(scans, predicted)
     return MeasuredFit(fit, operation, predicted, own, rank(fit, own, scans), tested, measured, intervals)
-
-
-def _as_prediction(found: OutOfFold) -> Prediction:
-    return Prediction(found.logits.float(), found.attention, found.attention.clamp_min(1e-38).log()[None])
 
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.scans.features.windows import Percentiles, apply_windows, in_field, range_of
+from normal_guidance.scans.features.windows import read_windowed
 from normal_guidance.scans.index.manifest import ScanRow
 from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, Picture, fill_truth, label_slices, styled
 
@@ -27,18 +27,10 @@ def slices_under(
     row: ScanRow, root: Path, attention: Float[Tensor, "slices"], bundle: Bundle
 ) -> list[tuple[int, Float[np.ndarray, "rows columns"]]]:
     """Slices from all parts of a scan in the encoder's window; raises UnreadableError where a file cannot be read."""
-    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
-
-    _, preprocessing = bundle.encoding()
+    _, saw = bundle.encoding()
     parts = torch.arange(len(row)).tensor_split(min(ACROSS, len(row)))
     places = [int(part[attention[part].argmax()]) for part in parts]
-    window = preprocessing.windows[0]
-    if isinstance(window, Percentiles):  # only these need the other slices
-        whole, _ = read_volume(row, root, repair=bundle.repair)
-        window, volume = range_of(window, in_field(whole, row.pixel_spacing, preprocessing.field)), whole[places]
-    else:
-        volume, _ = read_volume(row.cut(places), root, repair=bundle.repair)
-    (images,) = apply_windows(volume, [window])
+    images = read_windowed(row, root, places, saw.windows[0], saw.field, repair=bundle.repair)
     return list(zip(places, images, strict=True))
 
 

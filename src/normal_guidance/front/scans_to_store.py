@@ -35,7 +35,6 @@ from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, re
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show.progress_bar import Shown
 
-MOST_READERS = 8  # more processes than this seldom read one disk faster
 AROUND = 8.0  # seconds for starting, measuring and the page
 
 Say = Callable[[str], object]  # receives a line for people
@@ -73,9 +72,8 @@ class ScanFolder:
             manifest = read_manifest(out)
             self._check(out, manifest)
         else:
-            workers = min(MOST_READERS, os.cpu_count() or 1)
             made = index(
-                "folder", self.scans, out, table=self.table, findings=self.findings, workers=workers, watch=report
+                "folder", self.scans, out, table=self.table, findings=self.findings, workers=None, watch=report
             )
             manifest = made.manifest
             if warning := left_out_line(made, out):

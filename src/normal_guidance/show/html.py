@@ -65,8 +65,8 @@ class Section:
         return "-".join(self.title.lower().split())
 
 
-def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
-    """The whole page; the blocks of `lead` stand above the first section."""
+def page(title: str, lead: Sequence[str], sections: Sequence[Section], *, reload: int | None = None) -> str:
+    """The whole page; the blocks of `lead` stand above the first section.  It loads itself after `reload` seconds."""
     shown = [section for section in sections if section.blocks]
     links = "".join(f"<a href='#{section.anchor}'>{escape(section.title)}</a>" for section in shown)
     bodies = [
@@ -77,6 +77,7 @@ def page(title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
             "<!doctype html>",
             f"<html lang=en><head><meta charset=utf-8><title>{escape(title)}</title>",
             "<meta name=viewport content='width=device-width, initial-scale=1'>",
+            "" if reload is None else f"<meta http-equiv=refresh content={reload}>",
             # Nothing may be fetched, even if a name in the data tried to.
             "<meta http-equiv=Content-Security-Policy content=\"default-src 'none'; img-src data:; "
             "style-src 'unsafe-inline'\">",

@@ -16,8 +16,8 @@ from normal_guidance.statistics.split_results import MethodResults, SplitResults
 
 
 @dataclass(frozen=True)
-class ScanAuroc:
-    """A scan AUROC with its interval (DeLong, patients as units), NaN where one class has a single patient."""
+class Estimate:
+    """A number with its interval; NaN where there is none."""
 
     value: float
     low: float
@@ -25,6 +25,14 @@ class ScanAuroc:
 
     def __str__(self) -> str:
         return f"{digits(self.value)} {interval(self.low, self.high)}"
+
+    @property
+    def known(self) -> bool:
+        return all(map(math.isfinite, (self.value, self.low, self.high)))
+
+
+class ScanAuroc(Estimate):
+    """A scan AUROC with its interval (DeLong, patients as units), NaN where one class has a single patient."""
 
     @property
     def shown(self) -> bool:

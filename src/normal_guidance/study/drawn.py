@@ -7,11 +7,10 @@ is known, so Bayes' rule gives the best possible scores for scans and for slices
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int64
@@ -20,7 +19,6 @@ from torch import Tensor
 from normal_guidance.base.errors import UserError, choose_one_of
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.bags import Bags
-from normal_guidance.core.blocks import GAP
 from normal_guidance.core.prediction import FEATURES
 from normal_guidance.scans.index.labels import NoduleScan, read_lidc_table
 from normal_guidance.scans.index.manifest import PARTS
@@ -35,17 +33,6 @@ SEEDS = {1001: (1001, 1002, 1003), 2001: (2001, 2002, 2003), 3001: (3001, 3002, 
 
 SIZES = (10_000, 2_500, 1_000)  # scans of a training, a validation and a test set
 
-SEPARATION = GAP + 1
-"""Fewest negative slices between two blocks of a scan: with fewer, `core.blocks` counts them as one block."""
-
-
-class SemiSynthetic(NamedTuple):
-    """The three sets of one repetition."""
-
-    train: Bags
-    val: Bags
-    test: Bags
-
 
 def shifted_mean(
     n: int,
@@ -57,8 +44,6 @@ def shifted_mean(
     block: int = BLOCK,
     shift: float = SHIFT,
     prevalence: float = PREVALENCE,
-    blocks: int = 1,
-    signals: int = 1,
 ) -> Bags:
     r"""Draw `n` scans of noise; in a positive one, feature 0 of `block` adjacent slices has the mean `shift`.
 
@@ -69,18 +54,15 @@ def shifted_mean(
     Reference: Harvey et al., 2026 (Shifted Mean MIL); the paper's appendix on semi-synthetic data.
     """
     # The order of the draws is part of the definition: with the defaults, a seed gives the paper's own scans.  Every
-    # scan draws a start; negative ones do not use it.  All arrangements of several blocks are equally probable.
+    # scan draws a start; negative ones do not use it.
     for name, value in (("n", n), ("features", features), ("min_slices", min_slices), ("max_slices", max_slices)):
         checked_whole(name, value)
     if max_slices < min_slices:
         raise UserError(f"max_slices is {max_slices}, below min_slices ({min_slices}); exchange them or raise it")
     checked_whole("seed", seed, 0, 2**64 - 1)
-    _check_block(block, shift, blocks, signals, features)
-    if (least := _least_slices(block, blocks)) > min_slices:
-        needed = "" if blocks == 1 else f" ({blocks} of them need {least})"
-        raise UserError(
-            f"block is {block}, but a scan may have {min_slices} slices{needed}; raise min_slices or shorten block"
-        )
+    _check_block(block, shift)
+    if block > min_slices:
+        raise UserError(f"block is {block}, but a scan may have {min_slices} slices; raise min_slices or shorten block")
     if not 0 <= prevalence <= 1:
         raise UserError(f"prevalence is {prevalence}; give a probability, from 0 to 1")
 
@@ -88,90 +70,36 @@ def shifted_mean(
     lengths = torch.randint(min_slices, max_slices + 1, (n,), generator=generator)
     h = torch.randn(int(lengths.sum()), features, generator=generator, dtype=torch.float32)
     # One call per scan: a single call for all scans would draw other numbers.
-    starts = torch.stack([_draw_starts(size, block, blocks, generator) for size in lengths.tolist()])
+    starts = torch.cat([torch.randint(0, size - block + 1, (1,), generator=generator) for size in lengths.tolist()])
     # `bernoulli_(p)` with a single p would use the generator in another way.
     labels = torch.bernoulli(torch.full((n,), prevalence, dtype=torch.float32), generator=generator).long()
 
-    slice_labels = torch.zeros(len(h), dtype=torch.int64)
-    row = torch.arange(len(h))
-    for start in starts.unbind(1):
-        first = (lengths.cumsum(0) - lengths + start).repeat_interleave(lengths)
-        slice_labels += labels.repeat_interleave(lengths) * ((first <= row) & (row < first + block))
-    h[:, :signals] += shift * slice_labels[:, None]
+    row, first = torch.arange(len(h)), (lengths.cumsum(0) - lengths + starts).repeat_interleave(lengths)
+    slice_labels = labels.repeat_interleave(lengths) * ((first <= row) & (row < first + block))
+    h[:, 0] += shift * slice_labels
     return Bags(h, lengths, labels, slice_labels, scan_ids=tuple(f"synthetic-{seed}-{i:06d}" for i in range(n)))
 
 
-def _draw_starts(size: int, block: int, blocks: int, generator: torch.Generator) -> Int64[Tensor, "blocks"]:
-    """The first slices of a scan's blocks: an arrangement is a choice of `blocks` places among the free ones."""
-    free = size - _least_slices(block, blocks) + blocks
-    if blocks == 1:
-        return torch.randint(0, free, (1,), generator=generator)
-    chosen = torch.randperm(free, generator=generator)[:blocks].sort().values
-    return chosen + torch.arange(blocks) * (block + SEPARATION - 1)
-
-
-def _least_slices(block: int, blocks: int) -> int:
-    """The number of slices that these blocks need."""
-    return blocks * block + (blocks - 1) * SEPARATION
-
-
-@dataclass(frozen=True)
-class Variant:
-    """Differences from the paper's data, as options of `shifted_mean`."""
-
-    title: str
-    options: Mapping[str, Any] = field(default_factory=dict)
-    test: Mapping[str, Any] = field(default_factory=dict)  # of the test set alone
-    sizes: tuple[int, int, int] | None = None  # None: `SIZES`
-
-
-VARIANTS: dict[str, Variant] = {
-    "paper": Variant("The paper's data"),
-    "two_blocks": Variant("Two blocks of 6 slices", {"blocks": 2, "block": 6}),
-    "three_blocks": Variant("Three blocks of 4 slices", {"blocks": 3, "block": 4}),
-    "short_blocks": Variant("Blocks of 6 slices in the test set alone", test={"block": 6}),
-    "long_blocks": Variant("Blocks of 18 slices in the test set alone", test={"block": 18}),
-    "eight_signals": Variant("Eight features share the signal", {"signals": 8, "shift": SHIFT / math.sqrt(8)}),
-    "few_scans": Variant("A tenth of the training and validation scans", sizes=(1_000, 250, 1_000)),
-    "more_noise": Variant("Four times as many features", {"features": 4 * FEATURES}),
-}
-"""Each variant changes one thing.  Several blocks together have as many positive slices as the paper's one block, and
-eight features together as much evidence as its one feature, so that the ceiling shows the cost of the form alone."""
-
-
-def semi_synthetic(seed: int = 1001, variant: str = "paper") -> SemiSynthetic:
-    """Draw all three sets of one of the paper's repetitions: 1.7 GB (6.7 GB with the variant `more_noise`)."""
-    return SemiSynthetic(*(semi_synthetic_part(seed, part, variant) for part in SemiSynthetic._fields))
-
-
-def semi_synthetic_part(seed: int, part: str, variant: str = "paper") -> Bags:
-    """Draw one set of `semi_synthetic`: 'train', 'val' or 'test'."""
+def semi_synthetic_part(seed: int, part: str) -> Bags:
+    """Draw one set of one of the paper's repetitions, 'train', 'val' or 'test': 1.7 GB together."""
     if seed not in SEEDS:
         raise UserError(f"seed {seed} is not one of the paper's; choose one of {', '.join(map(str, SEEDS))}")
     choose_one_of("part", part, PARTS)
-    choose_one_of("variant", variant, VARIANTS)
-    index, chosen = PARTS.index(part), VARIANTS[variant]
-    options = {**chosen.options, **(chosen.test if part == "test" else {})}
-    return shifted_mean((chosen.sizes or SIZES)[index], SEEDS[seed][index], **options)
+    return shifted_mean(SIZES[PARTS.index(part)], SEEDS[seed][PARTS.index(part)])
 
 
-def bayes_scan_scores(
-    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
-) -> Float64[Tensor, "scans"]:
+def bayes_scan_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) -> Float64[Tensor, "scans"]:
     r"""The Bayes estimator of the scan's label: no score ranks the scans of `shifted_mean` better on average.
 
     $$ \log \frac{p(h_i \mid S_i, y_i{=}1)}{p(h_i \mid S_i, y_i{=}0)}
        = \log \frac{1}{S_i - R + 1} \sum_{u=1}^{S_i-R+1} \prod_{j=u}^{u+R-1} e^{\Delta h_{ij1} - \Delta^2/2} $$
 
-    Reference: Harvey et al., 2026, Eq. (10).  Of several blocks, the sum runs over all arrangements.
+    Reference: Harvey et al., 2026, Eq. (10).
     """
-    # Each arrangement is counted once for each of its blocks.
-    return _log_joint(bags, block, shift, blocks, signals).logsumexp(1) - math.log(blocks)
+    return _log_joint(bags, block, shift).logsumexp(1)
 
 
-def bayes_slice_scores(
-    bags: Bags, *, block: int = BLOCK, shift: float = SHIFT, blocks: int = 1, signals: int = 1
-) -> Float64[Tensor, "slices"]:
+def bayes_slice_scores(bags: Bags, *, block: int = BLOCK, shift: float = SHIFT) -> Float64[Tensor, "slices"]:
     r"""The Bayes estimator of the slices' labels in a positive scan, as a log-probability.
 
     $$ \log p(y_{ij}{=}1 \mid h_i, S_i, y_i{=}1) = \log \sum_{u \in \mathcal{U}_{ij}} p(u \mid h_i, S_i, y_i{=}1),
@@ -179,9 +107,8 @@ def bayes_slice_scores(
 
     Reference: the paper's Eq. "marginal".  It treats a negative scan as if it were positive.
     """
-    log_joint = _log_joint(bags, block, shift, blocks, signals)
-    evidence = log_joint.logsumexp(1, keepdim=True) - math.log(blocks)
-    log_posterior = log_joint - evidence  # log p(u | h_i, S_i, y_i=1)
+    log_joint = _log_joint(bags, block, shift)
+    log_posterior = log_joint - log_joint.logsumexp(1, keepdim=True)  # log p(u | h_i, S_i, y_i=1)
     # Windows of R starts that end at j are U_ij: outside 1..S-R+1 a start has probability 0.
     nowhere = log_posterior.new_full((len(bags), block - 1), -torch.inf)
     candidates = torch.cat([nowhere, log_posterior, nowhere], dim=1).unfold(1, block, 1)
@@ -189,55 +116,25 @@ def bayes_slice_scores(
     return bags.layout.restore(candidates.logsumexp(2).clamp_max(0.0))
 
 
-def _log_joint(bags: Bags, block: int, shift: float, blocks: int, signals: int) -> Float64[Tensor, "scans starts"]:
-    """log p(h_i, a block begins at u | S_i, y_i=1) - log p(h_i | y_i=0) of every u; -inf where it would leave the scan.
-
-    Blocks do not overlap, so a slice begins, or belongs to, at most one of them.
-    """
-    _check_block(block, shift, blocks, signals, bags.width)
-    least = _least_slices(block, blocks)
-    short = (bags.lengths < least).nonzero().flatten().tolist()
+def _log_joint(bags: Bags, block: int, shift: float) -> Float64[Tensor, "scans starts"]:
+    """log p(h_i, the block begins at u | S_i, y_i=1) - log p(h_i | y_i=0) of every u; -inf where it would leave it."""
+    _check_block(block, shift)
+    short = (bags.lengths < block).nonzero().flatten().tolist()
     if short:
-        needed = f"a block of {block}" if blocks == 1 else f"the {least} that {blocks} blocks of {block} need"
         raise UserError(
-            f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than {needed} "
+            f"scan {bags.scan_ids[short[0]]!r} has {int(bags.lengths[short[0]])} slices, fewer than a block of {block} "
             f"({len(short)} such scans); leave them out, or pass the block of `shifted_mean`"
         )
-    # log N(h; Δ, 1) - log N(h; 0, 1)
-    evidence = (shift * bags.features[:, :signals].double() - shift**2 / 2).sum(1)
+    evidence = shift * bags.features[:, 0].double() - shift**2 / 2  # log N(h; Δ, 1) - log N(h; 0, 1)
     log_ratio = bags.layout.pad(evidence).unfold(1, block, 1).sum(2)
     starts = bags.lengths[:, None] - block + 1
     possible = torch.arange(log_ratio.shape[1], device=log_ratio.device) < starts
-    log_ratio = log_ratio.masked_fill(~possible, -torch.inf)
-    # p(u | S_i, y_i=1) = 1 / the number of arrangements, C(free, blocks)
-    free = bags.lengths[:, None] - least + blocks
-    arrangements = torch.stack([(free - k).double().log() - math.log(k + 1) for k in range(blocks)]).sum(0)
-    return log_ratio + _log_others(log_ratio, block, blocks) - arrangements
+    # p(u | S_i, y_i=1) is the same for every start.
+    return log_ratio.masked_fill(~possible, -torch.inf) - starts.double().log()
 
 
-def _log_others(log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int) -> Float64[Tensor, "scans starts"]:
-    """log of the sum, over all arrangements of the other blocks around one at u, of their likelihood ratios."""
-    before = _log_before(log_ratio, block, blocks)
-    behind = [sums.flip(1) for sums in _log_before(log_ratio.flip(1), block, blocks)]
-    return torch.stack([sums + others for sums, others in zip(before, reversed(behind), strict=True)]).logsumexp(0)
-
-
-def _log_before(
-    log_ratio: Float64[Tensor, "scans starts"], block: int, blocks: int
-) -> list[Float64[Tensor, "scans starts"]]:
-    """The sums of `_log_others` for 0, 1, ... blocks - 1 blocks that all end at least `SEPARATION` slices before u."""
-    sums = [torch.zeros_like(log_ratio)]
-    for _ in range(blocks - 1):
-        ended = torch.logcumsumexp(log_ratio + sums[-1], dim=1)
-        away = min(block + SEPARATION, log_ratio.shape[1])
-        nowhere = log_ratio.new_full((len(log_ratio), away), -torch.inf)
-        sums.append(torch.cat([nowhere, ended[:, : log_ratio.shape[1] - away]], dim=1))
-    return sums
-
-
-def _check_block(block: int, shift: float, blocks: int, signals: int, features: int) -> None:
-    for name, value, most in (("block", block, math.inf), ("blocks", blocks, math.inf), ("signals", signals, features)):
-        checked_whole(name, value, most=most)
+def _check_block(block: int, shift: float) -> None:
+    checked_whole("block", block)
     if not math.isfinite(shift):
         raise UserError(f"shift is {shift}; give a finite number")
 

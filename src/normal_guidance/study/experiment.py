@@ -193,9 +193,6 @@ class StudyData:
     fingerprints: Mapping[tuple[int, str], str] = field(default_factory=dict)
     """By seed and part, where they are known before the scans are drawn: complete runs on others are then refused."""
 
-    def parts(self, seed: int) -> tuple[Data, Data, Data]:
-        return self.draw(seed, "train"), self.draw(seed, "val"), self.draw(seed, "test")
-
 
 def bayes_oracle(scans: Bags) -> Oracle:
     return Oracle(drawn.bayes_slice_scores(scans), drawn.bayes_scan_scores(scans))
@@ -288,7 +285,8 @@ class TrainingJob:
 
     def run(self, dataset: StudyData, execution: Execution, watch: Watch | None = None) -> Run:
         """Train the run, or resume it."""
-        parts = dataset.parts(self.seed)
+        draw = dataset.draw
+        parts = draw(self.seed, "train"), draw(self.seed, "val"), draw(self.seed, "test")
         more: dict[str, Any] = {"options": {"dataset": dataset.name}, "watch": watch}
         if self.method in REFERENCES:
             more |= {"receptive_field": self.receptive_field, "make_grid": self.make_grid}
@@ -558,7 +556,12 @@ def _read_seed(scans: Data, seed: int, folders: Mapping[str, Path]) -> StudyPred
     left_out = 0
     if set(REFERENCES) <= set(folders):
         slices = read_prediction(folders[SLICE_REFERENCE], scans)
-        logit = _scan_logits(folders[SCAN_REFERENCE], scans)
+        table = read_predictions(folders[SCAN_REFERENCE] / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
+        logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
+        if not set(logit_of) <= set(scans.scan_ids):
+            where = folders[SCAN_REFERENCE]
+            raise UserError(f"{where} was tested on other scans; delete it and start the experiment again")
+        logit = torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])  # NaN where it left one out
         left_out = int(logit.isnan().sum())
         # The slices' probabilities divided by the highest of their scan, in logs: all of them may underflow to 0.
         logs = torch.nn.functional.logsigmoid(slices.slice_scores).split(scans.lengths.tolist())
@@ -577,15 +580,6 @@ def read_prediction(folder: Path, scans: Data) -> Prediction:
     if table["slices"].to_pylist() != scans.lengths.tolist():
         raise UserError(f"{folder} was tested on scans of other lengths; delete it and start the experiment again")
     return packed_prediction(table)
-
-
-def _scan_logits(folder: Path, scans: Data) -> Float[Tensor, "scans"]:
-    """Read the logit of every scan; NaN for scans that the run left out."""
-    table = read_predictions(folder / PREDICTION_TABLE, ("scan_id", "logit"), part="test")
-    logit_of = dict(zip(table["scan_id"].to_pylist(), table["logit"].to_pylist(), strict=True))
-    if not set(logit_of) <= set(scans.scan_ids):
-        raise UserError(f"{folder} was tested on other scans; delete it and start the experiment again")
-    return torch.tensor([logit_of.get(scan, torch.nan) for scan in scans.scan_ids])
 
 
 SPLIT_SUFFIXES = (".csv", ".parquet")

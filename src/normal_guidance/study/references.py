@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
@@ -88,8 +88,12 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
         )
     generator, kept, rows = torch.Generator().manual_seed(seed), [], []
     for number, label in enumerate(scans.labels.tolist()):
-        mask = masks[number] if label else _borrowed(donors, len(masks[number]), generator)
-        if mask is not None and mask.any():
+        mask = masks[number]
+        if not label:  # the first donor that fits, in random order, is uniform among those that fit
+            order = torch.randperm(len(donors), generator=generator).tolist()
+            lent = (donors[donor][resampled(len(donors[donor]), len(mask))] for donor in order)
+            mask = next((labels for labels in lent if labels.any()), mask)
+        if mask.any():
             features = scans.rows(torch.tensor([number]))
             rows.append(features[mask.to(features.device)].to(dtype).mean(0))
             kept.append(number)
@@ -100,18 +104,6 @@ def oracle_pooled(scans: Data, seed: int) -> Bags:
         scan_ids=tuple(scans.scan_ids[number] for number in kept),
         patient_ids=tuple(scans.patient_ids[number] for number in kept),
     )
-
-
-def _borrowed(
-    donors: Sequence[Bool[Tensor, "_"]], length: int, generator: torch.Generator
-) -> Bool[Tensor, "slices"] | None:
-    """Labels of a random donor, resampled to this length, with a positive slice; None if no donor has such labels."""
-    # The first donor that fits, in random order, is uniform among those that fit.
-    for number in torch.randperm(len(donors), generator=generator).tolist():
-        labels = donors[number][resampled(len(donors[number]), length)]
-        if labels.any():
-            return labels
-    return None
 
 
 def resampled(length: int, wanted: int) -> Int[Tensor, "wanted"]:

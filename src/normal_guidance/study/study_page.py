@@ -24,14 +24,7 @@ from normal_guidance.base.errors import UnreadableError, UserError
 from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.core.methods import CEILING, COMPARED, ENSEMBLE, EVERY_METHOD, method_title
 from normal_guidance.scans.features.store import FeatureStore
-from normal_guidance.scans.features.windows import (
-    Percentiles,
-    Window,
-    apply_windows,
-    in_field,
-    range_of,
-    window_from_json,
-)
+from normal_guidance.scans.features.windows import Percentiles, Window, read_windowed, window_from_json
 from normal_guidance.scans.index.indexing import SOURCES, Description, describe_scans
 from normal_guidance.scans.index.manifest import PARTS, Manifest
 from normal_guidance.show import html
@@ -73,20 +66,16 @@ COLLAPSED = 1e-6  # attention up to this counts as 0
 
 def thumbnails(manifest: Manifest, scans: Data, scan: str) -> list[tuple[int, np.ndarray]]:
     """Up to `COUNT` slices of a scan, windowed as the encoder saw them, as (slice number from 1, image)."""
-    from normal_guidance.scans.index.volumes import read_volume
-
     row = manifest[list(manifest.scan_ids).index(scan)]
+    positions = np.unique(np.linspace(0, len(row) - 1, COUNT + 2).round().astype(int)[1:-1]).tolist()
     try:
-        volume, _ = read_volume(row, manifest.root)
+        images = read_windowed(row, manifest.root, positions, *first_window(scans), repair=True)
     except UnreadableError as error:
         raise UserError(
             f"scan {scan!r} cannot be shown ({error}); copy its files back to {manifest.root}, or leave out --index"
         ) from error
-    step = max(1, max(volume.shape[1:]) // SIDE)
-    numbers = np.unique(np.linspace(0, len(volume) - 1, COUNT + 2).round().astype(int)[1:-1])
-    window, field = first_window(scans)
-    values = [range_of(window, in_field(volume, row.pixel_spacing, field))]
-    return [(int(number) + 1, apply_windows(volume[number, ::step, ::step], values)[0]) for number in numbers]
+    step = max(1, max(images.shape[1:]) // SIDE)
+    return [(position + 1, image[::step, ::step]) for position, image in zip(positions, images, strict=True)]
 
 
 def first_window(scans: Data) -> tuple[Window | None, float | None]:

@@ -392,7 +392,15 @@ def collect(folder: str | Path, dataset: str) -> StudyTables:
     if not results:
         command = f"reproduce {dataset}" if dataset in DATASETS else f"experiment STORE --dataset {dataset}"
         raise UserError(f"{folder} holds no complete run on {dataset}; run: nguide {command} --out {folder}")
-    _check_same_scans(results)
+    first: dict[int, StudyResult] = {}
+    for result in results:
+        # The scans of the scan reference are pooled to one row each.
+        other = result if result.method == SCAN_REFERENCE else first.setdefault(result.seed, result)
+        if result.fingerprints.get("test") != other.fingerprints.get("test"):
+            raise UserError(
+                f"{result.folder} and {other.folder} were scored on different test scans; delete one and run it again "
+                "(drawn scans differ in their last bits between kinds of processor: score a study on one)"
+            )
     by_method: dict[str, dict[int, Scores]] = defaultdict(dict)
     for result in results:
         if result.method not in REFERENCES and (scores := result.scores) is not None:
@@ -447,19 +455,6 @@ def collect_sensitivity(folder: str | Path, dataset: str, method: str) -> StudyT
 @dataclass(frozen=True)
 class _RunConfigs:
     configs: list[Config]
-
-
-def _check_same_scans(results: Sequence[StudyResult]) -> None:
-    first: dict[int, StudyResult] = {}
-    for result in results:
-        if result.method == SCAN_REFERENCE:
-            continue  # its scans are pooled to one row each
-        other = first.setdefault(result.seed, result)
-        if result.fingerprints.get("test") != other.fingerprints.get("test"):
-            raise UserError(
-                f"{result.folder} and {other.folder} were scored on different test scans; delete one and run it again "
-                "(drawn scans differ in their last bits between kinds of processor: score a study on one)"
-            )
 
 
 def _chosen(results: Sequence[StudyResult], dataset: str) -> Iterator[dict[str, Any]]:

@@ -119,7 +119,11 @@ class Watching:
             if verdict == "conflict":
                 raise NotTakenError("an object with the same UID has other content")
         except NotTakenError as error:
-            self._put_aside(file, str(error))
+            # Out of the way, without its name, which may name a patient, in the log.
+            name = hash_of(str(file.relative_to(self.folder)), str(time.time_ns()))
+            make_folder(self.folder / NOT_TAKEN)
+            file.replace(self.folder / NOT_TAKEN / f"{name}{file.suffix if file.suffix == '.dcm' else ''}")
+            self.audit.write("file not taken", file=name, reason=str(error))
             return False
         except OSError:  # it has gone, or may not be read; it is looked at again
             return False
@@ -130,14 +134,6 @@ class Watching:
             with suppress(OSError):  # not empty
                 file.parent.rmdir()
         return True
-
-    def _put_aside(self, file: Path, reason: str) -> None:
-        """Move a file out of the way, without its name, which may name a patient, in the log."""
-        name = hash_of(str(file.relative_to(self.folder)), str(time.time_ns()))
-        aside = self.folder / NOT_TAKEN
-        make_folder(aside)
-        file.replace(aside / f"{name}{file.suffix if file.suffix == '.dcm' else ''}")
-        self.audit.write("file not taken", file=name, reason=reason)
 
 
 class PollError(Exception):

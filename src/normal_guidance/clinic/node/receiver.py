@@ -107,7 +107,19 @@ class Receiver:
         logger = logging.getLogger("pynetdicom")
         logger.setLevel(logging.CRITICAL)
         logger.propagate = False
-        entity = self._entity()
+        entity = AE(self.listening.aet)
+        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
+        entity.require_called_aet = True
+        entity.require_calling_aet = sorted({peer.aet for peer in (*self.callers.senders, *self.callers.destinations)})
+        # Never reached: `_requested` counts associations, and `_may_connect` those that wait.
+        entity.maximum_associations = 2 * (MOST_ASSOCIATIONS + MOST_WAITING)
+        entity.maximum_pdu_size = PDU_BYTES
+        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
+        entity.add_supported_context(Verification)
+        for uid in STORAGE.values():
+            entity.add_supported_context(uid, list(SYNTAXES))
+        plain = [IMPLICIT, EXPLICIT]
+        entity.add_supported_context(StorageCommitmentPushModel, plain, scu_role=True, scp_role=True)
         handlers: list[Any] = [
             (evt.EVT_REQUESTED, self._requested),
             (evt.EVT_C_STORE, self._store),
@@ -136,23 +148,6 @@ class Receiver:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="receiving", daemon=True)
         self._thread.start()
         return int(self._server.server_address[1])
-
-    def _entity(self) -> AE:
-        """What pynetdicom must know of us."""
-        entity = AE(self.listening.aet)
-        # `_requested` judges both, with the address; pynetdicom would go on if it failed, and then judges by itself.
-        entity.require_called_aet = True
-        entity.require_calling_aet = sorted({peer.aet for peer in (*self.callers.senders, *self.callers.destinations)})
-        # Never reached: `_requested` counts associations, and `_may_connect` those that wait.
-        entity.maximum_associations = 2 * (MOST_ASSOCIATIONS + MOST_WAITING)
-        entity.maximum_pdu_size = PDU_BYTES
-        entity.acse_timeout, entity.dimse_timeout, entity.network_timeout = HELLO_SECONDS, 60, 60
-        entity.add_supported_context(Verification)
-        for uid in STORAGE.values():
-            entity.add_supported_context(uid, list(SYNTAXES))
-        plain = [IMPLICIT, EXPLICIT]
-        entity.add_supported_context(StorageCommitmentPushModel, plain, scu_role=True, scp_role=True)
-        return entity
 
     def stop(self, patience: float) -> None:
         """Take no more associations, give the running ones some seconds, and abort the rest."""

@@ -15,7 +15,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from html import escape
 from typing import Any
 
 from normal_guidance import __version__
@@ -25,21 +24,11 @@ from normal_guidance.clinic.node.node import Node
 from normal_guidance.clinic.node.partners import is_loopback
 from normal_guidance.clinic.node.series_queue import FAILED, REFUSED
 from normal_guidance.clinic.viewer import server as web
-from normal_guidance.show.html import table
+from normal_guidance.show import html
 
 LISTED = 50  # failures that are shown
 HOUR, DAY = 60 * 60, 24 * 60 * 60
 RELOAD_SECONDS = 10
-
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1d2b36; }
-h1 { font-size: 1.4rem; margin: 0 0 .2rem; } h2 { font-size: 1.05rem; margin: 1.8rem 0 .4rem; }
-.ok { color: #1a7f4b; } .bad { color: #b3261e; } .quiet { color: #5f6f7a; }
-table { border-collapse: collapse; width: 100%; } td, th { text-align: left; padding: .3rem .8rem .3rem 0;
-border-bottom: 1px solid #dde4e9; vertical-align: top; } th { font-weight: 600; color: #5f6f7a; }
-.states { display: flex; flex-wrap: wrap; gap: .6rem; } .states div { border: 1px solid #dde4e9; border-radius: .5rem;
-padding: .5rem .9rem; min-width: 5.2rem; } .states b { display: block; font-size: 1.4rem; }
-"""
 
 
 def status_json(node: Node) -> dict[str, Any]:
@@ -95,9 +84,6 @@ def memory_bytes() -> int | None:
 
 
 def status_page(about: dict[str, Any]) -> str:
-    health = '<span class="ok">works</span>' if about["ok"] else '<span class="bad">needs attention</span>'
-    problems = "".join(f'<p class="bad">{escape(problem)}</p>' for problem in about["problems"])
-    states = "".join(f"<div><b>{count}</b>{escape(state)}</div>" for state, count in about["queue"].items())
     wait = about["seconds_from_last_slice_to_sent"]
     facts = [
         ("Version, method", f"{about['normal_guidance']}, {about['method']}"),
@@ -111,26 +97,27 @@ def status_page(about: dict[str, Any]) -> str:
     ]
     late = [(row["name"], row["series"][:12], str(row["attempts"]), row["reason"]) for row in about["destinations"]]
     failures = [(row["time"], row["series"][:12], row["state"], row["reason"]) for row in about["failures"]]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8"><title>nguide node</title>'
-        f'<meta http-equiv="refresh" content="{RELOAD_SECONDS}">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<style>{STYLE}</style></head><body><h1>nguide node {escape(about['aet'] or '')} {health}</h1>"
-        f'<p class="quiet">Research software, not a medical device.</p>{problems}'
-        f'<h2>Series</h2><div class="states">{states}</div>'
-        f"<h2>Now</h2>{_table((), facts)}"
-        f"<h2>Results that wait for a destination</h2>"
-        f"{_table(('destination', 'series', 'attempts', 'reason'), late)}"
-        f"<h2>Series without a result</h2>{_table(('time', 'series', 'state', 'reason'), failures)}</body></html>"
+    tables: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
+        "Series": (tuple(about["queue"]), [[str(count) for count in about["queue"].values()]]),
+        "Now": (("", ""), facts),
+        "Results that wait for a destination": (("destination", "series", "attempts", "reason"), late),
+        "Series without a result": (("time", "series", "state", "reason"), failures),
+    }
+    none = [html.paragraph("None.", note=True)]
+    health = html.paragraph("It works.") if about["ok"] else html.caution("It needs attention", about["problems"])
+    return html.page(
+        f"nguide node {about['aet'] or ''}",
+        [health, html.paragraph("Research software, not a medical device.", note=True)],
+        [
+            html.Section(title, [html.table(header, rows, words=True)] if rows else none)
+            for title, (header, rows) in tables.items()
+        ],
+        reload=RELOAD_SECONDS,
     )
 
 
 def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:.1f} s"
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return table(names, rows, words=True) if rows else '<p class="quiet">None.</p>'
 
 
 def make_status_app(node: Node, hosts: Sequence[str]) -> web.App:

@@ -121,9 +121,10 @@ def open_prediction_job(out: Path, identity: Mapping[str, Any]) -> Iterator[Pred
             write_json(path / CONFIG, identity)
         make_folder(out)
         remove_left_drafts(out)
-        job = PredictionJob(path, out)
-        job.remove_unfinished()
-        yield job
+        for folder in out.iterdir():  # of a scan that was written and not recorded; a kill leaves one at most
+            if not (path / f"{folder.name}.safetensors").is_file() and (folder / PREDICTION).is_file():
+                shutil.rmtree(folder)
+        yield PredictionJob(path, out)
         shutil.rmtree(path)
 
 
@@ -160,13 +161,6 @@ class PredictionJob:
                 pass
         shutil.rmtree(results, ignore_errors=True)
         return None
-
-    def remove_unfinished(self) -> None:
-        """Deletes the folders of scans that were written and not recorded; a killed process leaves one at most."""
-        for folder in self.out.iterdir():
-            known = (self.path / f"{folder.name}.safetensors").is_file()
-            if not known and (folder / PREDICTION).is_file():
-                shutil.rmtree(folder)
 
     def keep_only(self, scans: Sequence[str]) -> None:
         """Deletes the results of scans that an earlier start found and this one did not."""

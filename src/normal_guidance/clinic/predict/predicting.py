@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -43,7 +43,6 @@ from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.features.windows import Decoding
 from normal_guidance.scans.index.manifest import FEATURES, ScanRow
 from normal_guidance.scans.index.problems import MOST_FOLDER_BYTES, Problem, folder_name, same_name
-from normal_guidance.statistics.conformal import IntervalCalibration
 from normal_guidance.statistics.localization import KEYS, key_positions, smallest_interval
 
 SHARE = 0.5
@@ -109,18 +108,17 @@ def predict_found(
         yield from predictor.predict(found, known)
 
 
-class Predictor:
+class Predictor(AbstractContextManager["Predictor"]):
     """A model, its encoder (loaded when needed), and its workers, which start with the first scan and stay."""
 
     def __init__(self, bundle: Bundle, encoder: Encoder | None = None, options: PredictOptions = DEFAULTS) -> None:
         self.bundle, self.encoder, self.options = bundle, encoder, options
         self._pool: Pool | None = None
 
-    def __enter__(self) -> Predictor:
-        return self
-
     def __exit__(self, *_: object) -> None:
-        self._end_workers()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
 
     def predict(self, found: FoundScans, known: Known = lambda row, root: None) -> Iterator[Outcome]:
         """Predict scans that `find_scans` found; those that are `known` are not read again."""
@@ -166,7 +164,13 @@ class Predictor:
             odd = [anonymous_problem(problem, row.scan_id) for problem in odd]
         if encoded.failed:
             return NotPredicted(row.scan_id, odd[-1]._replace(action="left out"), tuple(notes))
-        unsuitable = self._judged(row, _why_not_values(row, encoded, self.bundle))
+        unscaled = [problem.detail for problem in encoded.problems if problem.kind == "no_rescale"]
+        if row.modality in NEEDS_RESCALE and unscaled:
+            reasons = [f"its values are not HU: {unscaled[0]}"]
+        else:
+            (values,), (_, seen) = encoded.values.values(), self.bundle.encoding()
+            reasons = why_not_values(self.bundle.expects.values, row, values, any_scale=seen.has_percentiles)
+        unsuitable = self._judged(row, reasons)
         if unsuitable and not self.options.force:
             return NotPredicted(row.scan_id, unsuitable[0], (*notes, *odd))
         scores = scores_of(self.bundle, encoded.features)
@@ -189,13 +193,8 @@ class Predictor:
             setup = Setup(bundle.load_encoder, *same, how, options.workers, options.timeout)
             yield Machine(setup, encoder, self._pool)
         except BaseException:
-            self._end_workers()
+            self.__exit__()
             raise
-
-    def _end_workers(self) -> None:
-        if self._pool is not None:
-            self._pool.close()
-            self._pool = None
 
 
 def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
@@ -207,16 +206,6 @@ def _why_not(row: ScanRow, found: FoundScans, bundle: Bundle) -> list[str]:
         them = "it shows" if len(lost) == 1 else "they show"
         reasons.append(f"{len(lost)} of its files cannot be read{where}: what {them} would be missing")
     return reasons
-
-
-def _why_not_values(row: ScanRow, encoded: Encoded, bundle: Bundle) -> list[str]:
-    """Reasons why the values of a decoded scan are not those that the model was trained on."""
-    unscaled = [problem.detail for problem in encoded.problems if problem.kind == "no_rescale"]
-    if row.modality in NEEDS_RESCALE and unscaled:
-        return [f"its values are not HU: {unscaled[0]}"]
-    _, preprocessing = bundle.encoding()
-    (values,) = encoded.values.values()
-    return why_not_values(bundle.expects.values, row, values, any_scale=preprocessing.has_percentiles)
 
 
 def outcome_of(
@@ -236,7 +225,9 @@ def outcome_of(
             reason = Problem(row.scan_id, "", "failed", "the model gave numbers that are not finite", "left out")
             return NotPredicted(row.scan_id, reason, problems)
         # No promise holds for a scan that the model was not made for.
-        interval, share, coverage = _interval(attention, model.intervals if suitable else None, options.share)
+        lengths, promised = torch.tensor([len(attention)]), model.intervals if suitable and not options.share else None
+        share = None if promised else options.share or SHARE
+        ends = promised.interval(attention, lengths) if promised else smallest_interval(attention, lengths, share or 1)
         made.append(
             ScanPrediction(
                 row=row,
@@ -247,9 +238,9 @@ def outcome_of(
                 threshold=model.threshold,
                 log_attention=log_attention,
                 key_positions=key_positions(attention, options.keys, row.slice_spacing),
-                interval_positions=interval,
+                interval_positions=(int(ends[0]), int(ends[1])),
                 share=share,
-                coverage=coverage,
+                coverage=promised.coverage if promised else None,
                 problems=problems,
                 finding=model.finding,
                 model_cautions=model.cautions,
@@ -257,19 +248,6 @@ def outcome_of(
             )
         )
     return replace(made[0], further=tuple(made[1:]))
-
-
-def _interval(
-    attention: Float[Tensor, "slices"], calibration: IntervalCalibration | None, share: float | None
-) -> tuple[tuple[int, int], float | None, float | None]:
-    """First and last position, and the share of the attention that they hold or the coverage that they promise."""
-    lengths = torch.tensor([len(attention)])
-    if calibration is not None and share is None:
-        first, last = calibration.interval(attention, lengths)
-        return (int(first), int(last)), None, calibration.coverage
-    held = SHARE if share is None else share
-    first, last = smallest_interval(attention, lengths, held)
-    return (int(first), int(last)), held, None
 
 
 def scores_of(bundle: Bundle, features: Float[Tensor, "slices features"]) -> tuple[Score, ...]:

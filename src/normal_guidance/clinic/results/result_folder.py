@@ -313,7 +313,30 @@ def write_predictions(
     predictions = [scan.outcome for scan in written if isinstance(scan.outcome, ScanPrediction)]
     if job is not None:
         job.keep_only([prediction.row.scan_id for prediction in predictions])
-    _write_tables(written, predictions, bundle, out, anonymize, others, about or {})
+    problems = [*others, *(problem for scan in written for problem in problems_of(scan))]
+    ordered = sorted(written, key=_by_probability)
+    lines = [line for scan in ordered for line in summary_lines(scan, bundle, anonymize=anonymize)]
+    write_problems(out / "problems.csv", problems)
+    if lines:
+        write_atomically(out / "summary.csv", as_csv(lines, _cell).encode())
+    by_finding = zip(*(prediction.each for prediction in predictions), strict=True)
+    write_predictions_table(out / PREDICTION_TABLE, [_prediction_table(same, anonymize) for same in by_finding])
+    if predictions and predictions[0].has_images and not anonymize:
+        where = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
+        write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
+    seen = [(scan.outcome, scan.folder) for scan in ordered if isinstance(scan.outcome, ScanPrediction)]
+    write_atomically(out / "index.html", index_page(lines, bundle, others, seen).encode())
+    summary = {
+        "normal_guidance": __version__,
+        "anonymous": anonymize,
+        **(about or {}),
+        "counts": count_states(lines),
+        "problems": summarize(problems),
+        "scans": lines,
+        "model": _model_json(bundle),
+        **({"further_models": [_model_json(model) for model in bundle.further]} if bundle.further else {}),
+    }
+    write_json(out / SUMMARY, summary)
     return written
 
 
@@ -331,41 +354,6 @@ def _written_before(prediction: ScanPrediction, out: Path, job: PredictionJob) -
         shutil.rmtree(folder)
         return None
     return Written(prediction, folder, before.of_writing)
-
-
-def _write_tables(
-    written: Sequence[Written],
-    predictions: Sequence[ScanPrediction],
-    bundle: Bundle,
-    out: Path,
-    anonymize: bool,
-    others: Sequence[Problem],
-    about: Mapping[str, Any],
-) -> None:
-    problems = [*others, *(problem for scan in written for problem in problems_of(scan))]
-    ordered = sorted(written, key=_by_probability)
-    lines = [line for scan in ordered for line in summary_lines(scan, bundle, anonymize=anonymize)]
-    write_problems(out / "problems.csv", problems)
-    if lines:
-        write_atomically(out / "summary.csv", as_csv(lines, _cell).encode())
-    by_finding = zip(*(prediction.each for prediction in predictions), strict=True)
-    write_predictions_table(out / PREDICTION_TABLE, [_prediction_table(same, anonymize) for same in by_finding])
-    if predictions and predictions[0].has_images and not anonymize:
-        where = {"source": "predict", "root": str(predictions[0].root), "version": __version__}
-        write_manifest(out / "manifest.parquet", [prediction.row for prediction in predictions], where)
-    seen = [(scan.outcome, scan.folder) for scan in ordered if isinstance(scan.outcome, ScanPrediction)]
-    write_atomically(out / "index.html", index_page(lines, bundle, others, seen).encode())
-    summary = {
-        "normal_guidance": __version__,
-        "anonymous": anonymize,
-        **about,
-        "counts": count_states(lines),
-        "problems": summarize(problems),
-        "scans": lines,
-        "model": _model_json(bundle),
-        **({"further_models": [_model_json(model) for model in bundle.further]} if bundle.further else {}),
-    }
-    write_json(out / SUMMARY, summary)
 
 
 def _by_probability(scan: Written) -> tuple[int, float, str]:

@@ -24,15 +24,7 @@ from normal_guidance.clinic.predict.scan_prediction import ScanPrediction
 from normal_guidance.core.guidance import normal_reference
 from normal_guidance.core.methods import method_title
 from normal_guidance.fit.bundle import Bundle
-from normal_guidance.scans.features.windows import (
-    Percentiles,
-    Window,
-    apply_windows,
-    in_field,
-    middle,
-    plane_of,
-    range_of,
-)
+from normal_guidance.scans.features.windows import Window, middle, plane_of, read_windowed
 from normal_guidance.scans.index.geometry import orientation_letters
 from normal_guidance.scans.index.problems import Problem, folder_name, summarize
 from normal_guidance.show import html
@@ -232,16 +224,13 @@ PICTURED = 500  # the index has small pictures of so many scans, the most probab
 SMALL = 72  # their height in pixels
 
 
-def _glance(prediction: ScanPrediction, folder: Path | None) -> str:
-    """The key slices, from the file of `draw_strip`, and the curve of a scan, for the index."""
-    pictures = [html.picture(small, "key slices") for small in sorted(folder.glob("strip*.jpg"))] if folder else []
-    curve = html.curve(prediction.attention.tolist(), prediction.interval, prediction.key_slices)
-    return "".join([*pictures[:1], curve])
-
-
 def index_page(lines: Sequence[Line], bundle: Bundle, others: Sequence[Problem], seen: Sequence[Seen] = ()) -> str:
     """Make index.html; `lines` are those of `summary_lines`, and keep their order: a scan's findings in one row."""
-    looks = {one.row.scan_id: _glance(one, at if place < PICTURED else None) for place, (one, at) in enumerate(seen)}
+    looks = {}
+    for place, (one, folder) in enumerate(seen):  # the key slices, from the file of `draw_strip`, and the curve
+        small = sorted(folder.glob("strip*.jpg"))[:1] if folder and place < PICTURED else []
+        curve = html.curve(one.attention.tolist(), one.interval, one.key_slices)
+        looks[one.row.scan_id] = "".join([*(html.picture(file, "key slices") for file in small), curve])
     good = [line for line in lines if line["state"] == STATES[0]]
     names = [model.finding.name for model in bundle.each if model.finding] if bundle.further else []
     step = max(1, len(names))
@@ -292,25 +281,13 @@ def draw_strip(
     # slice's middle that the encoder saw, of which percentiles are (None: the whole slice).
     if not prediction.has_images:
         return save(plot_strip(prediction, []), path)
-    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
-
-    row, places = prediction.row, sorted(prediction.key_positions)
-    if isinstance(window, Percentiles):  # only these need the other slices
-        whole, _ = read_volume(row, prediction.root, repair=repair)
-        window, volume = range_of(window, in_field(whole, row.pixel_spacing, field)), whole[places]
-    else:
-        volume, _ = read_volume(row.cut(places), prediction.root, repair=repair)
-    (images,) = apply_windows(volume, [window])
-    _save_small(images, path.with_suffix(".jpg"))
-    return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
-
-
-def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
-    """Write all pictures in a row, `SMALL` pixels high."""
+    places = sorted(prediction.key_positions)
+    images = read_windowed(prediction.row, prediction.root, places, window, field, repair=repair)
     low, high = float(images.min()), float(images.max())
     grey = (255 * (np.hstack(list(images)) - low) / max(high - low, 1.0)).astype(np.uint8)
-    drawn = Image.fromarray(grey).resize((max(1, round(SMALL * grey.shape[1] / grey.shape[0])), SMALL))
-    write_atomically(path, lambda file: drawn.save(file, "JPEG", quality=80))
+    small = Image.fromarray(grey).resize((max(1, round(SMALL * grey.shape[1] / grey.shape[0])), SMALL))
+    write_atomically(path.with_suffix(".jpg"), lambda file: small.save(file, "JPEG", quality=80))
+    return save(plot_strip(prediction, list(zip(places, images, strict=True)), field), path)
 
 
 # The picture names neither patient nor scan, because anonymous results have it, too.
@@ -319,14 +296,21 @@ def _save_small(images: Float[np.ndarray, "_ _ _"], path: Path) -> None:
 Pictures = Sequence[tuple[int, Float[np.ndarray, "_ _"]]]  # positions, and the pixels of their slices
 
 
-def _across(images: Pictures) -> int:
-    return max(NARROWEST, len(images))
-
-
 @styled
 def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None = None) -> Figure:
     """Draw the figure of `draw_strip`; `images` are positions with the pictures of their slices, or empty."""
-    heading, heights = _heading(prediction), [*([WIDTH / _across(images) + 0.9] if images else []), CURVE_HEIGHT]
+    pictures = [WIDTH / max(NARROWEST, len(images)) + 0.9] if images else []
+    # Above the pictures: the result, what was looked for and where, and which model did it.
+    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
+    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
+    lines = [
+        f"{named}{_result(prediction)}   |   research only, not for diagnosis",
+        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
+        f"{model[:1].upper()}{model[1:]}.",
+        *prediction.model_cautions,
+    ]
+    heading = [part for line in lines for part in wrap(line, LINE_LETTERS)]
+    heights = [*pictures, CURVE_HEIGHT]
     cautions = [line for text in prediction.cautions for line in wrap(f"Caution: {text}", CAUTION_LETTERS)]
     if cautions:
         heights = [CAUTION_LINE * len(cautions) + 0.2, *heights]
@@ -345,7 +329,7 @@ def plot_strip(prediction: ScanPrediction, images: Pictures, field: float | None
 
 def _draw_key_slices(top: SubFigure, prediction: ScanPrediction, images: Pictures, field: float | None) -> None:
     top.suptitle(prediction.key_slices_sentence, fontsize=9, fontweight="bold")
-    across = _across(images)
+    across = max(NARROWEST, len(images))
     panels = np.atleast_1d(top.subplots(1, across))
     darkest = min(float(image.min()) for _, image in images)
     brightest = max(float(image.max()) for _, image in images)
@@ -375,19 +359,6 @@ def _draw_letters(panel: Axes, orientation: Sequence[float] | None) -> None:
     for letters, (x, y, across, along) in zip(edges, sides + ends, strict=True):
         text = panel.text(x, y, letters, ha=across, va=along, transform=panel.transAxes, color="white", fontsize=8)
         text.set(fontweight="bold", path_effects=[withStroke(linewidth=2, foreground="black")])
-
-
-def _heading(prediction: ScanPrediction) -> list[str]:
-    """The lines above the pictures: the result, what was looked for and where, and which model did it."""
-    named = "" if prediction.finding is None else f"{prediction.finding.name}   |   "
-    model = method_title(prediction.method) if prediction.model is None else str(prediction.model)
-    lines = [
-        f"{named}{_result(prediction)}   |   research only, not for diagnosis",
-        f"Looked for: {prediction.sought}. Body part: {prediction.body_part}.",
-        f"{model[:1].upper()}{model[1:]}.",
-        *prediction.model_cautions,
-    ]
-    return [part for line in lines for part in wrap(line, LINE_LETTERS)]
 
 
 def _draw_curve(panel: Axes, prediction: ScanPrediction) -> None:

@@ -72,7 +72,8 @@ class Gallery:
 
     def __post_init__(self) -> None:
         self.summary = runs.read_summary(self.folder)  # None for studies and runs
-        self.page = runs.find_page(self.folder)
+        pages = (self.folder / name for name, (_, mark) in runs.PAGES.items() if (self.folder / mark).is_file())
+        self.page = next(filter(Path.is_file, pages), None)
         self._tables: Cache[tuple[Path, str], pa.Table] = Cache(TABLE_BYTES, lambda table: int(table.nbytes))
         ids: Sequence[str] = () if self.manifest is None else self.manifest.scan_ids
         self._row_of = {scan: index for index, scan in enumerate(ids)}
@@ -92,7 +93,7 @@ class Gallery:
         body = runs.body_of([dataset, self.model.dataset], self.model.windows)
         return {
             "title": self.folder.resolve().name,
-            "page": runs.PAGES[self.page.name] if self.page else "",
+            "page": runs.PAGES[self.page.name][0] if self.page else "",
             "version": __version__,
             "splits": [
                 {"name": split.name, "methods": [{"name": each.name, "title": each.title} for each in split.sources]}
@@ -123,7 +124,7 @@ class Gallery:
                     "part": listed.part,
                     "label": listed.label,
                     "scores": [number(score) for score in listed.scores],
-                    "positive": [None if result is None else result.of(source.group).positive for source in sources],
+                    "positive": [None if result is None else result.of(source.group)["positive"] for source in sources],
                     "flags": list(dict.fromkeys(flags)),
                 }
             )
@@ -230,7 +231,7 @@ class Gallery:
             )
         drawn = runs.curve(attention, heads, score, spacing)
         result = self._results.get(row["scan_id"])
-        return drawn if result is None else {**drawn, **result.of(source.group).within(slices)}
+        return drawn if result is None else {**drawn, **runs.within(result.of(source.group), slices)}
 
     def _names(self, scan: int) -> dict[str, Any]:
         known = self._scans[scan]
@@ -275,7 +276,11 @@ class Gallery:
 def open_gallery(folder: Path, index: Path | None = None, store: Path | None = None) -> Gallery:
     """Read everything about the scans of a study, a run or new scans but the scans; `store` records the window."""
     splits = runs.find_splits(folder)
-    scans = index or _index_beside(folder)
+    # New scans have their index in the folder; `nguide fit SCANS` keeps it as MODEL.index beside the model.
+    made = folder.resolve()
+    model = made.parent if (made.parent / FINDINGS).is_file() else made
+    places = (folder, model.with_name(f"{model.name}.index"))
+    scans = index or next((place for place in places if (place / MANIFEST).is_file()), None)
     manifest = None if scans is None else read_manifest(scans)
     bundle = folder / runs.BUNDLE
     if manifest is not None and bundle.is_file():  # the slice labels of the finding that the model is of
@@ -284,14 +289,6 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
         if name in [known.name for known in manifest.findings]:
             manifest = manifest.of_finding(name)
     return Gallery(folder, splits, manifest, _known_model(folder, store))
-
-
-def _index_beside(folder: Path) -> Path | None:
-    """New scans have their index in the folder; `nguide fit SCANS` keeps it as MODEL.index beside the model."""
-    made = folder.resolve()
-    model = made.parent if (made.parent / FINDINGS).is_file() else made
-    places = (folder, model.with_name(f"{model.name}.index"))
-    return next((place for place in places if (place / MANIFEST).is_file()), None)
 
 
 def _known_model(folder: Path, store: Path | None) -> KnownModel:

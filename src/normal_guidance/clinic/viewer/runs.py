@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +40,8 @@ from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS, PREDICTION_TABLE, REPORT, find_folders
 
 BUNDLE, SLICES = "bundle.json", "slices.csv"
-PAGES = {"report.html": "Report", "index.html": "Predictions"}  # what is shown first, and its name
+PAGES = {"report.html": ("Report", BUNDLE), "index.html": ("Predictions", SUMMARY)}
+"""What is shown first, its name, and the file beside it: the report of a model, or the index of new scans."""
 
 AGAIN = "delete the folder and predict again"
 
@@ -60,12 +61,6 @@ def read_summary(folder: Path) -> PredictSummary | None:
     """The summary of new scans; None where `nguide predict` did not make the folder."""
     path = folder / SUMMARY
     return read_json_as(path, PredictSummary, exact=False) if path.is_file() else None
-
-
-def find_page(folder: Path) -> Path | None:
-    """What is shown first: the report of a model, or the index of new scans."""
-    pages = [folder / name for name, mark in zip(PAGES, (BUNDLE, SUMMARY), strict=True) if (folder / mark).is_file()]
-    return next(filter(Path.is_file, pages), None)
 
 
 @dataclass(frozen=True)
@@ -154,30 +149,9 @@ NO_RESULT = Caution(DOUBTFUL, f"The scan has no {PREDICTION}: what was odd about
 """The caution of a scan whose folder was deleted or renamed after it was predicted."""
 
 
-@dataclass(frozen=True)
-class Interval:
-    """First and last position, and what the interval does, in words."""
-
-    first_position: int
-    last_position: int
-    meaning: str
-
-
-@dataclass(frozen=True)
-class Called:
-    """The result for one finding; the positions of key slices are in the order of prediction.json."""
-
-    key_positions: tuple[int, ...]
-    interval: Interval | None
-    threshold: float | None
-    positive: bool | None
-
-    def within(self, slices: int) -> dict[str, Any]:
-        """For JSON, without slices that the scan does not have."""
-        keys = [position for position in self.key_positions if 0 <= position < slices]
-        at = self.interval
-        is_inside = at is not None and 0 <= at.first_position <= at.last_position < slices
-        return {**asdict(self), "key_positions": keys, "interval": asdict(self)["interval"] if is_inside else None}
+Called = dict[str, Any]
+"""The result for one finding as the page reads it: key positions in the order of prediction.json, the interval's first
+and last position and what it does in words, the threshold and the call."""
 
 
 @dataclass(frozen=True)
@@ -219,18 +193,21 @@ def read_result(folder: Path, scan_id: str) -> ScanResult | None:
 
 def _called(about: Any) -> Called:
     """The result for a finding from a part of prediction.json, which counts slices from 1."""
-    interval = about.get("interval")
-    return Called(
-        key_positions=tuple(read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]),
-        interval=interval
-        and Interval(
-            read_as(int, interval["first_slice"], "first_slice") - 1,
-            read_as(int, interval["last_slice"], "last_slice") - 1,
-            read_as(str, interval["meaning"], "meaning"),
-        ),
-        threshold=read_as(float | None, about.get("threshold"), "threshold"),
-        positive=read_as(bool | None, about.get("positive"), "positive"),
-    )
+    at = about.get("interval")
+    ends = at and {f"{end}_position": read_as(int, at[f"{end}_slice"], f"{end}_slice") - 1 for end in ("first", "last")}
+    return {
+        "key_positions": [read_as(int, key["slice"], "key_slices") - 1 for key in about["key_slices"]],
+        "interval": at and {**ends, "meaning": read_as(str, at["meaning"], "meaning")},
+        "threshold": read_as(float | None, about.get("threshold"), "threshold"),
+        "positive": read_as(bool | None, about.get("positive"), "positive"),
+    }
+
+
+def within(called: Called, slices: int) -> Called:
+    """The result without slices that the scan does not have."""
+    keys, at = [position for position in called["key_positions"] if 0 <= position < slices], called["interval"]
+    is_inside = at and 0 <= at["first_position"] <= at["last_position"] < slices
+    return {**called, "key_positions": keys, "interval": at if is_inside else None}
 
 
 def read_instance_numbers(folder: Path, scan_id: str) -> list[int | None] | None:

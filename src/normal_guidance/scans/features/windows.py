@@ -167,6 +167,20 @@ def apply_windows(values: Real[np.ndarray, "..."], windows: Sequence[Window | No
     return channels
 
 
+def read_windowed(
+    row: ScanRow, root: Path, positions: Sequence[int], window: Window | None, field: float | None, *, repair: bool
+) -> Float32[np.ndarray, "_ _ _"]:
+    """Some slices of a scan for a picture, in the window of an encoder, whose `field` counts for percentiles alone."""
+    from normal_guidance.scans.index.volumes import read_volume  # needs extras, which features do without
+
+    if isinstance(window, Percentiles):  # only these need the other slices
+        whole, _ = read_volume(row, root, repair=repair)
+        window, volume = range_of(window, in_field(whole, row.pixel_spacing, field)), whole[positions]
+    else:
+        volume, _ = read_volume(row.cut(positions), root, repair=repair)
+    return apply_windows(volume, [window])[0]
+
+
 # How worker processes read scans for an encoder, some slices at a time.
 
 Reader = Callable[..., tuple[np.ndarray, list[Problem]]]

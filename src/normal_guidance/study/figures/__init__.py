@@ -23,56 +23,29 @@ from typing import TYPE_CHECKING
 from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
-    from normal_guidance.study.figures.attention import (
-        AttendedScan,
-        draw_attention,
-        draw_density,
-        draw_divergences,
-        draw_heads,
-        plot_attention,
-        plot_density,
-        plot_divergences,
-        plot_heads,
-    )
-    from normal_guidance.study.figures.comparisons import (
-        ForestRow,
-        MethodValues,
-        SettingValues,
-        draw_differences,
-        draw_methods,
-        draw_sensitivity,
-        plot_differences,
-        plot_methods,
-        plot_sensitivity,
-    )
-    from normal_guidance.study.figures.deletion import draw_trust, plot_trust
-    from normal_guidance.study.figures.training import draw_grid, draw_learning_curves, plot_grid, plot_learning_curves
+    from normal_guidance.study.figures.attention import AttendedScan as AttendedScan
+    from normal_guidance.study.figures.attention import draw_attention as draw_attention
+    from normal_guidance.study.figures.attention import draw_density as draw_density
+    from normal_guidance.study.figures.attention import draw_divergences as draw_divergences
+    from normal_guidance.study.figures.attention import draw_heads as draw_heads
+    from normal_guidance.study.figures.attention import plot_attention as plot_attention
+    from normal_guidance.study.figures.attention import plot_density as plot_density
+    from normal_guidance.study.figures.attention import plot_divergences as plot_divergences
+    from normal_guidance.study.figures.attention import plot_heads as plot_heads
+    from normal_guidance.study.figures.comparisons import ForestRow as ForestRow
+    from normal_guidance.study.figures.comparisons import MethodValues as MethodValues
+    from normal_guidance.study.figures.comparisons import SettingValues as SettingValues
+    from normal_guidance.study.figures.comparisons import draw_differences as draw_differences
+    from normal_guidance.study.figures.comparisons import draw_methods as draw_methods
+    from normal_guidance.study.figures.comparisons import draw_sensitivity as draw_sensitivity
+    from normal_guidance.study.figures.comparisons import plot_differences as plot_differences
+    from normal_guidance.study.figures.comparisons import plot_methods as plot_methods
+    from normal_guidance.study.figures.comparisons import plot_sensitivity as plot_sensitivity
+    from normal_guidance.study.figures.deletion import draw_trust as draw_trust
+    from normal_guidance.study.figures.deletion import plot_trust as plot_trust
+    from normal_guidance.study.figures.training import draw_grid as draw_grid
+    from normal_guidance.study.figures.training import draw_learning_curves as draw_learning_curves
+    from normal_guidance.study.figures.training import plot_grid as plot_grid
+    from normal_guidance.study.figures.training import plot_learning_curves as plot_learning_curves
 
-__all__ = [
-    "AttendedScan",
-    "ForestRow",
-    "MethodValues",
-    "SettingValues",
-    "draw_attention",
-    "draw_density",
-    "draw_differences",
-    "draw_divergences",
-    "draw_grid",
-    "draw_heads",
-    "draw_learning_curves",
-    "draw_methods",
-    "draw_sensitivity",
-    "draw_trust",
-    "plot_attention",
-    "plot_density",
-    "plot_differences",
-    "plot_divergences",
-    "plot_grid",
-    "plot_heads",
-    "plot_learning_curves",
-    "plot_methods",
-    "plot_sensitivity",
-    "plot_trust",
-]
-
-__getattr__, __dir__ = lazy_names(__name__, __all__)
+__all__, __getattr__, __dir__ = lazy_names(__name__)

@@ -5,7 +5,6 @@ Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_ta
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -69,7 +68,14 @@ def plot_learning_curves(history: pd.DataFrame, method: str) -> Figure:
     if history["epoch"].max() > LOG_EPOCHS:
         panels[0].set_xscale("log")
         panels[0].xaxis.set_major_formatter("{x:g}")
-    _limit_loss(panels[0], history, winner)
+    # A logarithmic axis that shows the whole winner, but no other loss beyond 1,000 times the median.
+    loss = history["loss"][np.isfinite(history["loss"]) & (history["loss"] > 0)]
+    if len(loss):
+        low, high = max(loss.min(), loss.median() / 1000), min(loss.max(), loss.median() * 1000)
+        if winner is not None:
+            curve = history.loc[history["config"] == winner["config"], "loss"]
+            low, high = min(low, curve.min()), max(high, curve.max())
+        panels[0].set(yscale="log", ylim=(low / 1.15, high * 1.15))
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(names))
     return figure
@@ -91,20 +97,6 @@ def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Ser
         winner["epoch"], winner[column], ls="", marker="o", ms=6, color="black", mec="white", zorder=4,
         label=f"selected epoch {winner['epoch']:.0f}, validation AUROC {digits(winner['val_auroc'])}",
     )  # fmt: skip
-
-
-def _limit_loss(panel: Axes, history: pd.DataFrame, winner: pd.Series | None) -> None:
-    """A logarithmic axis that shows the whole winner, but no other loss beyond 1,000 times the median."""
-    loss = history["loss"].to_numpy()
-    loss = loss[np.isfinite(loss) & (loss > 0)]
-    if not len(loss):
-        return
-    usual = np.median(loss)
-    low, high = max(loss.min(), usual / 1000), min(loss.max(), usual * 1000)
-    if winner is not None:
-        curve = history.loc[history["config"] == winner["config"], "loss"]
-        low, high = min(low, curve.min()), max(high, curve.max())
-    panel.set(yscale="log", ylim=(low / 1.15, high * 1.15))
 
 
 def draw_grid(history: pd.DataFrame, path: Path) -> Path:
@@ -145,13 +137,7 @@ def plot_grid(history: pd.DataFrame) -> Figure:
         handles.append(Patch(fill=False, edgecolor=RED, lw=2, label="chosen"))
     if len(kept) < len(configs):
         handles.append(Patch(facecolor="white", edgecolor="0.6", hatch="////", label="no selectable epoch"))
-    _draw_axes(panel, rates, strengths)
-    panel.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.3, ncols=len(handles))
-    return figure
-
-
-def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) -> None:
-    """Labels of rows and columns, and white lines between the cells."""
+    # Labels of rows and columns, and white lines between the cells.
     panel.hlines(np.arange(len(rates) + 1) - 0.5, -0.5, len(strengths) - 0.5, color="white", lw=1.2, zorder=3)
     panel.vlines(np.arange(len(strengths) + 1) - 0.5, -0.5, len(rates) - 0.5, color="white", lw=1.2, zorder=3)
     panel.set(xlim=(-0.5, len(strengths) - 0.5), ylim=(-0.5, len(rates) - 0.5))
@@ -161,3 +147,5 @@ def _draw_axes(panel: Axes, rates: Sequence[float], strengths: Sequence[float]) 
     panel.set_yticks(range(len(rates)), [f"{rate:g}".replace("e-0", "e-") for rate in rates])
     panel.tick_params(length=0)
     panel.spines[["left", "bottom"]].set_visible(False)
+    panel.legend(handles=handles, loc="lower right", bbox_to_anchor=(1, 1), borderaxespad=0.3, ncols=len(handles))
+    return figure

@@ -18,7 +18,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
 from normal_guidance.core.bags import LabelledScans, ScanSet
 from normal_guidance.core.metrics import auroc, localization
-from normal_guidance.show.text_tables import digits, interval
+from normal_guidance.show.text_tables import digits
 from normal_guidance.statistics.differences import (
     LEVEL,
     MIN_DEFINED,
@@ -29,6 +29,7 @@ from normal_guidance.statistics.differences import (
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
+from normal_guidance.statistics.scan_auroc import Estimate
 from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 
@@ -125,22 +126,6 @@ DRAWS = 500  # resampled sets of scans; the standard error from 500 of them is i
 SEED = 0
 
 LEAST_PATIENTS = 5  # patients with positive scans, and with negative ones, that an interval needs to mean anything
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A number with its interval; NaN where there is none."""
-
-    value: float
-    low: float
-    high: float
-
-    def __str__(self) -> str:
-        return f"{digits(self.value)} {interval(self.low, self.high)}"
-
-    @property
-    def known(self) -> bool:
-        return all(map(math.isfinite, (self.value, self.low, self.high)))
 
 
 NO_ESTIMATE = Estimate(math.nan, math.nan, math.nan)  # stands for a number that could not be measured
@@ -318,8 +303,13 @@ def draw_curves(
     steps = list(product(kinds, repeats, enumerate(counts)))
     logits: dict[Kind, dict[str, Tensor]] = {kind: {"whole": whole.logit / scale} for kind in kinds}
     for done, (kind, (name, repeat, order), (number, count)) in enumerate(steps, start=1):
-        shown = _slices_to_show(order, lengths, count, kind)
-        logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, shown).logit / scale
+        # The slices without the first of an order (at least one is left), or these alone, as they lie in the scan.
+        count = torch.minimum(count, lengths - 1 if kind == "deletion" else lengths)
+        chosen = torch.zeros(len(order), dtype=torch.bool)
+        chosen[order[place_in_bag(lengths) < count[bag_of_rows(lengths)]]] = True
+        shown = ~chosen if kind == "deletion" else chosen
+        selection = SliceSelection(shown.nonzero().squeeze(1), sum_per_bag(shown, lengths))
+        logits[kind][f"{name}/{repeat}/{number}"] = predict_scans(model, scans, selection).logit / scale
         if watch is not None:
             watch(done / len(steps))
 
@@ -337,18 +327,6 @@ def draw_curves(
         aurocs, means = bootstrap.aurocs(of_kind), bootstrap.means(of_kind, bootstrap.labels == 1)
         curves[kind] = Curves(kind, SHARES, averaged(means), averaged(aurocs), means["whole"], aurocs["whole"])
     return curves
-
-
-def _slices_to_show(
-    order: Int64[Tensor, "slices"], lengths: Int[Tensor, "scans"], counts: Int64[Tensor, "scans"], kind: Kind
-) -> SliceSelection:
-    """The slices without the first of an order (at least one is left), or these alone, as they lie in the scan."""
-    removing = kind == "deletion"
-    counts = torch.minimum(counts, lengths - 1 if removing else lengths)
-    first = torch.zeros(len(order), dtype=torch.bool)
-    first[order[place_in_bag(lengths) < counts[bag_of_rows(lengths)]]] = True
-    keep = ~first if removing else first
-    return SliceSelection(keep.nonzero().squeeze(1), sum_per_bag(keep, lengths))
 
 
 Verdict = Literal["passes", "fails", "cannot be told"]
