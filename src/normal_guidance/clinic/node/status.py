@@ -118,7 +118,7 @@ def status_page(about: dict[str, Any]) -> str:
         f"<style>{STYLE}</style></head><body><h1>nguide node {escape(about['aet'] or '')} {health}</h1>"
         f'<p class="quiet">Research software, not a medical device.</p>{problems}'
         f'<h2>Series</h2><div class="states">{states}</div>'
-        f"<h2>Now</h2>{_table((), facts)}"
+        f"<h2>Now</h2>{_table(('what', 'value'), facts)}"
         f"<h2>Results that wait for a destination</h2>"
         f"{_table(('destination', 'series', 'attempts', 'reason'), late)}"
         f"<h2>Series without a result</h2>{_table(('time', 'series', 'state', 'reason'), failures)}</body></html>"
