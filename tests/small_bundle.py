@@ -2,6 +2,7 @@
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,6 +17,7 @@ from normal_guidance.fit import fit_ensemble, measured
 from normal_guidance.fit.bundle import Bundle, Expectations, load_bundle
 from normal_guidance.fit.fit_ensemble import KINDS
 from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.front import scans_to_store
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding import encode
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
@@ -55,6 +57,24 @@ def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
         for module in (fit_ensemble, measured):
             if hasattr(module, name):
                 patch.setattr(module, name, value)
+
+
+def draw_scans(folder: Path) -> Path:
+    """Draw 16 small scans, with their table labels.csv, for `nguide fit SCANS LABELS`."""
+    write_phantom("folder", folder / "scans", scans=16, seed=3, size=32, slices=12, positive=0.5)
+    return folder / "scans"
+
+
+def fit_scans_quickly(patch: pytest.MonkeyPatch) -> None:
+    """Encode a folder of scans with the tiny encoder, in this process, and fit few settings."""
+    few_settings(patch, FOLDS=3)
+    patch.setattr(scans_to_store, "load_encoder", lambda name, *, channels, offline, **where: tiny(**where))
+    for name in ("index", "encode", "estimate_encoding"):
+        patch.setattr(scans_to_store, name, _without_workers(getattr(scans_to_store, name)))
+
+
+def _without_workers(function: Callable[..., object]) -> Callable[..., object]:
+    return lambda *arguments, **options: function(*arguments, **(options | {"workers": 0}))
 
 
 def fitted_bundle(features: int, **known: object) -> Bundle:

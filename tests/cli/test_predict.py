@@ -248,22 +248,22 @@ def test_two_at_once_are_one(trained, scans, tmp_path):
     """Both once succeeded, and the summary held the scan of one of them."""
     out = tmp_path / "out"
     (tmp_path / "gate").mkdir()
-    options = ("-m", trained.run, "-o", out, "--workers", 0)
-    words = [sys.executable, PROGRAM, "predict", scans / "good", *options]
+    options = ("-m", trained.run, "--workers", 0, "-o")
+    words = [sys.executable, PROGRAM, "predict", scans / "good", *options, out]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     first = subprocess.Popen([*map(str, words)], env=os.environ | {"NODE_GATE": str(tmp_path / "gate")}, **pipes)
     try:
         while not (tmp_path / "gate" / "began").exists():
             assert first.poll() is None, first.communicate()
             time.sleep(0.05)
-        same = nguide("predict", scans / "good", *options, code=2)
+        same = nguide("predict", scans / "good", *options, out, code=2)
         assert (
             f"{out}.job is being written by process {first.pid} on {socket.gethostname()}; wait until it ends, or "
             "choose another folder\n"
         ) in same.stderr
         (tmp_path / "link").symlink_to(out)  # another name for the same folder
-        assert "being written by" in nguide("predict", scans / "good", *options, "-o", tmp_path / "link", code=2).stderr
-        other = nguide("predict", scans / "mr", *options, "--force", code=2)
+        assert "being written by" in nguide("predict", scans / "good", *options, tmp_path / "link", code=2).stderr
+        other = nguide("predict", scans / "mr", *options, out, "--force", code=2)
         assert "holds predictions of another model, of other scans or with other options" in other.stderr
         assert len(same.stderr.splitlines()) == len(other.stderr.splitlines()) == 1
         (tmp_path / "gate" / "go").touch()

@@ -86,7 +86,6 @@ REFUSED = {
             f"--field {side}": f"field {side} is not a size; give millimetres above 0, for instance 70"
             for side in ("0", "-5", "nan", "inf")
         },
-        "--window none": "the training scans (--split FILE), or mean and sd of the values (--normalize MEAN,SD)",
         "--window percentile --normalize 1100,820": "does not fit the window percentile:1-99, which leaves values fr",
         "--window head --window lung --window=adc": "--window is given 3 times (head, lung, adc), and only the last c",
         "--repair --no-repair": "--repair is given 2 times (True, False), and only the last counts; give",

@@ -14,7 +14,8 @@ from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.run import load_run
 from small_command import document, nguide, refusal
 
-QUICK = ("--epochs", "2", "--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
+OPTIONS = ("--batch-size", "16", "--lr", "0.1,0.01", "--l1", "0", "--device", "cpu")
+QUICK = (*OPTIONS, "--epochs", "2")
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +49,9 @@ def test_a_dry_run_estimates_and_writes_nothing(store: Path, tmp_path: Path) -> 
 
 
 def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
-    arguments = (store, "--methods", "abmil,ng", "--seeds", "0,3", "--out", tmp_path, "--no-train-above-val", *QUICK)
-    output = sweep(*arguments)
+    arguments = (store, "--methods", "abmil,ng", "--seeds", "0,3", "--out", tmp_path, "--no-train-above-val", *OPTIONS)
+    arguments = (*arguments, "--epochs")
+    output = sweep(*arguments, "2")
     runs = {(m, s): load_run(tmp_path / m / s) for m in ("abmil", "ng") for s in ("0", "3")}
     assert [row[:2] for row in rows(output)] == [list(key) for key in runs]
     for row, ((_, seed), run) in zip(rows(output), runs.items(), strict=True):
@@ -69,18 +71,18 @@ def test_methods_and_seeds_have_their_runs(store: Path, tmp_path: Path) -> None:
     assert report["options"].keys() == own | training | {"device", "precision", "engine"}  # those that were given
     assert report["departures"]["train_above_val"] is False
     before = (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns
-    assert rows(sweep(*arguments)) == rows(output)
-    for told, run in zip(document("sweep", *arguments)["runs"], runs.values(), strict=True):
+    assert rows(sweep(*arguments, "2")) == rows(output)
+    for told, run in zip(document("sweep", *arguments, "2")["runs"], runs.values(), strict=True):
         assert (told["folder"], told["winners"]) == (str(run.folder), run.report["winners"])
     assert (tmp_path / "ng" / "3" / "report.json").stat().st_mtime_ns == before
-    message = sweep(*arguments, "--epochs", "3", code=2)
+    message = sweep(*arguments, "3", code=2)
     assert "holds another run: configs.0.epochs was 2, now it is 3" in message
     assert message.count("\n") == 1  # nothing has begun
 
 
 def test_all_runs_are_looked_at_before_the_first(store: Path, tmp_path: Path) -> None:
     sweep(store, "--methods", "ng", "--seeds", "1", "--out", tmp_path, *QUICK)
-    other = ("--seeds", "0,1", *QUICK, "--epochs", "3")
+    other = ("--seeds", "0,1", *OPTIONS, "--epochs", "3")
     message = sweep(store, "--methods", "abmil,ng", "--out", tmp_path, *other, code=2)
     assert "ng/1 holds another run: configs.0.epochs was 2, now it is 3" in message
     parts = ((part, shifted_mean(20, seed, features=12)) for seed, part in enumerate(("train", "val")))
@@ -96,13 +98,13 @@ def test_a_run_without_a_winner_is_no_error(tmp_path: Path) -> None:
     train, val = (shifted_mean(n, seed, features=8, shift=3.0) for seed, n in ((1, 48), (2, 24)))
     flipped = replace(val, labels=1 - val.labels, slice_labels=None)
     write_store(tmp_path / "store", {"train": train, "val": flipped}.items(), provenance={})
-    quick = ("--epochs", "2", "--batch-size", "48", "--lr", "0", "--l1", "0", "--device", "cpu")
-    filtered = (*quick, "--train-above-val")
+    quick = ("--epochs", "2", "--batch-size", "48", "--l1", "0", "--device", "cpu", "--lr")
+    filtered = (*quick, "0", "--train-above-val")
     output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "out", *filtered)
     assert "abmil, seed 0: no configuration had an epoch whose training AUROC was above" in output
     assert "; leave out --train-above-val\n" in output
     assert rows(output)[0][:4] == ["abmil", "0", "", "none selected"]
-    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "b", *quick, "--lr", "1e39")
+    output = sweep(tmp_path / "store", "--methods", "abmil", "--out", tmp_path / "b", *quick, "1e39")
     assert "abmil, seed 0: 1 of 1 configurations diverged: none was selected (" in output
     assert "; use lower learning rates\n" in output
     assert "train-above-val" not in output

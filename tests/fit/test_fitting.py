@@ -343,12 +343,14 @@ def test_its_attention_can_be_tested(made: Made, store: FeatureStore, tmp_path: 
 
 def test_the_command(store: FeatureStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     few_settings(monkeypatch, FOLDS=3)
-    told = output_of("fit", store.folder, "-o", tmp_path / "model")
+    told = output_of("fit", store.folder, "-o", tmp_path / "model", "-v")
     lead, promise = "It finds the slices better than position does: +.", "An interval contains the whole finding"
-    order = ("60 scans of 60 patients", "At most ", "Mean pooling", lead, "It tells scans apart", promise, "Next: ")
+    order = ("Scans: 60 of 60 patients, 25 positive", "At most ", "Model: ", "Mean pooling", lead, promise, "Next: ")
     assert [told.index(words) for words in order] == sorted(told.index(words) for words in order)
     assert f"Report:{tmp_path / 'model' / 'report.html'}" in told.replace(" ", "")
-    assert "model" in output_of("fit", store.folder, "-o", tmp_path / "model", code=2)
+    again = ("fit", store.folder, "-o", tmp_path / "model")
+    assert "model is complete already; nothing was done" in output_of(*again)
+    assert "model is a folder that is not empty" in output_of(*again, "--seed", 1, code=2)
 
 
 def test_a_wrong_sensitivity_or_coverage_is_refused_before_the_work(store: FeatureStore, tmp_path: Path) -> None:

@@ -25,7 +25,6 @@ from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
 from normal_guidance.front.predicted import NewScans, Predictions, predict
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
-from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
@@ -215,6 +214,8 @@ def fit(
                 raise UserError(
                     f"labels: {labels} is a table for a folder of scans; give the folder, or one label a scan"
                 )
+            from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store  # needs the extra dicom
+
             of_images = ScanFolder(Path(scans), Path(labels), device=str(device))
             scans, labels = scans_to_store(of_images, Path(out), say, watch), None
         if finding is not None and not isinstance(scans, FeatureStore | str | Path):

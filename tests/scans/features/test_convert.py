@@ -395,7 +395,7 @@ def test_findings_are_views_of_the_same_features(tmp_path):
         ("scan_id,slice_labels\nA,0 1\nB,\nC,\n", r"scan 'A' is labelled negative but has 1 positive slices"),
         ("scan_id,part\nA,dev\nB,\nC,\n", r"part 'dev' is unknown; choose one of train, val, test"),
         ("scan_id\nA\n", r"has only the column scan_id"),
-        ("id,label\nA,0\n", r"has no column scan_id \(a .*\); it has id, label; rename id to scan_id$"),
+        ("key,label\nA,0\n", r"has no column scan_id \(a .*\); it has key, label; add scan_id, or rename"),
         ("scan_id,part,split\nA,val,val\n", r"has the columns part and split"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_slice_that_cannot_be_read_is_named(tmp_path):
         (row(("0.dcm", "a.dcm")), "a.dcm: not a DICOM file"),
         (row(("0.dcm", "gone.dcm")), "gone.dcm: gone.dcm is not there"),
         (row(("0.dcm", "large.dcm")), "large.dcm: 7 x 5 pixels, but the manifest says 6 x 5"),
-        (row(("0.dcm", "0.dcm"), (0, 1)), "0.dcm: 1 slices, but the manifest wants slice 1"),
+        (row(("0.dcm", "0.dcm"), (0, 1)), "0.dcm: 1 slices, but the manifest wants slice 2"),
         (row(("0.dcm", "../x.dcm")), r"unsafe_path: \.\./x.dcm"),
         # petabytes: rows and columns of compressed files can only be checked by decoding
         (row(("0.dcm",) * 100_000, rows=65_535, columns=65_535), "6 x 5 pixels, but the manifest says 65535 x 65535"),

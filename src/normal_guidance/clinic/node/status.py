@@ -99,7 +99,7 @@ def status_page(about: dict[str, Any]) -> str:
     failures = [(row["time"], row["series"][:12], row["state"], row["reason"]) for row in about["failures"]]
     tables: dict[str, tuple[Sequence[str], Sequence[Sequence[str]]]] = {
         "Series": (tuple(about["queue"]), [[str(count) for count in about["queue"].values()]]),
-        "Now": (("", ""), facts),
+        "Now": (("what", "value"), facts),
         "Results that wait for a destination": (("destination", "series", "attempts", "reason"), late),
         "Series without a result": (("time", "series", "state", "reason"), failures),
     }

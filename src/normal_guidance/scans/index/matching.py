@@ -14,8 +14,6 @@ from pathlib import Path, PurePosixPath
 from normal_guidance.base.errors import UserError, both_sides, shorten
 from normal_guidance.base.workers import ask
 from normal_guidance.scans.index.containers import is_nifti, list_files, locate
-from normal_guidance.scans.index.dicom_slices import Header
-from normal_guidance.scans.index.header_reading import HeaderRequest, read_all
 from normal_guidance.scans.index.problems import Problem, Report
 
 MASKS = frozenset(("mask", "masks", "label", "labels", "labelstr", "seg", "segs", "segmentation", "segmentations"))
@@ -34,6 +32,10 @@ def match_files(root: Path, table: Path, names: Mapping[str, str], report: Repor
     by_name = _by_name(files)
     found, how = _match(names, by_name, report), "files are found by the scans' names"
     if not found:
+        # Headers need the extra dicom, which features do without.
+        from normal_guidance.scans.index.dicom_slices import Header
+        from normal_guidance.scans.index.header_reading import HeaderRequest, read_all
+
         wanted = (HeaderRequest(file, any_modality=True) for file in files if not is_nifti(file))
         headers = [result for result in read_all(root, wanted) if isinstance(result, Header)]
         for tag, field in HEADERS.items():

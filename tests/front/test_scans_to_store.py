@@ -1,0 +1,101 @@
+"""A folder of scans and its table become an index and a store beside the model."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from normal_guidance.base.errors import UserError
+from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
+from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.index.manifest import read_manifest
+from normal_guidance.show.progress_bar import Shown
+from small_bundle import WIDTH, draw_scans, fit_scans_quickly
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return draw_scans(tmp_path_factory.mktemp("drawn"))
+
+
+@pytest.fixture
+def folder(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanFolder:
+    fit_scans_quickly(monkeypatch)
+    scans = shutil.copytree(drawn, tmp_path / "scans")
+    return ScanFolder(scans, scans / "labels.csv")
+
+
+def told(function: Callable[..., object], *arguments: object) -> tuple[list[str], list[Shown]]:
+    """What a call says, and what it shows on the way."""
+    lines: list[str] = []
+    shown: list[Shown] = []
+    function(*arguments, lines.append, shown.append)
+    return lines, shown
+
+
+def files_of(folder: Path) -> dict[Path, tuple[bytes, int]]:
+    return {file: (file.read_bytes(), file.stat().st_mtime_ns) for file in folder.rglob("*") if file.is_file()}
+
+
+def test_index_and_store_lie_beside_the_model_and_nothing_is_made_twice(folder: ScanFolder, tmp_path: Path) -> None:
+    truth = pd.read_csv(folder.table).set_index("scan_id")
+    lines, shown = told(scans_to_store, folder, tmp_path / "model")
+    store, index = open_store(tmp_path / "model.store"), read_manifest(tmp_path / "model.index")
+    assert dict(zip(store.scan_ids, store.labels.tolist(), strict=True)) == truth["label"].to_dict()
+    assert store.lengths.tolist() == index.lengths.tolist() == truth["slice_labels"].str.split().str.len().tolist()
+    scans, patients = len(truth), truth["patient_id"].nunique()
+    assert lines[0] == (
+        f"Scans: {scans} of {patients} patients, {truth['label'].sum()} positive, {sum(store.lengths)} slices"
+    )
+    assert lines[1].startswith(f"Features: {WIDTH} of each slice by efficientnet-lite0, window head; encoded in ")
+    assert list(dict.fromkeys(each.title for each in shown)) == ["reading headers", "encoding"]
+    assert shown[-1].share == 1
+
+    before = files_of(tmp_path)
+    lines, shown = told(scans_to_store, folder, tmp_path / "model")
+    assert (lines[0].endswith("(indexed before)"), lines[1].endswith("encoded before"), shown) == (True, True, [])
+    assert files_of(tmp_path) == before
+
+
+@pytest.mark.parametrize("what", ["scans", "table"])
+def test_an_index_of_another_folder_or_table_is_refused(folder: ScanFolder, tmp_path: Path, what: str) -> None:
+    told(folder.index, tmp_path / "index")
+    other = tmp_path / "other"
+    if what == "scans":
+        folder.scans.rename(other)
+        changed = replace(folder, scans=other, table=other / folder.table.name)
+    else:
+        other.write_text(folder.table.read_text().replace(",1,", ",0,", 1))
+        changed = replace(folder, table=other)
+    named = {"scans": "root was ", "table": "table_sha256 was "}[what]
+    with pytest.raises(UserError, match=f"index is the index of another folder or table: {named}.*; delete it, or"):
+        told(changed.index, tmp_path / "index")
+
+
+def test_options_that_cannot_be_are_refused_before_the_scans_are_read() -> None:
+    for options, message in (({"window": "1:2:3"}, "window"), ({"field": -1.0}, "field")):
+        with pytest.raises(UserError, match=message):
+            ScanFolder(Path("absent"), Path("absent.csv"), **options)  # type: ignore[arg-type]
+
+
+def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanFolder, tmp_path: Path) -> None:
+    lines = folder.table.read_text().splitlines()
+    folder.table.write_text("\n".join(lines[:4]))
+    with pytest.raises(UserError, match="at least 3 patients of each are needed"):
+        told(scans_to_store, folder, tmp_path / "model")
+    assert not (tmp_path / "model.store").exists()
+
+
+def test_a_forecast_says_what_it_takes_and_writes_nothing(folder: ScanFolder, tmp_path: Path) -> None:
+    before = files_of(tmp_path)
+    forecast = folder.forecast(tmp_path / "model", lambda line: None, lambda shown: None)
+    assert files_of(tmp_path) == before
+    slices = pd.read_csv(folder.table)["slice_labels"].str.split().str.len().sum()
+    assert forecast.encoding.store_bytes == 4 * WIDTH * slices  # float32
+    assert forecast.total_s == pytest.approx(sum(forecast.seconds.values()))
+    assert list(forecast.seconds) == ["index", "encode", "fit"]
+    assert [line.split(":")[0] for line in forecast.lines()] == ["Disk", "Memory", "Time"]
+    assert forecast.lines()[-1].endswith("Nothing was written.")
