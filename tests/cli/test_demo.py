@@ -31,13 +31,6 @@ def run(out: Path, *words: object) -> Done:
     return Done(out, nguide("demo", "-o", out, *words).output)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _small() -> object:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "SLICES", 12)
-        yield
-
-
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
     return run(tmp_path_factory.mktemp("demo") / "out of it", "--scans", SCANS, "--seed", SEED)
