@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -123,9 +124,9 @@ def test_every_place_it_names_is_there_and_the_viewer_opens_with_the_printed_arg
 def test_started_again_it_does_what_is_missing_and_tells_if_the_page_is_not_built(
     done: Done, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    missing = done.out / "predicted" / "summary.json"
+    missing = done.out / "predicted" / "summary.csv"
     before, report = missing.read_bytes(), (done.out / "model" / "report.html").stat().st_mtime_ns
-    missing.unlink()
+    shutil.rmtree(missing.parent)
     again = run(done.out, "--scans", SCANS, "--seed", SEED)
     assert again.printed.count("done before: ") == 3
     assert missing.read_bytes() == before
