@@ -24,7 +24,7 @@ import numpy as np
 from report import machine
 
 SEED = 1001
-"""The demo's own; its split table has it in its name."""
+"""The seed of scans and split."""
 
 
 def nguide(checkout: Path, *words: str) -> float:
@@ -40,10 +40,17 @@ def nguide(checkout: Path, *words: str) -> float:
     return used.ru_utime + used.ru_stime
 
 
+def folder_of(demo: Path, what: str) -> Path:
+    """The index or store of a demo, which earlier versions did not keep beside the model."""
+    beside = demo / f"model.{what}"
+    return beside if beside.exists() else demo / what
+
+
 def commands(demo: Path, out: Path, epochs: int) -> dict[str, list[str]]:
-    split = demo / "splits" / f"split-{SEED}.csv"
+    split = demo / "parts" / f"split-{SEED}.csv"
+    store = folder_of(demo, "store")
     return {
-        "sweep": f"sweep {demo / 'store'} --split {split} --epochs {epochs} -o {out}".split(),
+        "sweep": f"sweep {store} --split {split} --epochs {epochs} -o {out}".split(),
         "predict": f"predict {demo / 'new' / 'scans'} --model {demo / 'model'} --offline --device cpu -o {out}".split(),
     }
 
@@ -67,7 +74,9 @@ def main() -> None:
     options = parser.parse_args()
     checkouts = {"before": options.before, "after": Path(__file__).parent.parent}
     for version, checkout in checkouts.items():
-        nguide(checkout, "demo", "-o", str(options.out / version), "--scans", str(options.scans), "--seed", str(SEED))
+        demo = options.out / version
+        nguide(checkout, "demo", "-o", str(demo), "--scans", str(options.scans), "--seed", str(SEED))
+        nguide(checkout, "split", str(folder_of(demo, "index")), "--seeds", str(SEED), "-o", str(demo / "parts"))
     seconds: dict[str, dict[str, list[float]]] = {}
     for number in range(options.rounds):
         order = list(checkouts.items())[:: -1 if number % 2 else 1]

@@ -29,8 +29,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         run(folder, "demo -o demo")
-        (split,) = (folder / "demo" / "splits").glob("*.csv")
-        run(folder, f"experiment demo/store --split {split} --index demo/index {STUDY} -o study")
+        run(folder, "split demo/model.index --seeds 1 -o splits")
+        run(folder, f"experiment demo/model.store --split splits/split-1.csv --index demo/model.index {STUDY} -o study")
         with sync_playwright() as tool:
             browser = tool.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             page = browser.new_page(viewport=SIZE)
@@ -54,7 +54,7 @@ def run(folder: Path, words: str) -> None:
 @contextmanager
 def served(folder: Path, shown: str) -> Iterator[str]:
     """The address at which `nguide view` shows a folder."""
-    words = [*NGUIDE, "view", shown, "--index", "demo/index", "--store", "demo/store", "--port", "0"]
+    words = [*NGUIDE, "view", shown, "--index", "demo/model.index", "--store", "demo/model.store", "--port", "0"]
     environment = os.environ | {"PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(words, cwd=folder, stdout=subprocess.PIPE, text=True, env=environment) as server:
         yield next(found[1] for line in server.stdout if (found := re.search(r"Open (http://\S+)", line)))

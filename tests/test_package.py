@@ -300,5 +300,5 @@ def test_installed_by_pip_with_all_extras_the_whole_chain_runs(tmp_path, wheel):
     assert environment.nguide("--version").stdout == f"nguide {normal_guidance.__version__}\n"
     environment.nguide("demo", "-o", "demo", cwd=tmp_path)
     summary = json.loads((tmp_path / "demo" / "predicted" / "summary.json").read_text())
-    assert summary["counts"]["predicted"] == 2
+    assert summary["counts"]["predicted"] == 4
     view(environment, tmp_path / "demo" / "predicted")
