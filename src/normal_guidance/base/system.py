@@ -79,6 +79,7 @@ LIBRARIES = (
     "highdicom",
     "matplotlib",
     "nibabel",
+    "onnx_ir",
     "onnxscript",
     "PIL",
     "pydicom",
