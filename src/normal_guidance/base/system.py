@@ -78,6 +78,7 @@ LIBRARIES = (
     "highdicom",
     "matplotlib",
     "nibabel",
+    "onnx_ir",
     "onnxscript",
     "PIL",
     "pydicom",

@@ -27,13 +27,12 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from normal_guidance import __version__
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import write_atomically
-from normal_guidance.base.system import importing
+from normal_guidance.base.system import importing, without_warnings
 from normal_guidance.core.arrays import checked_whole
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction, attention_per_head
 from normal_guidance.fit.bundle import Bundle
 from normal_guidance.fit.ensemble import Ensemble
-from normal_guidance.scans.features.onnx_engine import quiet_export
 from normal_guidance.scans.features.store import DTYPES
 
 ONNX, PROGRAM = ".onnx", ".pt2"
@@ -161,7 +160,7 @@ def write_graph(
         draft = Path(folder) / path.name
         if path.suffix == ONNX:
             names: dict[str, Any] = {"input_names": ["features"], "output_names": list(outputs)}
-            with quiet_export():
+            with without_warnings():
                 made = torch.onnx.export(program, external_data=False, verbose=False, **names)
             assert made is not None
             made.model.metadata_props.update(about)
@@ -178,7 +177,7 @@ def trace(graph: nn.Module, features: int) -> ExportedProgram:
     # The values of the example do not matter; a generator of its own leaves the caller's random numbers alone.
     example = torch.randn(EXAMPLE, features, generator=torch.Generator().manual_seed(0))
     try:
-        with torch.no_grad(), quiet_export():
+        with torch.no_grad(), without_warnings():
             program = torch.export.export(graph, (example,), dynamic_shapes={"features": {0: Dim("slices", min=1)}})
     except (TorchUserError, GuardOnDataDependentSymNode) as error:
         reason = " ".join(str(error).split())[:300]

@@ -3,8 +3,8 @@
 There are three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights come in a package, so that a real encoder
 works without any network), and every vision model that Hugging Face's `AutoModel` loads.
 
-The ViT is torchvision's `vit_b_16`.  Hugging Face's ViTModel computes the same under other names, so users need no
-second vision library whose releases are tied to torch's.  Of Hugging Face's models only architectures of transformers
+The ViT is torchvision's `vit_b_16`, written here: a second vision library's releases are tied to torch's.  Of Hugging
+Face's models only architectures of transformers
 itself and only safetensors files are loaded: no code of a model's repository runs.
 """
 
@@ -18,9 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float32
 from torch import Tensor, nn
 
@@ -36,10 +37,6 @@ from normal_guidance.scans.features.weights import (
     network,
     read_state_dict,
 )
-
-if TYPE_CHECKING:
-    from transformers import ViTModel
-
 
 VERSION = 1  # version of this module's arithmetic: a change that alters features raises it and changes the fingerprints
 
@@ -176,47 +173,53 @@ HEADS = 12  # attention heads of ViT-B
 
 ENCODERS_EXTRA = install_command("encoders")
 
-# A layer's name and those of its parts in transformers: releases since 5 have the first ones, earlier releases the
-# second.  The parts are query, key, value, the projection after attention, and the two linear maps.
-_LAYER_NAMES = (
-    (
-        "layers.{}.",
-        *("attention.q_proj", "attention.k_proj", "attention.v_proj", "attention.o_proj", "mlp.fc1", "mlp.fc2"),
-    ),
-    (
-        "encoder.layer.{}.",
-        *("attention.attention.query", "attention.attention.key", "attention.attention.value"),
-        *("attention.output.dense", "intermediate.dense", "output.dense"),
-    ),
-)
+
+class _ViTLayer(nn.Module):
+    """Attention and two linear maps, each behind a norm and added to what came in."""
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, eps=1e-6), nn.LayerNorm(width, eps=1e-6)
+        self.in_proj, self.out_proj = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.Identity(), nn.Linear(hidden, width))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        parts = self.in_proj(self.ln_1(tokens)).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
+        attended = F.scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
+        tokens = tokens + self.out_proj(attended)
+        return tokens + self.mlp(self.ln_2(tokens))
 
 
-def build_vit(weights: Mapping[str, Tensor], heads: int) -> ViTModel:
-    """Hugging Face's ViT with the weights that `torchvision_weights` gives, in eval mode."""
-    # A torchvision that does not fit torch is a RuntimeError.
-    with reading("the encoder", ENCODERS_EXTRA, ImportError, wrong="needs transformers"):
-        from transformers import ViTConfig, ViTModel
-    width, channels, patch, _ = weights["conv_proj.weight"].shape
-    layers = len({name.split(".")[2] for name in weights if name.startswith("encoder.layers.")})
-    config = ViTConfig(
-        hidden_size=width,
-        num_hidden_layers=layers,
-        num_attention_heads=heads,
-        intermediate_size=len(weights[f"{_LAYER.format(0)}mlp.0.bias"]),
-        hidden_act="gelu",  # the exact one
-        layer_norm_eps=1e-6,  # torchvision's; Hugging Face's default is 1e-12
-        image_size=image_size(weights),
-        patch_size=patch,
-        num_channels=channels,
-        qkv_bias=True,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model = ViTModel(config, add_pooling_layer=False)
-    renamed = _renamed(weights, layers, set(model.state_dict()))
+class VisionTransformer(nn.Module):
+    """Gives the class token of a Vision Transformer (Dosovitskiy et al., 2021) of the sizes that its weights have."""
+
+    def __init__(self, weights: Mapping[str, Tensor], heads: int) -> None:
+        super().__init__()
+        width, channels, patch, _ = weights["conv_proj.weight"].shape
+        layers = len({name.split(".")[1] for name in weights if name.startswith("layers.")})
+        hidden = len(weights["layers.0.mlp.0.bias"])
+        self.conv_proj = nn.Conv2d(channels, width, patch, patch)
+        self.class_token = nn.Parameter(torch.empty(1, 1, width))
+        self.pos_embedding = nn.Parameter(torch.empty_like(weights["pos_embedding"]))
+        self.layers = nn.Sequential(*(_ViTLayer(width, heads, hidden) for _ in range(layers)))
+        self.ln = nn.LayerNorm(width, eps=1e-6)
+        self.load_state_dict(dict(weights))
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = self.conv_proj(images).flatten(2).mT
+        tokens = torch.cat([self.class_token.expand(len(images), -1, -1), patches], dim=1)
+        return self.ln(self.layers(tokens + self.pos_embedding)[:, 0])
+
+
+def build_vit(weights: Mapping[str, Tensor], heads: int) -> VisionTransformer:
+    """The network with the weights that `torchvision_weights` gives, in eval mode."""
+    names = {"encoder.layers.encoder_layer_": "layers.", "encoder.": "", "self_attention.": "", "in_proj_": "in_proj."}
+    renamed = dict(weights)
+    for theirs, ours in names.items():
+        renamed = {name.replace(theirs, ours): tensor for name, tensor in renamed.items()}
     with reading("these", _WHICH, wrong=_NOT_VIT.removeprefix("these ")):
-        model.load_state_dict(renamed)
-    return model.eval()
+        return VisionTransformer(renamed, heads).eval()
 
 
 def torchvision_weights(state_dict: Mapping[str, Tensor], channels: int = 1) -> dict[str, Tensor]:
@@ -245,7 +248,6 @@ def fit_channels(filters: Tensor, channels: int) -> Tensor:
     return filters.sum(dim=1, keepdim=True) if channels == 1 else filters
 
 
-_LAYER = "encoder.layers.encoder_layer_{}."
 _NOT_VIT = "these are not weights of torchvision's vit_b_16"
 _WHICH = "give torchvision's vit_b_16-c867db91.pth, or a state_dict() of its vit_b_16"
 
@@ -253,43 +255,13 @@ _WHICH = "give torchvision's vit_b_16-c867db91.pth, or a state_dict() of its vit
 def _check_sizes(weights: Mapping[str, Tensor]) -> None:
     """Checks the weights that sizes are read from; `load_state_dict` checks the rest."""
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", f"{_LAYER.format(0)}mlp.0.bias")
+    needed = ("conv_proj.weight", "class_token", "encoder.pos_embedding", "encoder.layers.encoder_layer_0.mlp.0.bias")
     if missing := [name for name in needed if name not in shapes]:
         raise UserError(f"{_NOT_VIT} (no {missing[0]}); {_WHICH}")
     filters, positions = shapes["conv_proj.weight"], shapes["encoder.pos_embedding"]
     square = len(positions) == 3 and positions[1] > 1 and math.isqrt(positions[1] - 1) ** 2 == positions[1] - 1
     if len(filters) != 4 or filters[1] != 3 or filters[2] != filters[3] or not square:
         raise UserError(f"{_NOT_VIT} (conv_proj.weight is {filters}, encoder.pos_embedding {positions}); {_WHICH}")
-
-
-def _renamed(weights: Mapping[str, Tensor], layers: int, wanted: set[str]) -> dict[str, Tensor]:
-    """torchvision's tensors under Hugging Face's names; any other keeps its name, and loading rejects it."""
-    left = dict(weights)
-    renamed = {
-        "embeddings.cls_token": left.pop("class_token"),
-        "embeddings.position_embeddings": left.pop("encoder.pos_embedding"),
-    }
-    modules = {"conv_proj": "embeddings.patch_embeddings.projection", "encoder.ln": "layernorm"}
-    names = next((names for names in _LAYER_NAMES if f"{names[0].format(0)}{names[1]}.weight" in wanted), None)
-    if names is None:
-        raise UserError(f"this release of transformers has unknown names for ViT's parameters; {ENCODERS_EXTRA}")
-    layer, *stacked_names, out, first, second = names
-    parts = {"ln_1": "layernorm_before", "ln_2": "layernorm_after", "self_attention.out_proj": out}
-    parts |= {"mlp.0": first, "mlp.3": second}
-    for number in range(layers):
-        ours, theirs = layer.format(number), _LAYER.format(number)
-        modules |= {theirs + their_part: ours + part for their_part, part in parts.items()}
-        for kind in ("weight", "bias"):
-            stacked = left.pop(f"{theirs}self_attention.in_proj_{kind}", None)
-            if stacked is None or len(stacked) % 3:
-                raise UserError(f"{_NOT_VIT} (in_proj of layer {number}); {_WHICH}")
-            for part, tensor in zip(stacked_names, stacked.chunk(3), strict=True):
-                renamed[f"{ours}{part}.{kind}"] = tensor
-    for theirs, ours in modules.items():
-        for kind in ("weight", "bias"):
-            if f"{theirs}.{kind}" in left:  # `load_state_dict` names a missing one
-                renamed[f"{ours}.{kind}"] = left.pop(f"{theirs}.{kind}")
-    return renamed | left
 
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -450,26 +422,19 @@ def _quiet(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-class _ClassToken(nn.Module):
+class _MeanOverImage(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
-    def forward(self, images: Tensor) -> Tensor:
-        return self.model(pixel_values=images).last_hidden_state[:, 0]
-
-
-class _MeanOverImage(_ClassToken):
     def forward(self, images: Tensor) -> Tensor:
         return self.model.extract_features(images).mean(dim=(2, 3))
 
 
 def _load_vit(file: Path, channels: int) -> _LoadedNetwork:
     weights = torchvision_weights(read_state_dict(file), channels)
-    model = build_vit(weights, HEADS)
-    # The hash uses torchvision's names: transformers renames its own from time to time without changing features.
     print_of = fingerprint("torchvision-vit", {"heads": HEADS}, weights.items())
-    return _ClassToken(model), image_size(weights), False, print_of
+    return build_vit(weights, HEADS), image_size(weights), False, print_of
 
 
 def _load_efficientnet(file: Path, channels: int) -> _LoadedNetwork:

@@ -34,7 +34,7 @@ from normal_guidance.base.files import read_json_as, sealed_json, write_json
 from normal_guidance.base.system import connected, disk, peak_bytes
 from normal_guidance.base.workers import TIMEOUT
 from normal_guidance.core.arrays import refuse_alike
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags
+from normal_guidance.core.bags import Bag, Bags
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding_job import (
     CONFIG,
@@ -549,28 +549,7 @@ def check_scans(manifest: Manifest, parts: Mapping[str, str] | None) -> None:
         refuse_other_scans(parts, manifest.scan_ids, "manifest")
         refuse_overlap(manifest.patient_ids, (parts[scan] for scan in manifest.scan_ids), "patient")
     for of_finding in (manifest, *(manifest.of_finding(finding.name) for finding in manifest.findings[1:])):
-        _check_labels(of_finding)
-
-
-def _check_labels(manifest: Manifest) -> None:
-    """Checks the labels of all scans as `Bags` does, column by column: rows of a large manifest take seconds."""
-    lengths, column = manifest.lengths, manifest.table["slice_labels"].combine_chunks()
-    known, counts = column.is_valid().to_numpy(zero_copy_only=False), column.value_lengths().fill_null(0).to_numpy()
-    for number in np.flatnonzero(known & (counts != lengths))[:1]:
-        raise UserError(
-            f"scan {manifest.scan_ids[number]!r}: {counts[number]} slice labels for {lengths[number]} slices; run "
-            "nguide index again"
-        )
-    labels = np.full(lengths.sum(), UNKNOWN)
-    labels[np.repeat(known, lengths)] = column.flatten().to_numpy()
-    Bags(
-        features=torch.zeros(len(labels), 1),
-        lengths=torch.from_numpy(lengths),
-        labels=torch.from_numpy(manifest.labels),
-        slice_labels=torch.from_numpy(labels) if known.any() else None,
-        scan_ids=tuple(manifest.scan_ids),
-        patient_ids=tuple(manifest.patient_ids),
-    )
+        of_finding.without_features()  # which checks the labels
 
 
 # What encoding a manifest would take: `nguide encode --dry-run` reads and encodes a few batches and writes nothing.

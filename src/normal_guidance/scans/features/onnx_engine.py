@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sys
 import tempfile
-import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +22,7 @@ from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError, reason
 from normal_guidance.base.files import OPEN, is_sealed, make_folder, remove_left_drafts, seal, write_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import install_command, without_warnings
 from normal_guidance.scans.features.weights import cache_folder
 
 TORCH = "torch"
@@ -104,7 +101,7 @@ def _exported(network: nn.Module, example: Tensor, path: Path) -> bytes:
     """The network as an ONNX graph for any number of images; also written to `path`, if that is possible."""
     import onnx
 
-    with tempfile.TemporaryDirectory() as folder, quiet_export():
+    with tempfile.TemporaryDirectory() as folder, without_warnings():
         draft = Path(folder) / path.name
         # torch's older exporter: it takes .4 s and needs no onnxscript.
         torch.onnx.export(
@@ -125,19 +122,6 @@ def _exported(network: nn.Module, example: Tensor, path: Path) -> bytes:
         remove_left_drafts(path.parent, path.name)
         write_atomically(path, content)
     return content
-
-
-@contextmanager
-def quiet_export() -> Iterator[None]:
-    """Without notes of the exporters; meanwhile no logger writes less than errors."""
-    before = logging.root.manager.disable
-    logging.disable(max(before, logging.WARNING))
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(before)
 
 
 @cache

@@ -380,32 +380,26 @@ def describe(manifest: Manifest) -> Description:
     """Describes all scans of a manifest."""
     if not len(manifest):
         raise UserError("the manifest has no scans; index some first")
-    column = manifest.table["slice_labels"].combine_chunks()
-    known = column.is_valid().to_numpy(zero_copy_only=False)
-    labels = column.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
-    return _describe(manifest.lengths, manifest.labels, manifest.patient_ids, known, labels)
+    return describe_scans(manifest.without_features())
 
 
 def describe_scans(scans: LabelledScans) -> Description:
     """Describes scans with features, as `describe` does those of a manifest."""
-    lengths, known, labels = scans.lengths.cpu(), np.zeros(len(scans.lengths), bool), np.zeros(0, np.int64)
+    lengths, known, slice_labels = (
+        scans.lengths.cpu().numpy(),
+        np.zeros(len(scans.lengths), bool),
+        np.zeros(0, np.int64),
+    )
     if scans.slice_labels is not None:
-        packed = scans.slice_labels.cpu()
-        known = np.array([bool((of_scan != UNKNOWN).all()) for of_scan in packed.split(lengths.tolist())])
-        labels = packed.numpy()[np.repeat(known, lengths.numpy())].astype(np.int64)
-    return _describe(lengths.numpy(), scans.labels.cpu().numpy(), scans.patient_ids, known, labels)
-
-
-def _describe(
-    lengths: np.ndarray, labels: np.ndarray, patient_ids: Sequence[str], known: np.ndarray, slice_labels: np.ndarray
-) -> Description:
-    """`known` says for each scan whether its slices are labelled; `slice_labels` are the packed labels of those."""
+        packed = scans.slice_labels.cpu().numpy().astype(np.int64)
+        known = packed[np.cumsum(lengths) - lengths] != UNKNOWN  # all slices of a scan are labelled, or none
+        slice_labels = packed[np.repeat(known, lengths)]
     labelled, positive = lengths[known], int(slice_labels.sum())
     quantiles = np.quantile(lengths, list(PERCENTILES.values())).tolist()
     return Description(
         scans=len(lengths),
-        positive=int(labels.sum()),
-        patients=len(set(patient_ids)),
+        positive=int(scans.labels.sum()),
+        patients=len(set(scans.patient_ids)),
         slices=int(lengths.sum()),
         labelled=int(known.sum()),
         positive_slices=positive,

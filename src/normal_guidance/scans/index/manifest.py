@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,9 @@ from normal_guidance.base.errors import ContentError, UserError, reading, shorte
 from normal_guidance.base.files import FORMAT, HEAD, read_json_as, read_parquet_about, write_json, write_parquet
 from normal_guidance.base.records import Between, parse_json, read_as
 from normal_guidance.base.tables import read_columns, refuse_rows
+
+if TYPE_CHECKING:
+    from normal_guidance.core.bags import Bags
 
 # Findings are what scans are labelled for: any hemorrhage, and five kinds of it.  `label` and `slice_labels` are those
 # of the first finding.  Manifests and stores list their findings in their metadata, and keep the others' labels in
@@ -355,6 +358,21 @@ class Manifest:
     def lengths(self) -> np.ndarray:
         """Slices per scan."""
         return pc.list_value_length(self.table["files"]).to_numpy().astype(np.int64)
+
+    def without_features(self) -> Bags:
+        """The scans with nothing but their labels, column by column: rows of a large manifest take seconds."""
+        from normal_guidance.core.bags import UNKNOWN, Bags  # torch, which workers that read this module do not need
+
+        lengths, column = self.lengths, self.table["slice_labels"].combine_chunks()
+        known, counts = column.is_valid().to_numpy(zero_copy_only=False), column.value_lengths().fill_null(0).to_numpy()
+        for number in np.flatnonzero(known & (counts != lengths))[:1]:
+            raise UserError(
+                f"scan {self.scan_ids[number]!r}: {counts[number]} slice labels for {lengths[number]} slices; {AGAIN}"
+            )
+        labels = np.full(lengths.sum(), UNKNOWN)
+        labels[np.repeat(known, lengths)] = column.flatten().to_numpy(zero_copy_only=False)
+        features, slices = np.zeros((len(labels), 1), np.float32), labels if known.any() else None
+        return Bags(features, lengths, self.labels, slices, self.scan_ids, self.patient_ids)
 
     def take(self, numbers: Iterable[int]) -> Manifest:
         """Returns the scans with these row numbers, in this order."""
