@@ -217,17 +217,11 @@ class DrawnScans(NamedTuple):
         return torch.randn(int(self.lengths[scans].sum()), self.width, dtype=self.dtype)
 
 
-def estimate_fit(
-    lengths: Int[Tensor, "scans"],
-    labels: Int[Tensor, "scans"],
-    patient_ids: Sequence[str],
-    width: int,
-    device: torch.device | str = "cpu",
-) -> float:
+def estimate_fit(scans: DrawnScans, patient_ids: Sequence[str], device: torch.device | str = "cpu") -> float:
     """The seconds that a fit of such scans usually takes on this machine."""
-    scans, plan = DrawnScans(lengths, labels, width), make_plan(labels.tolist(), patient_ids)
-    folds = torch.tensor(fold_scans(patient_ids, labels.tolist(), plan.folds, plan.seed))
-    scalings = fit_scalings(DrawnScans(lengths[:LOADING_BATCH], labels[:LOADING_BATCH], width))
+    plan = make_plan(scans.labels.tolist(), patient_ids)
+    folds = torch.tensor(fold_scans(patient_ids, scans.labels.tolist(), plan.folds, plan.seed))
+    scalings = fit_scalings(scans._replace(lengths=scans.lengths[:LOADING_BATCH], labels=scans.labels[:LOADING_BATCH]))
     kinds = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in KINDS]
     return USUALLY * sum(kind.seconds() for kind in kinds)
 

@@ -79,11 +79,11 @@ def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | N
         f"A {method_title(bundle.method)} of [Normal Guidance]({HOME}): from the slices of a scan to the probability "
         f"of a positive scan and the slices that matter.{sought and f' It looks for: {sought}.'}",
         "## What it was trained on",
-        _list(training),
+        "\n".join(f"- {line}" for line in training),
         "## Measured",
         *(_measured(model, (aurocs or {}).get(_name(model), {})) for model in bundle.each),
         "## Limits",
-        _list(limits),
+        "\n".join(f"- {line}" for line in limits),
         "## Use",
         f"```bash\npip install 'normal-guidance[all]'  # version {__version__} or later\n"
         f"nguide hub pull {repository} -o model\n"
@@ -95,10 +95,6 @@ def model_card(bundle: Bundle, repository: str, aurocs: Mapping[str, Aurocs] | N
 
 def _name(bundle: Bundle) -> str:
     return "" if bundle.finding is None else bundle.finding.name
-
-
-def _list(lines: list[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
 
 
 def _measured(bundle: Bundle, aurocs: Aurocs) -> str:

@@ -23,7 +23,7 @@ import torch
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.system import count_text, peak_bytes, size_text, time_text
-from normal_guidance.fit.fit_ensemble import estimate_fit, make_plan
+from normal_guidance.fit.fit_ensemble import DrawnScans, estimate_fit, make_plan
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, encode, estimate_encoding
 from normal_guidance.scans.features.encoding_machine import EncodingOptions
@@ -144,9 +144,9 @@ class ScanFolder:
             indexing = time.monotonic() - begin
             watch(Shown("measuring", None, "encoding and fitting a few scans"))
             encoding = estimate_encoding(manifest, out=out, **self._encoding(manifest))
-        lengths, labels = torch.from_numpy(manifest.lengths), torch.from_numpy(manifest.labels)
         width = encoding.store_bytes // (4 * encoding.slices)
-        fitting = estimate_fit(lengths, labels, manifest.patient_ids, width, self.device)
+        drawn = DrawnScans(torch.from_numpy(manifest.lengths), torch.from_numpy(manifest.labels), width)
+        fitting = estimate_fit(drawn, manifest.patient_ids, self.device)
         seconds = {"index": indexing, "encode": encoding.total_s, "fit": fitting + AROUND}
         return Forecast(encoding, sum(seconds.values()), seconds, peak_bytes("cpu"))
 

@@ -378,7 +378,9 @@ def train_jobs(
         for method in unswept
         if _load_checked(study, method, seed, study.folder / method / str(seed)) is None
     ]
-    here = replace(study, dataset=replace(study.dataset, draw=_once(study.dataset.draw)))
+    # Each part of a seed is drawn once, and the parts of one seed are kept at a time: they may fill the memory.
+    parts_of = lru_cache(maxsize=1)(lambda seed: cache(partial(study.dataset.draw, seed)))
+    here = replace(study, dataset=replace(study.dataset, draw=lambda seed, part: parts_of(seed)(part)))
     make_folder(study.folder)
     if lacking:
         width = here.dataset.draw(lacking[0].seed, "train").width
@@ -395,12 +397,6 @@ def train_jobs(
                 listener.finished(job.title, run)
     if listener.train is not None:
         listener.train(study, lacking, listener)
-
-
-def _once(draw: Callable[[int, str], Data]) -> Callable[[int, str], Data]:
-    """Draw each part of a seed once, and keep the parts of one seed at a time, which may fill the memory."""
-    parts_of = lru_cache(maxsize=1)(lambda seed: cache(partial(draw, seed)))
-    return lambda seed, part: parts_of(seed)(part)
 
 
 def _score_unswept(study: Study, method: str, seed: int) -> None:

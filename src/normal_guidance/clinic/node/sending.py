@@ -111,16 +111,12 @@ def _to_reading_list(text: str, identity: Identity) -> Destination:
     return Hl7Destination(parse_peer(text.removeprefix(Hl7Destination.kind), needs_port=True), identity)
 
 
-def _to_web(text: str, identity: Identity) -> Destination:
-    return WebDestination(parse_server(text).url)
-
-
 KINDS: dict[str, Callable[[str, Identity], Destination]] = {
     FolderDestination.kind: _to_folder,
     "hl7:": _to_reading_list,
     "fhir:": _to_reading_list,
-    "https://": _to_web,
-    "http://": _to_web,
+    "https://": lambda text, identity: WebDestination(parse_server(text).url),
+    "http://": lambda text, identity: WebDestination(parse_server(text).url),
     "": lambda text, identity: DicomDestination(parse_peer(text, needs_port=True), identity),
 }
 """How each kind is made, by how its text begins; the first that fits is taken."""
