@@ -122,4 +122,3 @@ def test_parquet_in_a_folder_called_like_a_column_has_its_own_columns_only(tmp_p
     folder.mkdir()
     pq.write_table(pa.table({"scan": ["A", "B"], "label": [0, 1]}), folder / "t.parquet")
     assert read_parquet(folder / "t.parquet").to_pydict() == {"scan": ["A", "B"], "label": [0, 1]}
-    assert read_parquet(folder / "t.parquet", ["label"]).column_names == ["label"]

@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import roc_auc_score
 
-from normal_guidance.statistics.scan_auroc import ScanAuroc, hanley_mcneil, scan_auroc
+from normal_guidance.statistics.differences import ScanAuroc, hanley_mcneil, scan_auroc
 
 
 def test_the_interval_is_delongs_with_patients_as_units() -> None:

@@ -15,7 +15,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
@@ -319,19 +319,15 @@ def read_parquet_about(path: Path, key: str, again: str = AGAIN) -> dict[str, An
     return about
 
 
-def read_parquet(path: str | Path, columns: Sequence[str] | None = None, again: str = AGAIN) -> pa.Table:
-    """Reads a parquet file, and checks its seal if it has one; `again` says what to do if that is wrong."""
+def read_parquet(path: str | Path) -> pa.Table:
+    """Reads a parquet file, and checks its seal if it has one."""
     # From bytes: given a path, pyarrow would read folders named key=value as columns; a Python file it releases in
     # another thread, and if the interpreter exits meanwhile, the process aborts after all its work is done
     # (apache/arrow#34314).
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    content = read_sealed(Path(path), again)
-    known = set(pq.read_schema(pa.BufferReader(content)).names)
-    if missing := [name for name in columns or () if name not in known]:
-        raise KeyError(missing[0])
-    return pq.read_table(pa.BufferReader(content), columns=None if columns is None else list(columns))
+    return pq.read_table(pa.BufferReader(read_sealed(Path(path), AGAIN)))
 
 
 LOCK = "lock"

@@ -110,7 +110,9 @@ def _read(kind: Any, value: Any, name: str) -> Any:
     if origin in (tuple, list, Sequence) or kind in (tuple, list):
         return _items(origin or kind, inner, value, name)
     if origin in (dict, Mapping) or kind in (dict, Mapping):
-        return _mapping(inner, value, name)
+        if not isinstance(value, dict):
+            _refuse(name, value, "an object")
+        return {key: _read(inner[1] if inner else Any, item, _below(name, key)) for key, item in value.items()}
     return _object(kind, value, name)
 
 
@@ -148,12 +150,6 @@ def _items(kind: Any, inner: Sequence[Any], value: Any, name: str) -> Any:
         kinds = [inner[0] if inner else Any] * len(value)
     items = [_read(wanted, item, f"{name}[{i}]") for i, (wanted, item) in enumerate(zip(kinds, value, strict=True))]
     return items if kind is list else tuple(items)
-
-
-def _mapping(inner: Sequence[Any], value: Any, name: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        _refuse(name, value, "an object")
-    return {key: _read(inner[1] if inner else Any, item, _below(name, key)) for key, item in value.items()}
 
 
 def _object(kind: Any, value: Any, name: str) -> Any:

@@ -115,8 +115,13 @@ class AttentionTerm(nn.Module):
             shape = tuple(values.shape) if mask is None and lengths is None else None
             self._looked = check_values(padded, layout, type(self).__name__, from_logits, shape)
         if self.in_order and mask is not None:
-            padded, layout, moved = _moved_to_front(padded, layout.mask, given.features)
-            given = given._replace(features=moved)
+            # The real slices of every bag come before its padding.
+            order = layout.mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+            if given.features is not None:
+                order_of_rows = order[:, :, None].expand_as(given.features)
+                given = given._replace(features=given.features.gather(1, order_of_rows))
+            padded = padded.gather(-1, order[:, None].expand_as(padded))
+            layout = Layout.padded_unchecked(layout.mask.sum(1), layout.mask.shape[1])
         with full_precision(values):
             log_a = log_attention(padded, layout, from_logits, self.renormalize)
             each = self.values(log_a, layout, given)
@@ -271,15 +276,6 @@ def _checked_labels(labels: Shaped[Tensor, "..."], layout: Layout) -> BagLabels:
             bag = int(wrong.nonzero()[0])
             raise UserError(f"labels: bag {bag} has {labels[bag].item()}; labels are 0 or 1")
     return labels
-
-
-def _moved_to_front(padded: Padded, mask: Mask, features: Features | None) -> tuple[Padded, Layout, Features | None]:
-    """Attention and features with the real slices of every bag before its padding."""
-    order = mask.to(torch.int8).argsort(dim=1, descending=True, stable=True)
-    if features is not None:
-        features = features.gather(1, order[:, :, None].expand_as(features))
-    layout = Layout.padded_unchecked(mask.sum(1), mask.shape[1])
-    return padded.gather(-1, order[:, None].expand_as(padded)), layout, features
 
 
 def _layout(values: Shaped[Tensor, "*shape"], mask: Mask | None, lengths: Lengths | None, name: str) -> Layout:

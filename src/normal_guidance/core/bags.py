@@ -381,13 +381,7 @@ class Bags:
     def __repr__(self) -> str:
         if not len(self):
             return f"Bags(no scans, {self.features.shape[1]} features)"
-        positive = int(self.labels.sum())
-        parts = [
-            f"{len(self)} scans of {int(self.lengths.min())}-{int(self.lengths.max())} slices "
-            f"(median {int(self.lengths.median())})",
-            f"{len(self.features)} slices x {self.features.shape[1]} features",
-            f"{positive} positive ({100 * positive / len(self):.1f} %)",
-        ]
+        parts = sizes_in_words(self)
         if self.slice_labels is not None:
             left_out = self.left_out_of_localization
             parts.append(f"{int(self.localizable.sum())} localizable")
@@ -464,6 +458,16 @@ class LabelledScans(ScanSet, Protocol):
     @property
     def patient_ids(self) -> tuple[str, ...]: ...
     def __len__(self) -> int: ...
+
+
+def sizes_in_words(scans: ScanSet) -> list[str]:
+    """Scans, slices and positives, for a repr."""
+    lengths, positive = scans.lengths, int(scans.labels.sum())
+    return [
+        f"{len(lengths)} scans of {int(lengths.min())}-{int(lengths.max())} slices (median {int(lengths.median())})",
+        f"{int(lengths.sum())} slices x {scans.width} features",
+        f"{positive} positive ({100 * positive / len(lengths):.1f} %)",
+    ]
 
 
 def collate(scans: Sequence[Bag | Sequence[Any]]) -> Bags:

@@ -283,11 +283,7 @@ def smoothing(
         return lambda values: values.double() @ kernel
     above = (window(place) - least).clamp_min(0.0)
 
-    def by_blocks(values: Scores) -> Scores:
-        values = values.double()
-        return window_sums(values, above) + least * values.sum(-1, keepdim=True)
-
-    return by_blocks
+    return lambda values: window_sums(values.double(), above) + least * values.double().sum(-1, keepdim=True)
 
 
 class WindowAttention(nn.Module):

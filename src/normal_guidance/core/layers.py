@@ -94,7 +94,11 @@ class Sm(nn.Module):
         super().__init__()
         self.steps = steps
         self.raw_alpha = nn.Parameter(torch.zeros(()))  # sigmoid(0) = .5
-        self.register_buffer("walks", _random_walks(steps), persistent=False)
+        walks = torch.zeros(steps + 1, 2 * steps + 1, dtype=torch.float64)
+        for t in range(steps + 1):  # row t: the probabilities of -T to T after t random steps of +-1
+            for ups in range(t + 1):
+                walks[t, steps + 2 * ups - t] = comb(t, ups) / 2**t
+        self.register_buffer("walks", walks, persistent=False)
         self.register_buffer("band", _band(SMOOTHING_BLOCK, 2 * steps + 1), persistent=False)
 
     def kernel(self) -> Float[Tensor, "taps"]:
@@ -126,15 +130,6 @@ class Sm(nn.Module):
         row = mirror(offset.expand(layout.bags, -1), layout.lengths[:, None])
         reached = row[:, :, None] == torch.arange(self.steps + 1, device=row.device)
         return (reached.to(kernel.dtype) * kernel[:, None]).sum(1)
-
-
-def _random_walks(steps: int) -> Float[Tensor, "walks taps"]:
-    """Row t: the probabilities of -T to T after t random steps of +-1."""
-    walks = torch.zeros(steps + 1, 2 * steps + 1, dtype=torch.float64)
-    for t in range(steps + 1):
-        for ups in range(t + 1):
-            walks[t, steps + 2 * ups - t] = comb(t, ups) / 2**t
-    return walks
 
 
 def _band(block: int, taps: int) -> Float[Tensor, "block window taps"]:
@@ -352,21 +347,17 @@ class SpectralLinear(nn.Linear):
         if self.out_features == 1:
             return weight / weight.norm().clamp_min(self.SMALLEST)
         with torch.no_grad():
-            u = _leading_vector(weight @ weight.T, self.SQUARINGS)
+            gram = weight @ weight.T
+            for number in range(self.SQUARINGS):
+                if number % 3 == 0:  # often enough: the largest eigenvalue, at least n**-.5 then, does not vanish
+                    gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
+                gram = gram @ gram
+            # Every column is now a multiple of the eigenvector of the largest eigenvalue: take the longest.
+            longest = torch.arange(len(gram), device=gram.device) == gram.diagonal().argmax()
+            u = F.normalize(gram @ longest.to(gram.dtype), dim=0)
             v = F.normalize(weight.T @ u, dim=0)
         sigma = torch.dot(u, weight @ v)
         return weight / sigma.clamp_min(self.SMALLEST)
 
     def forward(self, rows: Float[Tensor, "*rows in_features"]) -> Float[Tensor, "*rows out_features"]:
         return F.linear(rows, self.normalized_weight().to(rows.dtype), self.bias.to(rows.dtype))
-
-
-def _leading_vector(gram: Float[Tensor, "n n"], squarings: int) -> Float[Tensor, "n"]:
-    """The eigenvector of a positive semi-definite matrix's largest eigenvalue, by repeated squaring."""
-    for number in range(squarings):
-        if number % 3 == 0:  # often enough: the largest eigenvalue, at least n**-.5 then, does not vanish in between
-            gram = gram / gram.norm().clamp_min(torch.finfo(gram.dtype).tiny)
-        gram = gram @ gram
-    # Every column is now a multiple of the eigenvector: take the longest.
-    longest = torch.arange(len(gram), device=gram.device) == gram.diagonal().argmax()
-    return F.normalize(gram @ longest.to(gram.dtype), dim=0)

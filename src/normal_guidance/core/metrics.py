@@ -216,15 +216,11 @@ def _rank(scores: Tensor, positive: Tensor, counted: Tensor) -> _Ranking:
     positive, negative = label > 0, label < 0
     first_of_ties = torch.ones_like(positive)
     first_of_ties[..., 1:] = ordered[..., 1:] != ordered[..., :-1]
-    positives_below, negatives_below = (_count_below(flags, first_of_ties) for flags in (positive, negative))
+    # The running count of flags at the first entry of a group of ties; it never falls, so a running maximum carries it
+    # through the group.
+    before = (flags.cumsum(-1, dtype=torch.int32) - flags.int() for flags in (positive, negative))
+    positives_below, negatives_below = (torch.where(first_of_ties, count, 0).cummax(-1).values for count in before)
     return _Ranking(positive, negative, positives_below, negatives_below, undefined)
-
-
-def _count_below(flags: Tensor, first_of_ties: Tensor) -> Tensor:
-    """The number of flags strictly below each entry: the running count at the first entry of its group of ties."""
-    before = flags.cumsum(-1, dtype=torch.int32) - flags.int()
-    # The running count never falls, so a running maximum carries the first entry's value through its group.
-    return torch.where(first_of_ties, before, 0).cummax(-1).values
 
 
 def _auroc(ranking: _Ranking) -> Tensor:

@@ -44,8 +44,7 @@ from normal_guidance.fit.ensemble import (
     prior_attention,
 )
 from normal_guidance.scans.index.splits import fold_scans
-from normal_guidance.statistics.differences import in_standard_errors
-from normal_guidance.statistics.scan_auroc import scan_auroc
+from normal_guidance.statistics.differences import in_standard_errors, scan_auroc
 from normal_guidance.sweep.batches import LOADING_BATCH, in_batches
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.engine import synchronize

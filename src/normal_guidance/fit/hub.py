@@ -31,7 +31,7 @@ from normal_guidance.scans.index.manifest import FINDINGS
 from normal_guidance.show.html import CAUTION
 from normal_guidance.show.text_tables import digits, interval
 from normal_guidance.statistics.calibration import wilson
-from normal_guidance.statistics.scan_auroc import ScanAuroc, scan_auroc
+from normal_guidance.statistics.differences import ScanAuroc, scan_auroc
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import PREDICTION_TABLE
 

@@ -38,7 +38,7 @@ from normal_guidance.statistics.conformal import (
     promise,
     scans_needed,
 )
-from normal_guidance.statistics.scan_auroc import ScanAuroc, hanley_mcneil, scan_auroc
+from normal_guidance.statistics.differences import ScanAuroc, hanley_mcneil, scan_auroc
 from normal_guidance.statistics.skill import (
     Gain,
     MeanAuroc,

@@ -28,7 +28,7 @@ from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
 from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
-from normal_guidance.show.notebook import notebook_html
+from normal_guidance.show.html import notebook_html
 from normal_guidance.show.progress_bar import Shown, show_job
 from normal_guidance.statistics.skill import MeanAuroc
 

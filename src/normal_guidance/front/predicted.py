@@ -29,7 +29,7 @@ from normal_guidance.fit.slice_finder import ScansLike, as_scans
 from normal_guidance.front.scan_figure import plot_scan, slices_under
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.show.figure_style import rounded
-from normal_guidance.show.notebook import notebook_html
+from normal_guidance.show.html import notebook_html
 from normal_guidance.show.progress_bar import Shown, show_job
 from normal_guidance.statistics.calibration import describe
 

@@ -7,7 +7,6 @@ the paper's orange and green (#FF7F0E, #2CA02C) look alike to a protanope, 5 apa
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import wraps
 from io import BytesIO
 from pathlib import Path
 from typing import Any, ParamSpec
@@ -105,12 +104,7 @@ P = ParamSpec("P")
 def styled(plot: Callable[P, Figure]) -> Callable[P, Figure]:
     """A function that makes a figure, run under `STYLE` whatever the caller's own settings are."""
 
-    @wraps(plot)
-    def plot_in_style(*args: P.args, **kwargs: P.kwargs) -> Figure:
-        with rc_context(STYLE):
-            return plot(*args, **kwargs)
-
-    return plot_in_style
+    return rc_context(STYLE)(plot)
 
 
 class Picture(Figure):

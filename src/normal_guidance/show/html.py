@@ -7,6 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 STYLE = """
 :root { color-scheme: light; --ink: #1d2430; --soft: #5b6675; --line: #dfe4ea; --tint: #f5f7f9; --mark: #00573f; }
@@ -181,3 +185,14 @@ def raw_table(header: Sequence[str], rows: Iterable[Sequence[str]], *, words: bo
     body = "".join(f"<tr>{cells}</tr>" for cells in lines)
     kind = " class=cards" if cards else ""
     return f"<div class=wide><table{kind}><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+
+
+ROWS = 10  # of a long table that a notebook shows
+
+
+def notebook_html(sentences: Iterable[str], table: pd.DataFrame) -> str:
+    """What a notebook shows of an object, without a style of its own: sentences, and the first rows of a table."""
+    shown = table.head(ROWS).to_html(index=False, border=0, na_rep="", float_format="{:.3f}".format)
+    left = len(table) - ROWS
+    more = paragraph(f"{left} more rows in .to_pandas()") if left > 0 else ""
+    return f"<div>{bullets(sentences)}<div style='overflow-x: auto'>{shown}</div>{more}</div>"

@@ -11,7 +11,7 @@ import io
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -161,10 +161,15 @@ def _csv_field(value: object) -> object:
 
 def as_csv(records: Sequence[Mapping[str, object]], cell: Callable[[object], object] = _csv_field) -> str:
     """Records as CSV: a line with the first record's field names, then one line per record."""
-    out = io.StringIO()
+    return csv_text(records[0], (map(cell, record.values()) for record in records))
+
+
+def csv_text(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table as CSV, its lines ended as on Unix."""
+    out = io.StringIO(newline="")
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(records[0])
-    writer.writerows(map(cell, record.values()) for record in records)
+    writer.writerow(header)
+    writer.writerows(rows)
     return out.getvalue()
 
 

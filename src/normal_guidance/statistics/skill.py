@@ -58,24 +58,20 @@ class PositionDensity:
         return torch.lerp(self.heights[bin_below], self.heights[above], weight)
 
 
-def position_density(
-    lengths: Int[Tensor, "scans"], slice_labels: Shaped[Tensor, "slices"], bins: int = BINS
-) -> PositionDensity:
+def position_density(lengths: Int[Tensor, "scans"], slice_labels: Shaped[Tensor, "slices"]) -> PositionDensity:
     """The share of positive slices by relative position, (j + .5) / S, in the positive scans of a training set."""
     # All scans weigh the same. Each slice counts in the two bins nearest to it, and each bin takes in a quarter of both
     # neighbours. Scans without a positive slice or without labels are left out.
-    if bins < 2:
-        raise UserError(f"bins is {bins}, but a density needs at least 2; use {BINS}")
     lengths, slice_labels = lengths.cpu().long(), slice_labels.cpu()
     positive = count_slices(slice_labels, lengths).positive > 0
     if not positive.any():
         raise UserError(f"none of {len(lengths)} scans has a positive slice; give training scans with slice labels")
     chosen = positive[bag_of_rows(lengths)]
     lengths, labels = lengths[positive], (slice_labels[chosen] == 1).double()
-    bin_below, weight = _bins(lengths, bins)
+    bin_below, weight = _bins(lengths, BINS)
     of_scan = 1 / lengths.double()[bag_of_rows(lengths)]
-    counted = _histogram(bin_below, weight, of_scan, bins)
-    positives = _histogram(bin_below, weight, of_scan * labels, bins)
+    counted = _histogram(bin_below, weight, of_scan)
+    positives = _histogram(bin_below, weight, of_scan * labels)
     # Bins that no scan reaches, because all are short, are as high as the mean.
     return PositionDensity(torch.where(counted > 0, positives / counted, positives.sum() / counted.sum()))
 
@@ -87,8 +83,8 @@ def _bins(lengths: Tensor, bins: int) -> tuple[Tensor, Tensor]:
     return along.long(), along - along.floor()
 
 
-def _histogram(bin_below: Tensor, weight: Tensor, values: Tensor, bins: int) -> Tensor:
-    counts = torch.zeros(bins + 1, dtype=torch.float64)
+def _histogram(bin_below: Tensor, weight: Tensor, values: Tensor) -> Tensor:
+    counts = torch.zeros(BINS + 1, dtype=torch.float64)
     counts = counts.index_add(0, bin_below, (1 - weight) * values).index_add(0, bin_below + 1, weight * values)[:-1]
     padded = F.pad(counts, (1, 1))
     return padded[:-2] / 4 + padded[1:-1] / 2 + padded[2:] / 4

@@ -22,7 +22,7 @@ from typing import Any, no_type_check
 import torch
 import triton
 import triton.language as tl
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
@@ -88,8 +88,11 @@ class _Plan:
             "num_warps": 8 if full else 4,
             "num_stages": 1 if qkv.dtype == torch.float32 else 2,
         }
-        # With one tile per bag no table is needed; `first` fills its arguments and is not read.
-        table = (first, first) if single else _tile_table(lengths, tiles, block)
+        # Each tile's bag and each bag's first tile; with one tile per bag `first` fills their places and is not read.
+        table = first, first
+        if not single:
+            counts = (lengths + block) // block  # tiles of lengths + 1 rows, rounded up
+            table = find_bags(torch.arange(tiles, device=lengths.device), counts), counts.cumsum(0) - counts
         return cls((heads, tiles, configs), (first, lengths, *table), constants)
 
 
@@ -106,12 +109,6 @@ def _largest_block(qkv: Tensor, d: int) -> int:
     memory = torch.cuda.get_device_properties(qkv.device).shared_memory_per_block_optin  # type: ignore[attr-defined]
     rows = memory // (TILES_HELD * sum(_widths(d)) * qkv.element_size())
     return 1 << rows.bit_length() - 1 if rows else 0
-
-
-def _tile_table(lengths: PerBag, tiles: int, block: int) -> tuple[Int[Tensor, "tiles"], PerBag]:
-    """Each tile's bag and each bag's first tile, on the device; `tiles` is an upper bound known to the host."""
-    counts = (lengths + block) // block  # tiles of lengths + 1 rows, rounded up
-    return find_bags(torch.arange(tiles, device=lengths.device), counts), counts.cumsum(0) - counts
 
 
 def forward(

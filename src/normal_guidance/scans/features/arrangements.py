@@ -161,7 +161,13 @@ def _arranged(values: Fields) -> tuple[bool, Columns, Slices]:
     ends = _ends(values)
     if ends is None:
         return True, _columns(values, 1), [(features, values.get("slice_labels"))]
-    return False, *_packed(values, ends)
+    bounds = [0, *ends]
+    columns = _columns(values, len(ends), bounds)
+    labels = None if values.get("slice_labels") is None else _column(values["slice_labels"])
+    if labels is not None and len(labels) != ends[-1]:
+        raise ValueError(f"{len(labels)} slice labels for {ends[-1]} slices")
+    scans = (slice(begin, end) for begin, end in pairwise(bounds))
+    return False, columns, ((features[scan], None if labels is None else labels[scan]) for scan in scans)
 
 
 def _listed(values: Fields) -> tuple[Columns, Slices]:
@@ -170,16 +176,6 @@ def _listed(values: Fields) -> tuple[Columns, Slices]:
     if labels is not None and len(labels) != len(features):
         raise ValueError(f"slice_labels has {len(labels)} entries for {len(features)} scans")
     return columns, zip(features, [None] * len(features) if labels is None else labels, strict=True)
-
-
-def _packed(values: Fields, ends: Sequence[int]) -> tuple[Columns, Slices]:
-    features, bounds = values["features"], [0, *ends]
-    columns = _columns(values, len(ends), bounds)
-    labels = None if values.get("slice_labels") is None else _column(values["slice_labels"])
-    if labels is not None and len(labels) != ends[-1]:
-        raise ValueError(f"{len(labels)} slice labels for {ends[-1]} slices")
-    scans = (slice(begin, end) for begin, end in pairwise(bounds))
-    return columns, ((features[scan], None if labels is None else labels[scan]) for scan in scans)
 
 
 def _padded(values: Fields) -> tuple[Columns, Slices]:

@@ -45,7 +45,7 @@ from normal_guidance.base.files import (
 from normal_guidance.base.records import Between
 from normal_guidance.base.tables import read_columns, refuse_rows
 from normal_guidance.base.tensor_files import DTYPE_NAMES, raw_bytes
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags, number_of_scan
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags, number_of_scan, sizes_in_words
 from normal_guidance.scans.features.preprocessing import scans_behind
 from normal_guidance.scans.features.store_place import ABOUT, check_store
 from normal_guidance.scans.index.manifest import (
@@ -62,7 +62,7 @@ from normal_guidance.scans.index.manifest import (
     with_findings,
 )
 from normal_guidance.scans.index.splits import read_parts, refuse_overlap
-from normal_guidance.show.notebook import notebook_html
+from normal_guidance.show.html import notebook_html
 
 DtypeName = Literal["float16", "bfloat16", "float32", "float64"]
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32, "float64": torch.float64}
@@ -492,14 +492,10 @@ class FeatureStore:
     def __repr__(self) -> str:
         if not len(self):
             return f"FeatureStore(no scans, {self.width} features, {dtype_name(self.dtype)})"
-        positive = int(self.labels.sum())
         labelled = sum(labels is not None for labels in self.scans["slice_labels"].tolist())
         counts = {name: int((self.scans["part"] == name).sum()) for name in PARTS}
         parts = [
-            f"{len(self)} scans of {int(self.lengths.min())}-{int(self.lengths.max())} slices "
-            f"(median {int(self.lengths.median())})",
-            f"{int(self.lengths.sum())} slices x {self.width} features",
-            f"{positive} positive ({100 * positive / len(self):.1f} %)",
+            *sizes_in_words(self),
             *([f"{labelled} with slice labels"] if labelled else []),
             *([f"findings {' '.join(finding.name for finding in self.findings)}"] if self.findings else []),
             *(f"{name} {count}" for name, count in counts.items() if count),

@@ -96,7 +96,10 @@ def read_elements(content: bytes | Path, tags: Iterable[int], *, pixels: bool = 
         source.seek(0)
         dataset = dcmread(source, stop_before_pixels=not pixels, force=True, specific_tags=list(tags))
         left = size - source.tell()
-    return Elements(dataset, DEFLATED if deflated else _syntax(dataset), left)
+    implicit, little_endian = dataset.original_encoding  # what pydicom detected, where (0002,0010) is missing
+    detected = IMPLICIT if implicit else EXPLICIT if little_endian else BIG_ENDIAN
+    stated = str(dataset.file_meta.get("TransferSyntaxUID") or detected)
+    return Elements(dataset, DEFLATED if deflated else stated, left)
 
 
 def _read_plain(content: bytes, tags: frozenset[int]) -> Elements | None:
@@ -147,15 +150,6 @@ def _inflated(file: io.BufferedIOBase) -> io.BytesIO:
         raise UnreadableError("unreadable", "the deflated data set ends too early")
     deflated, explicit = DEFLATED.encode(), EXPLICIT.encode().ljust(len(DEFLATED), b"\0")
     return io.BytesIO(content[:end].replace(deflated, explicit) + dataset)
-
-
-def _syntax(dataset: Any) -> str:
-    """The transfer syntax of (0002,0010); where it is missing, the one that pydicom detected."""
-    stated = dataset.file_meta.get("TransferSyntaxUID")
-    if stated:
-        return str(stated)
-    implicit, little_endian = dataset.original_encoding
-    return IMPLICIT if implicit else EXPLICIT if little_endian else BIG_ENDIAN
 
 
 def raw(dataset: Dataset, tag: int) -> Any:

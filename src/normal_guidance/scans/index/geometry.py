@@ -103,7 +103,12 @@ def order_slices(headers: Sequence[Header]) -> Ordered:
         slices = _keep_majority(slices, "mixed_orientation", axes, _same_direction, _direction_text, findings)
         oriented = slices
     orientation = oriented[0].orientation if oriented else None
-    slices = _keep_acquisition(_with_heights(slices, orientation), findings)
+    normal = None if orientation is None else normal_of(orientation)
+    for number, item in enumerate(slices):
+        if normal is not None and item.position is not None:
+            height = float(np.dot(item.position, normal))
+            slices[number] = item._replace(height=round(height, 3) + 0.0)
+    slices = _keep_acquisition(slices, findings)
     reason = _why_not_by_position(slices)
     if reason:
         slices = _order_by_number(slices, reason, findings)
@@ -214,16 +219,6 @@ def _size_text(item: _Slice) -> str:
 
 def _direction_text(item: _Slice) -> str:
     return "orientation " + "\\".join(f"{value:.4g}" for value in item.orientation or ())
-
-
-def _with_heights(slices: list[_Slice], orientation: tuple[float, ...] | None) -> list[_Slice]:
-    if orientation is None:
-        return slices
-    normal = normal_of(orientation)
-    return [
-        item if item.position is None else item._replace(height=round(float(np.dot(item.position, normal)), 3) + 0.0)
-        for item in slices
-    ]
 
 
 # Acquisitions of one series are told apart: phases, repeats, echoes and b-values of the same part of the body, whose

@@ -339,9 +339,12 @@ def _to_hu(
 ) -> Hounsfield:
     may_wrap = repair and image.stored == 12 and not image.signed
     wraps = [may_wrap and slope == 1 and intercept > WRONG_INTERCEPT for slope, intercept in rescales]
+    kept = [rescale for wrap, rescale in zip(wraps, rescales, strict=True) if not wrap]
     bounds = int(stored.min()), int(stored.max())
-    exact = all(wrap or _is_exact(bounds, *rescale) for wrap, rescale in zip(wraps, rescales, strict=True))
-    hu = np.empty(image.shape, np.int16 if exact else np.float32)
+    ends = [slope * bound + intercept for slope, intercept in kept for bound in bounds]
+    is_whole = all(number.is_integer() for rescale in kept for number in rescale)
+    fits = min(ends, default=0) >= -(2**15) and max(ends, default=0) < 2**15
+    hu = np.empty(image.shape, np.int16 if is_whole and fits else np.float32)
     wrapped = 0
     for frame, pixels, (slope, intercept), wrap in zip(hu, stored, rescales, wraps, strict=True):
         if wrap:
@@ -354,12 +357,6 @@ def _to_hu(
         detail = f"{wrapped} of {stored.size} pixels were negative numbers that wrapped at {WRAP}"
         notes.append(("intercept", f"{header}: {detail}"))
     return hu
-
-
-def _is_exact(bounds: tuple[int, int], slope: float, intercept: float) -> bool:
-    """Whether HU of stored values between the bounds are whole numbers that int16 holds."""
-    ends = [slope * bound + intercept for bound in bounds]
-    return slope.is_integer() and intercept.is_integer() and min(ends) >= -(2**15) and max(ends) < 2**15
 
 
 def _write_hu(hu: np.ndarray, pixels: Integer[np.ndarray, "rows columns"], slope: float, intercept: float) -> None:

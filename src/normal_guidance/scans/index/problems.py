@@ -5,8 +5,6 @@ A problem of one scan never stops the others.  `KINDS` is the complete list; cod
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 import unicodedata
 from collections import Counter
@@ -17,6 +15,7 @@ from urllib.parse import quote
 
 from normal_guidance.base.errors import UserError, shorten
 from normal_guidance.base.files import write_atomically
+from normal_guidance.show.text_tables import csv_text
 
 KINDS = {
     # Files
@@ -82,11 +81,8 @@ Report = Callable[[Problem], object]  # receives each problem when it is found
 
 def write_problems(path: str | Path, problems: Iterable[Problem]) -> None:
     """Writes problems.csv, sorted, so that two runs give the same file."""
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(Problem._fields)
-    writer.writerows(sorted(tuple(map(_one_line, problem)) for problem in problems))
-    write_atomically(path, text.getvalue().encode())
+    text = csv_text(Problem._fields, sorted(tuple(map(_one_line, problem)) for problem in problems))
+    write_atomically(path, text.encode())
 
 
 def _one_line(field: str) -> str:

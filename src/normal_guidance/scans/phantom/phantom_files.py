@@ -6,9 +6,7 @@ Reference: DICOM PS3.3, A.3 (CT Image IOD), A.8.1 (Secondary Capture), A.70 (Leg
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -23,6 +21,7 @@ from normal_guidance.base.system import importing
 from normal_guidance.scans.phantom.drafts import ODDITIES, TILT, Draft, Image, assign_oddities, checksum, make_draft
 from normal_guidance.scans.phantom.plan import ORGANS, ScanPlan, plan, stream
 from normal_guidance.scans.phantom.rendering import render
+from normal_guidance.show.text_tables import csv_text
 
 with importing("dicom", "phantoms are written with pydicom"):
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -252,14 +251,6 @@ class FolderLayout:
     tables: Callable[[Sequence[Draft], int], Mapping[str, str]]  # label tables by path, as text; the number is the seed
 
 
-def _csv(columns: Iterable[str], rows: Iterable[Row]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(columns)
-    writer.writerows(rows)
-    return text.getvalue()
-
-
 def _labelled(draft: Draft) -> list[Image]:
     """The images with rows in a label table; one of them may have no file."""
     images = draft.files
@@ -294,7 +285,7 @@ def _ich_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
             shown = {*image.kinds, "any"} if image.label else set()
             images.append([(f"{_ich_name(image)}_{kind}", int(kind in shown)) for kind in ICH_TYPES])
     order = stream(seed, "rows").permutation(len(images)).tolist()
-    return {"stage_2_train.csv": _csv(("ID", "Label"), (row for number in order for row in images[number]))}
+    return {"stage_2_train.csv": csv_text(("ID", "Label"), (row for number in order for row in images[number]))}
 
 
 def _pe_key(plan: ScanPlan, name: str) -> str:
@@ -332,7 +323,7 @@ def _pe_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
         images = _labelled(draft)
         rows += _doubled(draft, [(study, draft.scan_id, image.key, image.label, *exam.values()) for image in images])
     columns = ("StudyInstanceUID", "SeriesInstanceUID", "SOPInstanceUID", "pe_present_on_image", *exam)
-    return {"train.csv": _csv(columns, rows)}
+    return {"train.csv": csv_text(columns, rows)}
 
 
 def _at_series(plan: ScanPlan) -> int:
@@ -369,9 +360,9 @@ def _at_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     columns = ("patient_id", "bowel_healthy", "bowel_injury", "extravasation_healthy", "extravasation_injury")
     organs = (f"{organ}_{grade}" for organ in SOLID for grade in GRADES)
     return {
-        "image_level_labels_2024.csv": _csv(("patient_id", "series_id", "instance_number", "injury_name"), images),
-        "train_series_meta.csv": _csv(("patient_id", "series_id", "aortic_hu", "incomplete_organ"), series),
-        "train_2024.csv": _csv((*columns, *organs, "any_injury"), patients),
+        "image_level_labels_2024.csv": csv_text(("patient_id", "series_id", "instance_number", "injury_name"), images),
+        "train_series_meta.csv": csv_text(("patient_id", "series_id", "aortic_hu", "incomplete_organ"), series),
+        "train_2024.csv": csv_text((*columns, *organs, "any_injury"), patients),
     }
 
 
@@ -386,7 +377,7 @@ def _folder_tables(drafts: Sequence[Draft], seed: int) -> dict[str, str]:
     for draft in drafts:
         slices = " ".join(str(image.label) for image in draft.images)
         rows.append((draft.scan_id, draft.patient_id, f"scans/{draft.scan_id}", draft.label, slices))
-    return {"labels.csv": _csv(("scan_id", "patient_id", "path", "label", "slice_labels"), rows)}
+    return {"labels.csv": csv_text(("scan_id", "patient_id", "path", "label", "slice_labels"), rows)}
 
 
 LAYOUTS: Mapping[str, FolderLayout] = {

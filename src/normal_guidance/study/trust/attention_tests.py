@@ -23,13 +23,13 @@ from normal_guidance.statistics.differences import (
     LEVEL,
     MIN_DEFINED,
     ROUNDING,
+    Estimate,
     measure,
     multiplicities,
     resample,
     student_quantile,
 )
 from normal_guidance.statistics.localization import highest_first, moved_round, rank_correlation
-from normal_guidance.statistics.scan_auroc import Estimate
 from normal_guidance.statistics.split_results import MethodResults, SplitResults, patients_of
 from normal_guidance.sweep.batches import in_batches
 

@@ -16,7 +16,7 @@ from normal_guidance.fit.bundle import BUNDLE, load_bundle
 from normal_guidance.fit.ensemble import Ensemble
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.show.text_tables import Grid, digits
-from normal_guidance.statistics.scan_auroc import Estimate
+from normal_guidance.statistics.differences import Estimate
 from normal_guidance.study.experiment import DATASETS
 from normal_guidance.study.trust.attention_tests import (
     COMPARED,
