@@ -79,8 +79,10 @@ def fit_model(
 
 
 def finished_before(out: Path, inputs: str) -> bool:
-    """Whether a folder is the complete model of the same scans and options."""
-    return all((out / name).is_file() for name in (BUNDLE, PAGE)) and load_bundle(out).training.get("inputs") == inputs
+    """Whether a folder is the complete model of these inputs (`inputs_of`)."""
+    if not all((out / name).is_file() for name in (BUNDLE, PAGE)):
+        return False
+    return load_bundle(out).training.get("inputs") == inputs
 
 
 def inputs_of(
