@@ -15,9 +15,10 @@ from sklearn.model_selection import cross_val_score
 import normal_guidance
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import Bags
-from normal_guidance.fit import fitting, measured
+from normal_guidance.fit import measured
 from normal_guidance.fit.fit_ensemble import FoldPlan, fit_ensemble
 from normal_guidance.fit.slice_finder import SliceFinder
+from normal_guidance.front import fitted_model
 from normal_guidance.scans.features.store import write_store
 from normal_guidance.statistics.calibration import choose_operation
 from normal_guidance.study.drawn import shifted_mean
@@ -129,9 +130,9 @@ def test_patients_share_a_fold_in_bags_arrays_and_folders(train: Bags, finder: S
     np.testing.assert_array_equal(made.out_of_fold_logits_, of_bags.out_of_fold_logits_)
     assert not np.array_equal(made.out_of_fold_logits_, finder.out_of_fold_logits_)  # each scan a patient of its own
     assert made.out_of_fold_.gain is None  # arrays have no slice labels
-    monkeypatch.setattr(fitting, "make_plan", lambda *_, seed: FoldPlan(3, seed))
-    of_fit = normal_guidance.fit(arrays, tmp_path / "model", labels=labels, patient_ids=patients).fit.logits
-    np.testing.assert_array_equal(of_fit, made.out_of_fold_logits_)
+    monkeypatch.setattr(fitted_model, "make_plan", lambda *_, seed: FoldPlan(3, seed))
+    of_fit = normal_guidance.fit(arrays, labels, out=tmp_path / "model", patient_ids=patients)
+    np.testing.assert_array_equal(of_fit.measured.fit.logits, made.out_of_fold_logits_)
 
 
 @pytest.mark.slow
