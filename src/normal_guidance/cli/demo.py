@@ -164,9 +164,10 @@ def _new_scan_lines(out: Path) -> Iterator[str]:
         firsts = [number for number in drawn if number - 1 not in drawn]
         lasts = [number for number in drawn if number + 1 not in drawn]
         ranges = ", ".join(f"{a} to {b}" if a < b else str(a) for a, b in zip(firsts, lasts, strict=True))
+        noun = "slice" if len(drawn) == 1 else "slices"
         right += positive == bool(drawn)
         yield (
-            f"- {scan}, {line['slices']} slices: {f'a hemorrhage in slices {ranges}' if drawn else 'no hemorrhage'}, "
+            f"- {scan}, {line['slices']} slices: {f'a hemorrhage in {noun} {ranges}' if drawn else 'no hemorrhage'}, "
             f"predicted {'positive' if positive else 'negative'} ({line['probability']:.2f}): "
             f"{'right' if positive == bool(drawn) else 'WRONG'}"
         )
