@@ -260,6 +260,9 @@ def test_a_killed_fit_goes_on_and_is_the_same_but_not_with_other_labels(
 def test_too_few_scans_are_refused() -> None:
     assert make_plan([0, 1] * 6, [str(n) for n in range(12)]) == FoldPlan(folds=5)
     assert make_plan([0] * 9 + [1] * 3, [str(n) for n in range(12)]).folds == 3
+    # Four patients of each label, but no four folds have both.
+    patients, labels = list("146660203633"), [1, 0, 0, 1, 0, 1, 1, 0, 1, 1, 0, 0]
+    assert make_plan(labels, patients).folds == 3
     for labels, patients, message in (
         ([0, 1] * 6, ["A", "B"] * 6, "3 patients of each"),
         ([1, 1, 0, 0, 0], list("ABCDE"), "2 positive scans"),

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import sha256
@@ -123,7 +124,13 @@ def make_plan(labels: Sequence[int], patient_ids: Sequence[str], *, seed: int = 
             f"{len(patients[1])}; at least {LEAST} patients of each are needed: add labelled scans of other patients"
             f"{', or correct the patient ids, which scans share' if named else ''}"
         )
-    return FoldPlan(min(FOLDS, least), seed)
+    folds = min(FOLDS, least)
+    while folds > LEAST:  # patients with many scans may fill fewer folds
+        with suppress(UserError):
+            fold_scans(patient_ids, labels, folds, seed)
+            break
+        folds -= 1
+    return FoldPlan(folds, seed)
 
 
 def fit_ensemble(
