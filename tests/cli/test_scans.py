@@ -133,7 +133,7 @@ def index(tmp_path: Path) -> Path:
     rows = []
     for n in range(60):
         labels = np.zeros(20, np.int8)
-        labels[8:12] = n % 2
+        labels[8:12] = n // 2 % 2
         files = tuple(f"S{n}/{i}.dcm" for i in range(20))
         positions = tuple(float(i) for i in range(20))
         rows.append(ScanRow(f"S{n}", f"P{n // 2}", n // 2 % 2, labels, "dicom", files, (0,) * 20, positions, 64, 64))

@@ -57,10 +57,10 @@ def test_given_options_replace_those_of_either_protocol():
 
 
 def test_every_folder_that_is_made_must_be_named():
-    """`demo` runs without arguments; `describe` prints, and makes a folder where one is named."""
+    """`demo` runs without arguments, `fit` makes a folder model; `describe` prints, or makes a folder that is named."""
     made = [(name, param) for name, command in every_command().items() for param in command.params]
     optional = {name for name, param in made if "--out" in param.opts and not param.required}
-    assert optional == {"demo", "describe"}
+    assert optional == {"demo", "describe", "fit"}
 
 
 def test_arguments_are_upper_case_and_every_option_says_what_it_means():

@@ -70,15 +70,20 @@ def test_an_index_of_another_folder_or_table_is_refused(folder: ScanFolder, tmp_
     else:
         other.write_text(folder.table.read_text().replace(",1,", ",0,", 1))
         changed = replace(folder, table=other)
-    named = {"scans": "root was ", "table": "table_sha256 was "}[what]
-    with pytest.raises(UserError, match=f"index is the index of another folder or table: {named}.*; delete it, or"):
+    named = {"scans": "folder", "table": "table"}[what]
+    with pytest.raises(UserError, match=f"index was made of another {named} than .*; delete it, or give another"):
         told(changed.index, tmp_path / "index")
 
 
-def test_options_that_cannot_be_are_refused_before_the_scans_are_read() -> None:
-    for options, message in (({"window": "1:2:3"}, "window"), ({"field": -1.0}, "field")):
+def test_options_that_cannot_be_are_refused_before_the_scans_are_read(folder: ScanFolder) -> None:
+    for options, message in (
+        ({"window": "1:2:3"}, "window"),
+        ({"field": -1.0}, "field"),
+        ({"scans": folder.table}, "is not a folder; give the folder of the scans"),
+        ({"table": folder.scans}, "is not a file; give the table of labels"),
+    ):
         with pytest.raises(UserError, match=message):
-            ScanFolder(Path("absent"), Path("absent.csv"), **options)  # type: ignore[arg-type]
+            replace(folder, **options)
 
 
 def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanFolder, tmp_path: Path) -> None:

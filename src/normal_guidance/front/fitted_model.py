@@ -203,7 +203,7 @@ def fit(
         ...     model = fit(arrays, train.labels, out=f"{folder}/model")
         ...     new_scans = model.predict(new)
         >>> model.verdict.sentences[1], new_scans
-        ('It tells scans apart: AUROC ...', Predictions(20 scans; ...))
+        ('It tells scans apart: AUROC ...', Predictions(20 scans, ... positive))
     """
     if not isinstance(out, str | Path):
         raise UserError(f"out: got {type(out).__name__}; it is the folder for the model, such as out='model'")
