@@ -28,7 +28,7 @@ Places = Mapping[str, Mapping[str, list[str]]]  # by name the places that are ca
 
 def match_files(root: Path, table: Path, names: Mapping[str, str], report: Report) -> tuple[dict[str, list[str]], str]:
     """The files of each scan by the name that the table gives it, and how they were found; none at all is an error."""
-    files = [file for file in list_files(root, report) if MASKS.isdisjoint(_folders(file.lower()))]
+    files = [file for file in list_files(root, report) if MASKS.isdisjoint(PurePosixPath(file.lower()).parts[:-1])]
     by_name = _by_name(files)
     found, how = _match(names, by_name, report), "files are found by the scans' names"
     if not found:
@@ -87,10 +87,6 @@ def _by_name(files: Sequence[str]) -> dict[str, dict[str, list[str]]]:
             for name in {stem_of(place.as_posix()), ENDINGS.sub("", place.as_posix())}:
                 places[name][place.as_posix()].append(file)
     return places
-
-
-def _folders(file: str) -> tuple[str, ...]:
-    return PurePosixPath(file).parts[:-1]
 
 
 def stem_of(path: str) -> str:

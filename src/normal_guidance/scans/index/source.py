@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -250,7 +251,7 @@ class FolderScans(ScanSource):
         self.expected_groups = len(self.rows)
         self.found: dict[str, list[str]] | None = None  # the files of scans without a path
         names = {scan_id: row.get("path", scan_id) for scan_id, row in self.rows.items()}
-        if "path" not in columns or not any("/" in name or (root / name).exists() for name in names.values()):
+        if "path" not in columns or not any("/" in name or os.path.exists(root / name) for name in names.values()):
             self.found, how = match_files(self.root, options.table, names, report)
             self.guessed.append(how)
         if not modality:
@@ -259,7 +260,8 @@ class FolderScans(ScanSource):
     def _modality_of_nifti(self) -> str:
         """Where nothing says it, by the values of a few files: only CT, in HU, has values far below 0."""
         untold = ((scan_id, row) for scan_id, row in self.rows.items() if not row.get("modality"))
-        files = (file for scan_id, row in untold for file in self._files(scan_id, row, tell=False)[:1])
+        some = islice(untold, 10 * LOOKED_AT)  # of DICOM folders, not all shall be listed twice
+        files = (file for scan_id, row in some for file in self._files(scan_id, row, tell=False)[:1])
         known = list(islice((file for file in files if is_nifti(file)), LOOKED_AT))
         lowest = lowest_values([(self.root, file) for file in known])
         if not lowest:
