@@ -86,6 +86,12 @@ def test_options_that_cannot_be_are_refused_before_the_scans_are_read(folder: Sc
             replace(folder, **options)
 
 
+def test_a_folder_with_other_things_is_refused_before_the_work(folder: ScanFolder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a folder that is not empty"):
+        told(scans_to_store, folder, folder.scans)
+    assert not folder.scans.with_name(f"{folder.scans.name}.index").exists()
+
+
 def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanFolder, tmp_path: Path) -> None:
     lines = folder.table.read_text().splitlines()
     folder.table.write_text("\n".join(lines[:4]))

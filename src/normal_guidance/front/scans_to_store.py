@@ -22,8 +22,10 @@ from typing import Any, NamedTuple
 import torch
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.files import refuse_what_is_there
 from normal_guidance.base.system import count_text, peak_bytes, size_text, time_text
 from normal_guidance.fit.fit_ensemble import DrawnScans, estimate_fit, make_plan
+from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, encode, estimate_encoding
 from normal_guidance.scans.features.encoding_machine import EncodingOptions
@@ -181,5 +183,7 @@ def beside(model: Path, what: str) -> Path:
 
 def scans_to_store(folder: ScanFolder, model: Path, say: Say, watch: Watch) -> FeatureStore:
     """Index and encode a folder of scans, or what is left of it to do, beside the model that will be fitted."""
+    if not (model / PAGE).is_file():  # a complete model is recognised when its store is open
+        refuse_what_is_there(model)
     manifest = folder.index(beside(model, "index"), say, watch)
     return folder.store(manifest, beside(model, "store"), say, watch)

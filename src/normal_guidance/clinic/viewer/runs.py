@@ -85,7 +85,7 @@ class SplitPredictions:
 def find_splits(folder: Path) -> list[SplitPredictions]:
     """Find every split of a folder, its methods in the order of the paper's tables."""
     if not folder.is_dir():
-        raise UserError(f"{folder} is not a folder; give what nguide experiment, nguide sweep or nguide predict wrote")
+        raise UserError(f"{folder} is not a folder; give what nguide fit, predict, sweep or experiment wrote")
     if (folder / PREDICTION_TABLE).is_file():
         return [SplitPredictions("", tuple(_sources_of_run(folder, _method_of(folder))))]
     refuse_several(folder)
