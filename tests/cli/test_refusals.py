@@ -111,7 +111,7 @@ REFUSED = {
         "SCANS -o OUT": "is not a complete run",
     },
     "view": {
-        "nowhere": "nowhere is not a folder; give what nguide experiment",
+        "nowhere": "nowhere is not a folder; give what nguide fit",
         "SCANS": "holds neither predictions.parquet",
     },
     "node OUT -m RUN": {
