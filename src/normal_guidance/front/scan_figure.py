@@ -20,18 +20,16 @@ from normal_guidance.show.figure_style import GREEN, ORANGE, WIDTH, Picture, fil
 ACROSS = 8  # slices under the curve: of each eighth of the scan the one with the highest attention
 LETTERS = 120  # of a line of the title
 
-Images = Sequence[tuple[int, Float[np.ndarray, "rows columns"]]]  # positions, from 0, and their slices
+Images = Sequence[tuple[str, Float[np.ndarray, "rows columns"]]]  # slices and their names
 
 
-def slices_under(
-    row: ScanRow, root: Path, attention: Float[Tensor, "slices"], bundle: Bundle
-) -> list[tuple[int, Float[np.ndarray, "rows columns"]]]:
+def slices_under(row: ScanRow, root: Path, attention: Float[Tensor, "slices"], bundle: Bundle) -> Images:
     """Slices from all parts of a scan in the encoder's window; raises UnreadableError where a file cannot be read."""
     _, saw = bundle.encoding()
     parts = torch.arange(len(row)).tensor_split(min(ACROSS, len(row)))
     places = [int(part[attention[part].argmax()]) for part in parts]
     images = read_windowed(row, root, places, saw.windows[0], saw.field, repair=bundle.repair)
-    return list(zip(places, images, strict=True))
+    return list(zip(map(row.slice_name, places), images, strict=True))
 
 
 @styled
@@ -61,9 +59,9 @@ def plot_scan(
     label_slices(panel)
     panel.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4)
     low, high = (edge([edge(image) for _, image in images], initial=0) for edge in (np.min, np.max))
-    for column, (position, image) in enumerate(images):
+    for column, (name, image) in enumerate(images):
         shown = figure.add_subplot(grid[1, column])
         shown.imshow(image, cmap="gray", vmin=low, vmax=high)
-        shown.set_title(f"slice {position + 1}", fontsize=8)
+        shown.set_title(f"slice {name}", fontsize=8)
         shown.set_axis_off()
     return figure

@@ -121,6 +121,7 @@ def test_folder_reads_nifti_with_a_mask(folder):
     assert (row.positions, row.slice_spacing) == ((0.0, 5.0, 10.0, 15.0, 20.0, 25.0), 5.0)
     assert made.problems == []
     assert row.patient_id == "a"
+    assert (row.instance_numbers, row.slice_name(2)) == (None, "3")
 
 
 def test_folder_mask_over_dicom(folder):

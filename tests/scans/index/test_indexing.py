@@ -62,6 +62,12 @@ def test_the_folder_holds_manifest_problems_and_report(root, tmp_path):
     assert manifest.lengths.tolist() == [30, 29, 30, 30, 30]
     assert manifest.root == root
     assert list(manifest[0].files) == [f"scan0/{place:02d}.dcm" for place in range(SLICES)]
+    assert manifest[0].instance_numbers == tuple(range(SLICES, 0, -1))
+    assert [manifest[0].slice_name(position) for position in (0, SLICES - 1)] == [
+        f"1 (image {SLICES})",
+        f"{SLICES} (image 1)",
+    ]
+    assert {manifest[0].series_uid, manifest[0].study_uid} == {None}  # nothing that leads back to a patient
     problems = read_problems(tmp_path / "out/problems.csv")
     assert sorted(made.problems) == problems
     assert [(problem.scan_id, problem.file, problem.kind) for problem in problems] == [

@@ -124,11 +124,6 @@ class ScanPrediction:
         first, last = self.interval_positions
         return None if self.is_positive is False else (first + 1, last + 1)
 
-    def slice_name(self, position: int) -> str:
-        """The number of a slice, and DICOM's InstanceNumber where there is one: "5 (image 12)"."""
-        number = self.instance_numbers[position]
-        return str(position + 1) if number is None else f"{position + 1} (image {number})"
-
     @property
     def key_slices_sentence(self) -> str:
         """What the key slices say: those of a scan that was called negative point at no finding."""
@@ -154,6 +149,6 @@ class ScanPrediction:
         """Where the interval is, and its meaning; a scan that was called negative has none."""
         if self.interval is None:
             return "No interval: the scan is called negative."
-        first, last = map(self.slice_name, self.interval_positions)
+        first, last = map(self.row.slice_name, self.interval_positions)
         where = f"slice {first}" if first == last else f"slices {first} to {last}"
         return f"The interval, {where} of {len(self.row)}, {self.meaning}."

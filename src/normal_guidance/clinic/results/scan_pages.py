@@ -339,7 +339,7 @@ def _draw_key_slices(top: SubFigure, prediction: ScanPrediction, images: Picture
     for panel, (position, image) in zip(panels[margin:], images, strict=False):
         panel.imshow(image, cmap="gray", vmin=darkest, vmax=max(brightest, darkest + 1))
         share = f"{100 * prediction.attention[position].item():.3g} % of attention"
-        names = (prediction.key_slice_name(position), f"slice {prediction.slice_name(position)}", share)
+        names = (prediction.key_slice_name(position), f"slice {prediction.row.slice_name(position)}", share)
         panel.set_title("\n".join(names), fontsize=8)
         if field is not None:
             down, over = middle(image.shape[0], image.shape[1], prediction.row.pixel_spacing, field)

@@ -276,13 +276,15 @@ class Indexing:
             return None
         kept = set(files)
         headers = [header for header in candidate.headers if header.file in kept]
-        series: dict[str, Any] = {}
+        number_of = {header.file: header.instance_number for header in headers if header.frames == 1}
+        numbers = tuple(number_of.get(file) for file in files)
+        series: dict[str, Any] = {
+            "instance_numbers": numbers if any(number is not None for number in numbers) else None
+        }
         if self.with_series:
             every, first = candidate.headers, candidate.headers[0]
-            number_of = {header.file: header.instance_number for header in every if header.frames == 1}
             series["study_uid"], series["series_uid"] = first.study_uid, "" if nifti else first.series_uid
             series["series_description"], series["body_part"] = first.description, first.body_part
-            series["instance_numbers"] = tuple(number_of.get(file) for file in files)
             series["burned_in"] = any(header.burned_in for header in every)
         return ScanRow(
             scan_id=scan_id,

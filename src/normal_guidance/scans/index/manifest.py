@@ -240,13 +240,13 @@ DatasetLabel = int | list[str] | None
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class ManifestExtra:
-    """Fields of `ScanRow` that are kept in the column `extra`, for new scans only; None for scans of a dataset."""
+    """Fields of `ScanRow` that are kept in the column `extra`; all but `instance_numbers` of new scans only."""
 
     study_uid: str | None = None  # StudyInstanceUID
     series_uid: str | None = None  # SeriesInstanceUID; empty in NIfTI
     series_description: str | None = None
     instance_numbers: tuple[int | None, ...] | None = None
-    """InstanceNumber of every slice, None for a slice without one."""
+    """InstanceNumber of every slice, None for a slice without one; None where no slice has one, as in NIfTI."""
     body_part: str | None = None  # BodyPartExamined, as DICOM abbreviates it; empty where the headers do not say it
     burned_in: bool | None = None  # whether a header says that the pixels name the patient (BurnedInAnnotation)
 
@@ -285,6 +285,11 @@ class ScanRow(ManifestExtra):
 
     def __len__(self) -> int:
         return len(self.files)
+
+    def slice_name(self, position: int) -> str:
+        """The number of a slice, and DICOM's InstanceNumber where there is one: "5 (image 12)"."""
+        number = self.instance_numbers and self.instance_numbers[position]
+        return str(position + 1) if number is None else f"{position + 1} (image {number})"
 
     def cut(self, places: Sequence[int]) -> ScanRow:
         """The scan with these slices only, to read their pixels; their labels are left out."""
