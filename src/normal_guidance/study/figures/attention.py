@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ from normal_guidance.show.figure_style import (
     fill_truth,
     label_slices,
     method_color,
-    save,
     shortened,
     styled,
 )
@@ -122,24 +120,18 @@ def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0
     return [candidates[number] for number in sorted(chosen)]
 
 
-def draw_attention(scans: Sequence[AttendedScan], path: Path, *, reference: str | None = None) -> Path:
-    """Writes the figure of `plot_attention`.
-
-    Example:
-        >>> import tempfile, torch
-        >>> scan = AttendedScan("scan 1", {"abmil": torch.rand(30)}, torch.ones(30, dtype=torch.int64))
-        >>> draw_attention([scan], Path(tempfile.mkdtemp()) / "attention.png").name
-        'attention.png'
-    """
-    return save(plot_attention(scans, reference=reference), path)
-
-
 @styled
 def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = None) -> Figure:
     """Attention along the slices: one column per scan, one row for each of `PANELS`, thumbnails above.
 
     Slices labelled positive are filled.  Each curve is scaled to its peak: a narrow bell would flatten the others.
     The normal reference of the method `reference` is dashed.
+
+    Example:
+        >>> import torch
+        >>> scan = AttendedScan("scan 1", {"abmil": torch.rand(30)}, torch.ones(30, dtype=torch.int64))
+        >>> len(plot_attention([scan]).axes)
+        1
     """
     rows = _rows(scans)
     if reference is not None and reference not in scans[0].attention:
@@ -261,23 +253,16 @@ def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Floa
     return -gradient
 
 
-def draw_divergences(attention: Array, path: Path, *, slice_labels: Array | None = None) -> Path:
-    """Writes the figure of `plot_divergences`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_divergences(torch.rand(30), Path(tempfile.mkdtemp()) / "divergences.png").name
-        'divergences.png'
-    """
-    return save(plot_divergences(attention, slice_labels=slice_labels), path)
-
-
 @styled
 def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> Figure:
     """One panel per divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
 
     Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
     distance of attention from its reference; the panel says by how much arrows were stretched for that.
+
+    Example:
+        >>> len(plot_divergences(torch.rand(30)).axes)
+        3
     """
     attention = with_axes(attention, "attention", "slices")
     attention = attention.double() / attention.sum()
@@ -310,22 +295,15 @@ def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> 
     return figure
 
 
-def draw_heads(attention: Mapping[str, Array], path: Path, *, slice_labels: Array | None = None) -> Path:
-    """Writes the figure of `plot_heads`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_heads({"before training": torch.rand(8, 30)}, Path(tempfile.mkdtemp()) / "heads.png").name
-        'heads.png'
-    """
-    return save(plot_heads(attention, slice_labels=slice_labels), path)
-
-
 @styled
 def plot_heads(attention: Mapping[str, Array], *, slice_labels: Array | None = None) -> Figure:
     """One row per model: the normal reference of each head, its attention, and the mean of all heads.
 
     Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
+
+    Example:
+        >>> len(plot_heads({"before training": torch.rand(8, 30)}).axes)
+        2
     """
     if not isinstance(attention, Mapping) or not attention:
         raise UserError("there are no heads to draw; give a dict: the attention (heads, slices) of a model by its name")
@@ -358,20 +336,14 @@ def _draw_heads(panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels
     panel.set_ylim(bottom=0)
 
 
-def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path) -> Path:
-    """Writes the figure of `plot_density`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_density({"head CT": np.ones(20)}, Path(tempfile.mkdtemp()) / "density.png").name
-        'density.png'
-    """
-    return save(plot_density(densities), path)
-
-
 @styled
 def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
-    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
+    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part.
+
+    Example:
+        >>> len(plot_density({"head CT": np.ones(20)}).axes)
+        1
+    """
     if not densities:
         raise UserError("densities are empty; give the density of at least one dataset")
     figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")
