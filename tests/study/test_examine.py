@@ -15,9 +15,8 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.scans.features.store import write_store
-from normal_guidance.show.figure_style import GREEN
+from normal_guidance.show.figure_style import GREEN, save
 from normal_guidance.study.experiment import DATASETS
-from normal_guidance.show.figure_style import save
 from normal_guidance.study.figures.deletion import LINES, plot_trust
 from normal_guidance.study.trust.attention_tests import Bootstrap, ScanPredictions, judge_alarm
 from normal_guidance.study.trust.examine import examine, examine_saved, trust_page, verdict_table

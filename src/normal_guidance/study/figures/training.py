@@ -5,7 +5,6 @@ Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_ta
 
 from __future__ import annotations
 
-
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
