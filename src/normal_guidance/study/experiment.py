@@ -46,7 +46,7 @@ from normal_guidance.fit.fit_ensemble import fit_ensemble, make_plan
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
-from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
+from normal_guidance.statistics.skill import PositionDensity, ScoredSlices
 from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
 from normal_guidance.study import drawn
 from normal_guidance.study.references import MakeGrid, run_reference, slice_reference_config
@@ -516,9 +516,8 @@ class StudyPredictions:
 
     def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
-        ranked, patients = self._ranked(method), self.scans.patient_ids
-        skill = measure_skill(*ranked, density=density, patient_ids=patients)
-        specific = patient_specific(*ranked, patient_ids=patients)
+        scored = ScoredSlices(*self._ranked(method), self.scans.patient_ids)
+        skill, specific = scored.skill(density), scored.patient_specific()
         return {
             "skill": Summary(skill.skill, "mean", skill.scans),
             "patient_specific": Summary(specific.difference, "mean", specific.scans),
