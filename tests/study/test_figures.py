@@ -347,10 +347,6 @@ TWO_GROUPS = pd.DataFrame({name: [1, 2] for name in ("config", "val_auroc", "sel
             lambda: figures.plot_attention([scan(methods=("mine",))]),
             "method 'mine' has no colour; choose one of centered_gau",
         ),
-        (
-            lambda: figures.plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
-            "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
-        ),
         (lambda: figures.plot_methods([]), "no method to draw"),
         (lambda: figures.plot_sensitivity([]), "no setting to draw"),
         (lambda: figures.plot_density({}), "densities are empty"),
@@ -524,14 +520,6 @@ def test_truth_is_filled_and_explained_where_it_is_known():
     assert not unknown.patches
     assert TRUTH in legends(figures.plot_attention([scan(labelled=False), scan()]))[0]
     assert TRUTH not in legends(figures.plot_attention([scan(labelled=False)]))[0]
-
-
-def test_the_reference_is_that_of_the_named_method_at_the_scale_of_its_curve():
-    attended = scan(methods=("abmil", "ng"))
-    drawn = curves(panels(figures.plot_attention([attended], reference="ng"))[0])
-    bell = normal_reference(attended.attention["ng"][None])[0] / attended.attention["ng"].max()
-    assert np.allclose(drawn.pop("ABMIL + Normal Guidance: normal reference")[:, 1], bell)
-    assert drawn.keys() == curves(panels(figures.plot_attention([attended]))[0]).keys()
 
 
 def test_thumbnails_stand_above_the_panel_with_their_numbers():

@@ -121,11 +121,10 @@ def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0
 
 
 @styled
-def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = None) -> Figure:
+def plot_attention(scans: Sequence[AttendedScan]) -> Figure:
     """Attention along the slices: one column per scan, one row for each of `PANELS`, thumbnails above.
 
     Slices labelled positive are filled.  Each curve is scaled to its peak: a narrow bell would flatten the others.
-    The normal reference of the method `reference` is dashed.
 
     Example:
         >>> import torch
@@ -134,9 +133,6 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
         1
     """
     rows = _rows(scans)
-    if reference is not None and reference not in scans[0].attention:
-        drawn = ", ".join(scans[0].attention)
-        raise UserError(f"reference {reference!r} is not among the methods to draw; choose one of {drawn}")
     width = WIDTH if len(scans) > 2 else 3.6 * len(scans)
     most = max(len(scan.thumbnails or ()) for scan in scans)
     strip = 0.9 * width / len(scans) / most + 0.2 if most else 0.0  # inches: square thumbnails and their numbers
@@ -152,7 +148,7 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
         ratios = [strip, CURVES_HEIGHT - 0.6] if is_first and strip else [1]
         axes = part.subplots(len(ratios), len(scans), height_ratios=ratios, squeeze=False)
         for scan, top, panel in zip(scans, axes[0], axes[-1], strict=True):
-            _draw_scan(panel, scan, methods, reference)
+            _draw_scan(panel, scan, methods)
             panel.tick_params(labelleft=scan is scans[0])
             if top is not panel:
                 _draw_thumbnails(top, panel, scan, most)
@@ -189,16 +185,13 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
     return [row for row in rows if row]
 
 
-def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], reference: str | None) -> None:
+def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str]) -> None:
     slices = np.arange(1, scan.slices + 1)
     fill_truth(panel, scan.truth())
     for method in methods:
         attention, color, title = scan.curve(method), method_color(method), method_title(method)
         peak, guided = attention.max(), method in EVERY_METHOD and EVERY_METHOD[method].guided
         panel.plot(slices, attention / peak, color=color, label=title, lw=1.8 if guided else 1.3)
-        if method == reference:
-            bell = normal_reference(attention[None])[0] / peak
-            panel.plot(slices, bell, color=color, ls="--", lw=1, label=f"{title}: normal reference")
     panel.set(xlim=(0.5, scan.slices + 0.5), ylim=(0, 1.12), yticks=[0, 0.5, 1])
 
 
