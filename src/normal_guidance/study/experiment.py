@@ -431,15 +431,9 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
 
 def _by_ensemble(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
-    parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
-    bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
-    features, lengths, labels = (
-        torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")
-    )
-    both = Bags(features, lengths, labels)
-    patients = [patient for part in bags for patient in part.patient_ids]
-    plan = make_plan(both.labels.tolist(), patients, seed=seed)
-    return predict_bags(fit_ensemble(both, patients, plan, device=study.execution.device).ensemble, test)
+    both = Bags.pack([scan for part in ("train", "val") for scan in study.dataset.draw(seed, part)])
+    plan = make_plan(both.labels.tolist(), both.patient_ids, seed=seed)
+    return predict_bags(fit_ensemble(both, both.patient_ids, plan, device=study.execution.device).ensemble, test)
 
 
 def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[SweepEstimate, int]]:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from normal_guidance.base.errors import UserError, choose_one_of, reason
 from normal_guidance.base.files import folder_atomically
-from normal_guidance.base.system import environment_with, install_command
+from normal_guidance.base.system import environment_with, importing
 from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, find_folders, load_run, read_history
 from normal_guidance.sweep.sweep import HISTORY
 
@@ -71,12 +71,8 @@ def track(trainings: Sequence[Training], to: str, out: Path) -> str:
 def check_tracker(to: str) -> None:
     """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
     choose_one_of("--track", to, TRACKERS)
-    try:
+    with importing("track", f"--track {to} needs the package {to}"):
         import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else "mlflow.tracking")
-    except ImportError as error:
-        raise UserError(
-            f"--track {to} needs the package {error.name}; install it: {install_command('track')}"
-        ) from error
     if to == "mlflow" and SERVER in os.environ:
         # MLflow asks once, unless its user said how often; it would ask for minutes.
         with _reached(os.environ[SERVER]) as client, environment_with(RETRIES, os.environ.get(RETRIES, "0")):

@@ -429,15 +429,15 @@ def test_scans_that_are_back_are_taken_up(scans, shelf, tmp_path):
     lacking = run(scans, tmp_path / "store", **job)
     report = json.loads((tmp_path / "store" / "report.json").read_text())
     assert report["lacks"] == {scan: f"unreadable: {scan} is not there" for scan in GONE}
-    assert (lacking.store.lacking, lacking.complete_before) == (len(GONE), False)
+    assert (lacking.store.provenance[LACKING], lacking.complete_before) == (len(GONE), False)
     assert run(scans, tmp_path / "store", **job).complete_before, "nothing is back"
     shelf.move(GONE[:2], there=True)
-    assert run(scans, tmp_path / "store", **job).store.lacking == 1
+    assert run(scans, tmp_path / "store", **job).store.provenance[LACKING] == 1
     shelf.move(GONE[2:], there=True)
     shelf.seen.clear()
     whole = run(scans, tmp_path / "store", **job)
     assert shelf.seen == [*GONE[2:]], "nothing else is read"
-    assert (whole.store.lacking, whole.slices) == (0, LENGTHS[6])
+    assert (LACKING in whole.store.provenance, whole.slices) == (False, LENGTHS[6])
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
 

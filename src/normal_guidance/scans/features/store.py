@@ -307,11 +307,6 @@ class FeatureStore:
         summary = scans_behind(self.provenance)
         return None if summary is None or summary.slice_spacing is None else summary.slice_spacing.median
 
-    @property
-    def lacking(self) -> int:
-        """Scans of the index that could not be encoded; report.json says why, and encoding again takes them up."""
-        return int(self.provenance.get(LACKING, 0))
-
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
         choose_one_of("part", name, PARTS)
