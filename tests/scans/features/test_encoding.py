@@ -18,7 +18,7 @@ from normal_guidance.scans.features import encoding, encoding_machine
 from normal_guidance.scans.features.encoding import EncodingOptions, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
-from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.store import LACKING, open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, Manifest, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
 
@@ -29,8 +29,9 @@ SLOW = pytest.mark.slow
 
 
 def run(manifest, out, *, work=encoding.encode, **changes):
-    arguments = {"preprocessing": PREPROCESSING, "read": read, "statistics": STATISTICS, "options": OPTIONS}
-    return work(manifest, changes.pop("load", load), out, **{**arguments, **changes})
+    usual = {"load": load, "preprocessing": PREPROCESSING, "read": read, "statistics": STATISTICS, "options": OPTIONS}
+    on_the_way = {name: changes.pop(name) for name in ("ray", "watch") if name in changes}
+    return work(encoding.EncodingTask(manifest, **{**usual, **changes}), out, **on_the_way)
 
 
 @pytest.fixture(scope="module")
