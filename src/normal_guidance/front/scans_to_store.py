@@ -29,7 +29,6 @@ from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.scans.features.encoders import load_encoder
 from normal_guidance.scans.features.encoding import (
     EncodingEstimate,
-    EncodingProgress,
     EncodingTask,
     encode,
     estimate_encoding,
@@ -121,12 +120,7 @@ class ScanFolder:
 
     def store(self, manifest: Manifest, out: Path, say: Say, watch: Watch) -> FeatureStore:
         """The features of the scans; a store that is there already, or half of one, is gone on with."""
-
-        def report(now: EncodingProgress) -> None:
-            share = now.slices / now.of if now.of else 0.0
-            watch(Shown("encoding", share, f"{now.slices:,} of {now.of:,} slices", now.of))
-
-        result = encode(self._encoding(manifest), out, watch=report)
+        result = encode(self._encoding(manifest), out, watch=lambda now: watch(now.shown()))
         done = "before" if result.complete_before else f"in {time_text(result.seconds)}"
         field = f", the middle {self.field:g} mm" if self.field else ""
         say(

@@ -72,6 +72,7 @@ from normal_guidance.scans.features.windows import Decoding, Reader, word_of
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
+from normal_guidance.show.progress_bar import Shown
 
 PROBLEMS = "problems.csv"
 
@@ -84,6 +85,11 @@ class EncodingProgress:
     slices: int
     of: int
     begun_with: int  # slices that an earlier start of the job had done
+
+    def shown(self) -> Shown:
+        """The same as a bar shows it."""
+        share = self.slices / self.of if self.of else 0.0
+        return Shown(self.stage, share, f"{self.slices:,} of {self.of:,} slices", self.of)
 
 
 @dataclass(frozen=True, eq=False)
