@@ -45,7 +45,7 @@ from safetensors.torch import save_file
 
 from normal_guidance.base.system import keep_freed_memory
 from normal_guidance.scans.features.encoders import Encoder, load_encoder
-from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.encoding import EncodingTask, encode
 from normal_guidance.scans.features.encoding_machine import EncodingOptions
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
 from normal_guidance.scans.index.indexing import index
@@ -226,17 +226,17 @@ def main(arguments: list[str]) -> int:
             for turn in range(options.repeats):
                 bare.append(time_encoder(encoder, batches, options.batch_size, slices))
                 begin, seen, timed = time.perf_counter(), [], TimedLoad(load)
-                encode(
+                task = EncodingTask(
                     copied(manifest, options.copies),
                     timed,
-                    folder / f"store-{turn}",
-                    preprocessing=Preprocessing(windows=(WINDOW,)),
-                    read=read_volume,
+                    Preprocessing(windows=(WINDOW,)),
+                    read_volume,
                     statistics=STATISTICS,
                     options=settings,
                     workers=options.workers,
-                    watch=lambda progress, seen=seen: seen.append((time.perf_counter(), progress.slices)),
                 )
+                told = lambda progress, seen=seen: seen.append((time.perf_counter(), progress.slices))  # noqa: E731
+                encode(task, folder / f"store-{turn}", watch=told)
                 whole.append(time.perf_counter() - begin - timed.seconds)
                 loading.append(timed.seconds)
                 steady.append(steady_rate(seen))

@@ -19,7 +19,7 @@ from normal_guidance.fit.fit_ensemble import KINDS
 from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.front import scans_to_store
 from normal_guidance.scans.features.encoders import Encoder
-from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.encoding import EncodingTask, encode
 from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.indexing import index
@@ -69,7 +69,7 @@ def fit_scans_quickly(patch: pytest.MonkeyPatch) -> None:
     """Encode a folder of scans with the tiny encoder, in this process, and fit few settings."""
     few_settings(patch, FOLDS=3)
     patch.setattr(scans_to_store, "load_encoder", lambda name, *, channels, offline, **where: tiny(**where))
-    for name in ("index", "encode", "estimate_encoding"):
+    for name in ("index", "EncodingTask"):
         patch.setattr(scans_to_store, name, _without_workers(getattr(scans_to_store, name)))
 
 
@@ -106,14 +106,9 @@ def make_run(folder: Path, scans: int = 24) -> SimpleNamespace:
     manifest = read_manifest(folder / "index")
     turn = ("train", "train", "val", "test")
     part_of = {patient: turn[number % 4] for number, patient in enumerate(sorted(set(manifest.patient_ids)))}
-    outcome = encode(
-        manifest,
-        tiny,
-        folder / "store",
-        preprocessing=Preprocessing(windows=(WINDOW,)),
-        read=read_volume,
-        parts={row.scan_id: part_of[row.patient_id] for row in manifest},
-    )
+    parts = {row.scan_id: part_of[row.patient_id] for row in manifest}
+    way = Preprocessing(windows=(WINDOW,))
+    outcome = encode(EncodingTask(manifest, tiny, way, read_volume, parts=parts), folder / "store")
     config = Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False)
     run = train(folder / "run", outcome.store, config)
     return SimpleNamespace(folder=folder, manifest=manifest, store=outcome.store, run=run, config=config)

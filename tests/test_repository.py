@@ -47,7 +47,7 @@ normal_guidance.GuidanceCallback
 def test_without_extras_features_are_predicted_and_the_callback_says_how_to_install_lightning():
     run = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True)
     assert run.stdout == "Bags\n"
-    said = "UserError: GuidanceCallback needs lightning; install it: pip install 'normal-guidance[lightning]'"
+    said = "UserError: GuidanceCallback needs lightning; pip install 'normal-guidance[lightning]'"
     assert run.stderr.splitlines()[-1].endswith(said)
 
 

@@ -5,7 +5,6 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from normal_guidance.cli.features import show_progress
 from normal_guidance.cli.scans import make_watched
 from normal_guidance.cli.train import watch_run
 from normal_guidance.scans.features.encoding import EncodingProgress
@@ -65,7 +64,7 @@ def test_a_log_gets_a_line_a_minute(monkeypatch, seen, lines):
     clock = OwnClock(monkeypatch, progress_bar)
     console = Console(file=StringIO(), width=40)
     is_run = isinstance(seen[0], SweepProgress)
-    with watch_run(console, "ng, seed 0") if is_run else watch(console, "encoding", show_progress) as update:
+    with watch_run(console, "ng, seed 0") if is_run else watch(console, "encoding", EncodingProgress.shown) as update:
         for number, now in enumerate(seen):
             clock.now = 10.0 * number
             update(now)

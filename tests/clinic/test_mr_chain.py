@@ -14,7 +14,7 @@ from normal_guidance.clinic.predict.predicting import PredictOptions
 from normal_guidance.clinic.results.result_folder import write_predictions
 from normal_guidance.fit.bundle import bundle_run, load_bundle, write_bundle
 from normal_guidance.front.predicted import predict
-from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.encoding import EncodingTask, encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.windows import Percentiles
 from normal_guidance.scans.index.indexing import index
@@ -57,14 +57,9 @@ def run(tmp_path_factory) -> Path:
     index("folder", folder / "scans", folder / "index", table=folder / "labels.csv")
     manifest = read_manifest(folder / "index")
     turn = ("train", "train", "train", "train", "val", "val", "test", "test")
-    outcome = encode(
-        manifest,
-        tiny,
-        folder / "store",
-        preprocessing=Preprocessing(windows=(Percentiles(),)),
-        read=read_volume,
-        parts={row.scan_id: turn[number % 8] for number, row in enumerate(manifest)},
-    )
+    parts = {row.scan_id: turn[number % 8] for number, row in enumerate(manifest)}
+    way = Preprocessing(windows=(Percentiles(),))
+    outcome = encode(EncodingTask(manifest, tiny, way, read_volume, parts=parts), folder / "store")
     assert outcome.store.provenance["inputs"]["modalities"] == {"MR": SCANS}
     return train(folder / "run", outcome.store, Config("ng", lr=0.1, epochs=4, batch_size=4, train_above_val=False))
 

@@ -94,7 +94,7 @@ def test_metadata_and_programs_in_files(tmp_path):
     about = {"method": "abmil", "features": "16", "outputs": "logit,attention,log_attention"}
     assert about.items() <= read_metadata(path).items()
     check(open_graph(path), model, (1, 9))
-    assert 0.0 <= prove(path, graph, WIDTH, OneScan.OUTPUTS) <= TOLERANCE  # the largest difference
+    prove(path, graph, WIDTH, OneScan.OUTPUTS)
     with pytest.raises(UserError, match="differs"):
         prove(path, OneScan(build_model("abmil", WIDTH).eval()), WIDTH, OneScan.OUTPUTS)
 

@@ -28,7 +28,7 @@ from normal_guidance.fit.fit_ensemble import (
     predict_out_of_fold,
     together,
 )
-from normal_guidance.statistics.skill import measure_gain
+from normal_guidance.statistics.skill import ScoredSlices
 from normal_guidance.study.drawn import shifted_mean
 from normal_guidance.sweep.config import Config, grid
 from normal_guidance.sweep.stack import Stack
@@ -54,7 +54,7 @@ def fit(scans: Bags, patients: list[str] | None = None, **options: object) -> En
 
 
 def gain(scans: Bags, attention: torch.Tensor) -> float:
-    return measure_gain(attention.clamp_min(1e-30).log(), scans.slice_labels, scans.lengths).gain
+    return ScoredSlices(attention.clamp_min(1e-30).log(), scans.slice_labels, scans.lengths).gain().gain
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ from table_mutations import read_rows, write_rows
 
 sys.path.append(str(Path(__file__).parents[1]))
 from normal_guidance.fit.bundle import bundle_run, load_bundle, write_bundle
-from normal_guidance.scans.features.encoding import EncodingOptions, encode
+from normal_guidance.scans.features.encoding import EncodingOptions, EncodingTask, encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.indexing import index
@@ -229,7 +229,8 @@ def _resume(folder: Path, watch: Callable[[Any], None] = lambda progress: None) 
 
 def _encode(out: Path, manifest: Any, parts: Mapping[str, str], **options: Any) -> Any:
     how = Preprocessing(windows=(WINDOW,))
-    return encode(manifest, tiny, out, preprocessing=how, read=read_volume, parts=parts, **options)
+    watch = options.pop("watch", lambda progress: None)
+    return encode(EncodingTask(manifest, tiny, how, read_volume, parts=parts, **options), out, watch=watch)
 
 
 def _text(*values: object) -> str:

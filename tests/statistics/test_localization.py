@@ -67,8 +67,9 @@ def mean_peak_error(scores: list[int], labels: list[int], positions: list[float]
     return sum(min(abs(peak - true) for true in truth) for peak in peaks) / len(peaks)
 
 
-def set_overlap(first: int, last: int, labels: list[int], gap: int) -> float:
-    truth = {j for start, stop in find_blocks(torch.tensor(labels), gap).tolist() for j in range(start, stop)}
+def set_overlap(first: int, last: int, labels: list[int]) -> float:
+    blocks, _ = find_blocks(torch.tensor(labels), torch.tensor([len(labels)]))
+    truth = {j for start, stop in blocks.tolist() for j in range(start, stop)}
     interval = set(range(first, last + 1))
     return len(truth & interval) / len(truth | interval)
 
@@ -114,16 +115,12 @@ def test_equal_slices_are_counted_not_rounded(dtype: torch.dtype, length: int) -
 # Every measure against a reference that tries everything
 
 
-@given(drawn=scans(), share=SHARES, gap=st.integers(0, 4), seed=st.integers(0, 1000))
-def test_measures_equal_their_definitions(
-    drawn: list[tuple[list[int], list[int]]], share: Fraction, gap: int, seed: int
-) -> None:
+@given(drawn=scans(), seed=st.integers(0, 1000))
+def test_measures_equal_their_definitions(drawn: list[tuple[list[int], list[int]]], seed: int) -> None:
     attention, labels, lengths = pack(drawn)
     steps = 0.5 + torch.rand(len(labels), dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
     positions = steps.cumsum(0)
-    found = localization_measures(
-        attention, labels, lengths, positions=positions, tops=(1, 2, 5), shares=(float(share),), gap=gap
-    )
+    found = localization_measures(attention, labels, lengths, positions=positions)
     by_auroc = localization(attention, labels, lengths)  # the same scans
     assert all(getattr(found, of) == getattr(by_auroc, of) for of in ("unlabelled", "all_negative", "all_positive"))
     mixed = [scan for scan, (_, label) in enumerate(drawn) if set(label) == {0, 1}]
@@ -134,10 +131,11 @@ def test_measures_equal_their_definitions(
         values, label = drawn[scan]
         held = sum(value for value, positive in zip(values, label, strict=True) if positive) / sum(values)
         expected = {
-            **{f"top_{k}_hit": try_all_top(values, label, k) for k in (1, 2, 5)},
+            **{f"top_{k}_hit": try_all_top(values, label, k) for k in (1, 3, 5)},
             "peak_error_slices": mean_peak_error(values, label, list(range(len(label)))),
             "peak_error_mm": mean_peak_error(values, label, where[scan].tolist()),
-            f"overlap_{100 * float(share):g}": set_overlap(*try_all_intervals(values, share), label, gap),
+            "overlap_50": set_overlap(*try_all_intervals(values, Fraction(1, 2)), label),
+            "overlap_90": set_overlap(*try_all_intervals(values, Fraction(9, 10)), label),
             "attention_on_positives": held,
         }
         assert {name: column[row].item() for name, column in found.columns().items()} == pytest.approx(
@@ -163,19 +161,18 @@ def test_uniform_attention_scores_what_guessing_scores() -> None:
 
 def test_the_truth_of_the_overlap_bridges_gaps_and_nothing_else_does() -> None:
     labels, attention = [1, 0, 1, 0, 0, 0, 0, 1], [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    bridged, strict = measure(attention, labels), measure(attention, labels, gap=0)
+    bridged = measure(attention, labels)
     assert bridged.overlaps[0.5].item() == 1 / 4  # slices 0-2 and 7, of which the interval is slice 1
-    assert strict.overlaps[0.5].item() == 0.0
-    assert (bridged.peak_error_slices.item(), strict.peak_error_slices.item()) == (1.0, 1.0)
+    assert bridged.peak_error_slices.item() == 1.0
 
 
 def test_scores_rank_where_attention_ties() -> None:
     # exp(-800) is 0 in every precision, so attention alone cannot tell the first two slices apart.
-    scores, labels, lengths = torch.tensor([-800.0, -900.0, 0.0]), torch.tensor([1, 0, 0]), torch.tensor([3])
-    assert localization_measures(scores.exp(), labels, lengths, tops=(2,)).hits[2].item() == 0.5
-    assert localization_measures(scores.exp(), labels, lengths, scores=scores, tops=(2,)).hits[2].item() == 1.0
+    scores, labels, lengths = torch.tensor([-800.0, -900.0, 0.0, 1.0]), torch.tensor([1, 0, 0, 0]), torch.tensor([4])
+    assert localization_measures(scores.exp(), labels, lengths).hits[3].item() == 0.5
+    assert localization_measures(scores.exp(), labels, lengths, scores=scores).hits[3].item() == 1.0
     scores[1] = -math.inf
-    assert localization_measures(scores.exp(), labels, lengths, scores=scores, tops=(2,)).hits[2].item() == 1.0
+    assert localization_measures(scores.exp(), labels, lengths, scores=scores).hits[3].item() == 1.0
 
 
 # Millimetres
@@ -183,15 +180,15 @@ def test_scores_rank_where_attention_ties() -> None:
 PEAK, TRUTH = [0.0, 0.0, 0.0, 1.0], [1, 0, 0, 0]
 
 
-def test_spacing_is_positions_at_equal_steps() -> None:
-    assert measure(PEAK, TRUTH, spacing=torch.tensor([2.5])).peak_error_mm.item() == 7.5
+def test_millimetres_are_between_positions() -> None:
     assert measure(PEAK, TRUTH, positions=torch.tensor([9.0, 6.0, 4.0, -1.0])).peak_error_mm.item() == 10.0
 
 
 def test_millimetres_are_nan_where_positions_are_unknown() -> None:
     attention, labels = torch.tensor(PEAK * 3), torch.tensor(TRUTH + TRUTH + [0, 0, 0, 1])
     lengths, spacing = torch.tensor([4, 4, 4]), torch.tensor([math.nan, 2.0, math.nan])
-    by_spacing = localization_measures(attention, labels, lengths, spacing=spacing)
+    equal = torch.arange(4).repeat(3) * spacing.repeat_interleave(4)
+    by_spacing = localization_measures(attention, labels, lengths, positions=equal)
     # A peak that hits is 0 mm off whatever the spacing, but scans without one would then bring in nothing but zeros.
     assert by_spacing.peak_error_mm.tolist() == pytest.approx([math.nan, 6.0, math.nan], nan_ok=True)
     assert by_spacing.peak_error_slices.tolist() == [3.0, 3.0, 0.0]
@@ -228,18 +225,12 @@ REFUSED = [
     ({"attention": torch.tensor([1.0, 1.0, math.nan, 1.0])}, "scan 1, position 0: attention nan is not a finite"),
     ({"attention": torch.tensor([1.0, -0.5, 1.0, 1.0])}, "scan 0, position 1: attention -0.5 is not a finite"),
     ({"attention": torch.tensor([0.0, 1.0, 0.0, 0.0])}, "scan 1: attention is 0 on all of its slices"),
-    *(({"shares": (share,)}, f"share is {share}; it must be above 0 and at") for share in (0.0, -0.1, 1.01, math.nan)),
     ({"slice_labels": torch.ones(3)}, r"lengths add up to 4 slices, but slice_labels has shape \(3,\)"),
     ({"slice_labels": torch.tensor([0, 1, 2, 1])}, "bag 1 has slice label 2"),
     ({"scores": torch.ones(5)}, r"add up to 4 slices, but scores has shape \(5,\): give one number for every"),
     ({"scores": torch.tensor([0.0, 1.0, 2.0, math.nan])}, "scan 1, position 1: its score is NaN"),
     ({"positions": torch.ones(1, 4)}, r"lengths add up to 4 slices, but positions has shape \(1, 4\)"),
     ({"positions": torch.tensor([0.0, math.inf, 2.0, 3.0])}, "scan 0, position 1: its position is infinite"),
-    ({"spacing": torch.ones(4)}, r"spacing has shape \(4,\); give one number for each of 2 scans"),
-    ({"spacing": torch.tensor([1.0, 0.0])}, "scan 1: slice spacing 0 mm; use NaN where it is unknown"),
-    ({"positions": torch.ones(4), "spacing": torch.ones(2)}, "both positions and spacing are given"),
-    ({"tops": (1, 0)}, "top-0 hit: k must be 1 or more"),
-    ({"gap": -1}, "gap must be 0 or more negative slices, got -1"),
 ]
 
 
@@ -250,6 +241,12 @@ def test_input_that_cannot_be_right_is_refused(changed: dict[str, object], compl
     arguments = {**usual, **changed}
     with pytest.raises(UserError, match=complaint):
         localization_measures(**arguments)  # type: ignore[arg-type]
-    if changed.keys() & {"attention", "lengths", "shares"}:
+    if changed.keys() & {"attention", "lengths"}:
         with pytest.raises(UserError, match=complaint):
-            smallest_interval(arguments["attention"], arguments["lengths"], *arguments.get("shares", ()))
+            smallest_interval(arguments["attention"], arguments["lengths"])
+
+
+@pytest.mark.parametrize("share", [0.0, -0.1, 1.01, math.nan])
+def test_a_share_that_cannot_be_is_refused(share: float) -> None:
+    with pytest.raises(UserError, match=f"share is {share}; it must be above 0 and at most 1"):
+        smallest_interval(torch.ones(4), torch.tensor([2, 2]), share)

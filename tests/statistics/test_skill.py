@@ -15,17 +15,34 @@ from normal_guidance.core.methods import METHODS
 from normal_guidance.core.metrics import localization
 from normal_guidance.statistics.differences import student_quantile
 from normal_guidance.statistics.skill import (
+    Gain,
+    MeanAuroc,
+    PatientSpecific,
+    ScoredSlices,
+    Skill,
     best_prior,
-    mean_auroc,
-    measure_gain,
-    measure_skill,
-    patient_specific,
     position_density,
     skill,
 )
 from normal_guidance.study.drawn import bayes_slice_scores, shifted_mean
 
 LENGTHS = torch.tensor([30, 41, 24, 35, 30, 52])
+
+
+def mean_auroc(*scans: Tensor) -> MeanAuroc:
+    return ScoredSlices(*scans).mean_auroc()
+
+
+def measure_gain(*scans: Tensor, patient_ids: list[str] | None = None) -> Gain:
+    return ScoredSlices(*scans, patient_ids).gain()
+
+
+def measure_skill(*scans: Tensor, patient_ids: list[str] | None = None, **options: object) -> Skill:
+    return ScoredSlices(*scans, patient_ids).skill(**options)
+
+
+def patient_specific(*scans: Tensor, patient_ids: list[str] | None = None, **options: object) -> PatientSpecific:
+    return ScoredSlices(*scans, patient_ids).patient_specific(**options)
 
 
 def bell(lengths: Tensor, centre: float | Tensor = 0.5) -> Tensor:
@@ -266,9 +283,7 @@ WRONG_SCANS = [
 @pytest.mark.parametrize(
     ("measure", "options", "complaint"),
     [
-        *((measure_skill, *row) for row in WRONG_SCANS),
-        *((patient_specific, *row) for row in WRONG_SCANS),
-        (patient_specific, {"others": 0}, "others is 0, but each scan needs at least 1"),
+        *((ScoredSlices, *row) for row in WRONG_SCANS),
         (position_density, {"slice_labels": 0 * LABELS}, "none of 2 scans has a positive slice"),
     ],
 )
@@ -277,3 +292,8 @@ def test_input_that_cannot_be_right_is_refused(measure, options: dict[str, objec
     usual |= {} if measure is position_density else {"scores": torch.rand(4)}
     with pytest.raises(UserError, match=complaint):
         measure(**{**usual, **options})
+
+
+def test_each_scan_needs_others_to_compare_with() -> None:
+    with pytest.raises(UserError, match="others is 0, but each scan needs at least 1"):
+        patient_specific(torch.rand(4), LABELS, torch.tensor([2, 2]), others=0)

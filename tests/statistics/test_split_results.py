@@ -7,7 +7,6 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score, roc_auc_score
 
-from normal_guidance.base.errors import UserError
 from normal_guidance.core.bags import UNKNOWN
 from normal_guidance.statistics.split_results import score
 from normal_guidance.study.drawn import shifted_mean
@@ -35,5 +34,7 @@ def test_scans_that_cannot_be_localized_are_counted() -> None:
         labels[starts[scan] : starts[scan + 1]] = label
     got = score(replace(bags, slice_labels=labels), torch.randn(len(bags.features)))
     assert (got.localized, got.left_out, got.scan_auroc) == (int(bags.labels.sum()) - 3, 3, None)
-    with pytest.raises(UserError, match="no slice labels"):
-        score(replace(bags, slice_labels=None), torch.randn(len(bags.features)))
+    got = score(replace(bags, slice_labels=None), torch.randn(len(bags.features)), torch.randn(30))
+    assert np.isnan([got.localization_auroc, got.localization_auprc]).all()
+    assert (got.localized, got.left_out) == (0, int(bags.labels.sum()))
+    assert 0 < got.scan_auroc < 1

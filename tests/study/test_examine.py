@@ -15,9 +15,9 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.base.files import read_json, write_json
 from normal_guidance.core.models import CenteredGaussian
 from normal_guidance.scans.features.store import write_store
-from normal_guidance.show.figure_style import GREEN
+from normal_guidance.show.figure_style import GREEN, save
 from normal_guidance.study.experiment import DATASETS
-from normal_guidance.study.figures.deletion import LINES, draw_trust, plot_trust
+from normal_guidance.study.figures.deletion import LINES, plot_trust
 from normal_guidance.study.trust.attention_tests import Bootstrap, ScanPredictions, judge_alarm
 from normal_guidance.study.trust.examine import examine, examine_saved, trust_page, verdict_table
 from normal_guidance.sweep.config import Config
@@ -193,7 +193,7 @@ def test_the_legend_names_every_order_once(clear, tmp_path):
     ]
     assert named[0] == sorted(line["label"] for line in LINES.values())
     assert {*named[0]} - {*named[1]} == {"attended to by untrained models"}
-    assert draw_trust(without.curves, tmp_path / "trust.svg").read_bytes().startswith(b"<?xml")
+    assert save(plot_trust(without.curves), tmp_path / "trust.svg").read_bytes().startswith(b"<?xml")
 
 
 @pytest.fixture(scope="module")

@@ -79,10 +79,11 @@ def test_every_method_and_divergence_has_its_own_colour():
 
 @pytest.mark.parametrize(("name", "start"), [("a.png", b"\x89PNG"), ("b.svg", b"<?xml"), ("deep/c.PNG", b"\x89PNG")])
 def test_the_name_decides_the_format_and_the_same_figure_gives_the_same_file(tmp_path: Path, name: str, start: bytes):
-    path = figures.draw_density({"a": np.ones(20)}, tmp_path / name)
+    path = figures.save(figures.plot_density({"a": np.ones(20)}), tmp_path / name)
     assert path.read_bytes().startswith(start)
     assert [file.name for file in path.parent.iterdir()] == [path.name]  # nothing half written
-    assert path.read_bytes() == figures.draw_density({"a": np.ones(20)}, tmp_path / "again" / name).read_bytes()
+    again = figures.save(figures.plot_density({"a": np.ones(20)}), tmp_path / "again" / name)
+    assert path.read_bytes() == again.read_bytes()
 
 
 def test_figures_ignore_the_callers_settings_and_leave_them_alone():
@@ -213,20 +214,18 @@ def test_differences_are_drawn_with_their_intervals_and_numbers():
 
 
 @pytest.mark.parametrize(
-    "draw",
+    "plot",
     [
-        lambda path: figures.draw_methods(
-            [figures.MethodValues("ng", VALUES), figures.MethodValues("centered_gaussian", ())], path
+        lambda: figures.plot_methods(
+            [figures.MethodValues("ng", VALUES), figures.MethodValues("centered_gaussian", ())]
         ),
-        lambda path: figures.draw_sensitivity([figures.SettingValues("mine", "reverse_kl", 0.0, VALUES)], path),
-        lambda path: figures.draw_divergences(two_peaks(), path, slice_labels=torch.ones(40, dtype=torch.int64)),
-        lambda path: figures.draw_attention(
-            [figures.AttendedScan("tiny", {"abmil": torch.ones(1)}, torch.ones(1).long())], path
-        ),
+        lambda: figures.plot_sensitivity([figures.SettingValues("mine", "reverse_kl", 0.0, VALUES)]),
+        lambda: figures.plot_divergences(two_peaks(), slice_labels=torch.ones(40, dtype=torch.int64)),
+        lambda: figures.plot_attention([figures.AttendedScan("tiny", {"abmil": torch.ones(1)}, torch.ones(1).long())]),
     ],
 )
-def test_figures_with_little_to_show_are_written(draw, tmp_path: Path):
-    assert b"<svg" in draw(tmp_path / "deep" / "a.svg").read_bytes()
+def test_figures_with_little_to_show_are_written(plot, tmp_path: Path):
+    assert b"<svg" in figures.save(plot(), tmp_path / "deep" / "a.svg").read_bytes()
 
 
 def test_text_of_a_long_forest_keeps_clear():
@@ -348,10 +347,6 @@ TWO_GROUPS = pd.DataFrame({name: [1, 2] for name in ("config", "val_auroc", "sel
             lambda: figures.plot_attention([scan(methods=("mine",))]),
             "method 'mine' has no colour; choose one of centered_gau",
         ),
-        (
-            lambda: figures.plot_attention([scan(methods=("abmil", "ng"))], reference="mhng"),
-            "reference 'mhng' is not among the methods to draw; choose one of abmil, ng",
-        ),
         (lambda: figures.plot_methods([]), "no method to draw"),
         (lambda: figures.plot_sensitivity([]), "no setting to draw"),
         (lambda: figures.plot_density({}), "densities are empty"),
@@ -416,7 +411,7 @@ def test_curves_of_all_configurations_are_drawn_and_the_winners_is_marked(
         assert (*mark.get_xdata(), *mark.get_ydata()) == (winner.epoch, at[column])
     assert figure.axes[0].get_xscale() == "linear"
     assert figures.plot_learning_curves(history.assign(epoch=20 * history["epoch"]), "ng").axes[2].get_xscale() == "log"
-    assert figures.draw_learning_curves(history, "ng", tmp_path / "curves.png").stat().st_size > 10_000
+    assert figures.save(figure, tmp_path / "curves.png").stat().st_size > 10_000
     _, chosen, selected = words(figure)
     assert f"learning rate {winner.config.lr:g}, L1 {winner.config.l1:g}" in chosen
     assert f"selected epoch {winner.epoch}, " in selected
@@ -440,7 +435,7 @@ def test_a_run_without_winner_says_so(history: pd.DataFrame, tmp_path: Path):
     panel = figures.plot_grid(nobody).axes[0]
     assert len(corners(panel, NONE)) == 9
     assert not corners(panel, VALUE) | corners(panel, WINNER)
-    assert figures.draw_grid(nobody, tmp_path / "grid.svg").exists()
+    assert figures.save(figures.plot_grid(nobody), tmp_path / "grid.svg").exists()
 
 
 def test_the_grid_shows_each_configurations_best_selectable_epoch(history: pd.DataFrame, result: Sweep):
@@ -525,14 +520,6 @@ def test_truth_is_filled_and_explained_where_it_is_known():
     assert not unknown.patches
     assert TRUTH in legends(figures.plot_attention([scan(labelled=False), scan()]))[0]
     assert TRUTH not in legends(figures.plot_attention([scan(labelled=False)]))[0]
-
-
-def test_the_reference_is_that_of_the_named_method_at_the_scale_of_its_curve():
-    attended = scan(methods=("abmil", "ng"))
-    drawn = curves(panels(figures.plot_attention([attended], reference="ng"))[0])
-    bell = normal_reference(attended.attention["ng"][None])[0] / attended.attention["ng"].max()
-    assert np.allclose(drawn.pop("ABMIL + Normal Guidance: normal reference")[:, 1], bell)
-    assert drawn.keys() == curves(panels(figures.plot_attention([attended]))[0]).keys()
 
 
 def test_thumbnails_stand_above_the_panel_with_their_numbers():

@@ -345,8 +345,8 @@ LENGTHS = torch.tensor([6, 2])
 
 def measured(*attention: float, spacing: float | None = None):
     """Two scans: six slices of which the third and fourth are positive, and two of which the second is."""
-    mm = None if spacing is None else torch.full((2,), spacing)
-    return localization_measures(torch.tensor(attention), LABELS, LENGTHS, spacing=mm).summary()
+    mm = None if spacing is None else spacing * torch.arange(8.0)
+    return localization_measures(torch.tensor(attention), LABELS, LENGTHS, positions=mm).summary()
 
 
 # The peak of the first scan lies on its first slice, two slices off; that of the second scan hits.

@@ -207,6 +207,19 @@ def source_version(package: Path = SOURCE_FOLDER) -> dict[str, Any] | None:
         return None
 
 
+@contextmanager
+def environment_with(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment inside the block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
 LARGEST_SEED = 2**31 - 1
 """The largest seed of folds: scikit-learn takes less than 2**32, and each repeat has the next one."""
 

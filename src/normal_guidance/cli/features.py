@@ -30,10 +30,10 @@ from normal_guidance.cli.command import (
     some_of,
 )
 from normal_guidance.cli.options import Device, Precision, choose_execution, choose_precision, refuse_ray_and_dry_run
-from normal_guidance.show.progress_bar import Shown, make_console, say, watch
+from normal_guidance.show.progress_bar import make_console, say, watch
 
 if TYPE_CHECKING:
-    from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, EncodingResult
+    from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingResult
     from normal_guidance.scans.features.preprocessing import Statistics
     from normal_guidance.scans.features.windows import Window
     from normal_guidance.scans.index.manifest import Manifest
@@ -117,26 +117,27 @@ def encode(
     if ray is None:
         device = choose_execution(device, "auto").device
     device = device or "cpu"  # on Ray, the other machines check whether they have it
-    load = partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline)
-    arguments: dict[str, Any] = {
-        "preprocessing": Preprocessing(windows=windows, field=field),
-        "read": read_volume,
-        "statistics": _statistics(normalize, len(windows)),
-        "parts": None if split is None else read_parts(split, manifest),
-        "root": root,
-        "options": EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads),
-        "dtype": TORCH_DTYPES[dtype],
-        "workers": workers if workers is not None else 1 if ray else os.cpu_count() or 1,
-    }
+    task = encoding.EncodingTask(
+        manifest=manifest,
+        load=partial(load_encoder, encoder, weights=weights, channels=len(windows), offline=offline),
+        preprocessing=Preprocessing(windows=windows, field=field),
+        read=read_volume,
+        statistics=_statistics(normalize, len(windows)),
+        parts=None if split is None else read_parts(split, manifest),
+        root=root,
+        options=EncodingOptions(repair, batch_size, device, choose_precision(precision, device), threads),
+        dtype=TORCH_DTYPES[dtype],
+        workers=workers if workers is not None else 1 if ray else os.cpu_count() or 1,
+    )
     if window is None:
         say(console, chosen)
     if dry_run:
         refuse_ray_and_dry_run(ray)
-        estimate = encoding.estimate_encoding(manifest, load, out, **arguments)
+        estimate = encoding.estimate_encoding(task, out)
         print_result(as_json, asdict(estimate), estimate_lines(estimate, out))
         return
-    with watch(console, "encoding", show_progress) as update:
-        outcome = encoding.encode(manifest, load, out, ray=ray, watch=update, **arguments)
+    with watch(console, "encoding", encoding.EncodingProgress.shown) as update:
+        outcome = encoding.encode(task, out, ray=ray, watch=update)
     print_result(as_json, read_json(outcome.store.folder / REPORT), outcome_lines(outcome))
     if outcome.failed:
         raise typer.Exit(endings.NOT_ALL.code)
@@ -211,11 +212,6 @@ def outcome_lines(outcome: EncodingResult) -> list[str]:
 
 def _counts(of: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in of.items())
-
-
-def show_progress(now: EncodingProgress) -> Shown:
-    share = now.slices / now.of if now.of else 0.0
-    return Shown(now.stage, share, f"{now.slices:,} of {now.of:,} slices", now.of)
 
 
 store_app = make_group("Show, verify, import and export feature stores.")

@@ -318,7 +318,7 @@ def pull(repository: Repository, out: Out, revision: str | None = None, as_json:
 
     bundle = pull_from_hub(repository, out, revision)
     lines = [f"{out}: {bundle.identity}, made for {bundle.expects}", next_line(out, bundle)]
-    print_result(as_json, {"folder": out, "model": bundle.identity.as_json()}, lines)
+    print_result(as_json, {"folder": out, "model": asdict(bundle.identity)}, lines)
 
 
 hub_app = make_group("Share models on the Hugging Face Hub, and fetch them.")

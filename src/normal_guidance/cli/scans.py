@@ -252,14 +252,14 @@ def describe(
     values = valid_json({part: description.to_dict() for part, description in described.items()})
     print_result(as_json, values, [page])
     if out is not None:
-        from normal_guidance.study.figures.attention import draw_density
+        from normal_guidance.study import figures
 
         make_folder(out)
         write_atomically(out / "description.md", page.encode())
         write_json(out / "description.json", values)
         densities = {part: scans.density for part, scans in described.items() if scans.positive_slices}
         if densities:
-            draw_density(densities, out / "density.png")
+            figures.save(figures.plot_density(densities), out / "density.png")
 
 
 def phantom(

@@ -107,7 +107,7 @@ def trust(
     """
     from normal_guidance.base.files import make_folder, write_atomically, write_json
     from normal_guidance.scans.index.manifest import refuse_several
-    from normal_guidance.study.figures.deletion import draw_trust
+    from normal_guidance.study import figures
     from normal_guidance.study.trust.examine import examine_saved, trust_page, verdict_table
 
     choose_one_of("--by", by, BY)
@@ -120,7 +120,7 @@ def trust(
         trusted = examine_saved(run, group=group, **options)
     make_folder(out)
     if trusted.curves is not None:
-        draw_trust(trusted.curves, out / "trust.png", by=trusted.by)
+        figures.save(figures.plot_trust(trusted.curves, by=trusted.by), out / "trust.png")
     page = trust_page(trusted, picture=None if trusted.curves is None else "trust.png")
     write_atomically(out / "trust.md", page.encode())
     written = valid_json({"run": run, "part": part, **trusted.as_json()})

@@ -369,11 +369,6 @@ class Bags:
         return (self.labels == 1) & (self.positive_slices > 0) & (self.positive_slices < self.lengths)
 
     @property
-    def left_out_of_localization(self) -> int:
-        """The number of positive scans whose slice labels are missing or all of one class."""
-        return int((self.labels == 1).sum() - self.localizable.sum())
-
-    @property
     def memory(self) -> int:
         """The size of the features in bytes."""
         return self.features.element_size() * self.features.nelement()
@@ -383,8 +378,9 @@ class Bags:
             return f"Bags(no scans, {self.features.shape[1]} features)"
         parts = sizes_in_words(self)
         if self.slice_labels is not None:
-            left_out = self.left_out_of_localization
-            parts.append(f"{int(self.localizable.sum())} localizable")
+            localizable = int(self.localizable.sum())
+            left_out = int((self.labels == 1).sum()) - localizable
+            parts.append(f"{localizable} localizable")
             parts += [f"{left_out} positive but not localizable"] if left_out else []
         return f"Bags({', '.join([*parts, size_text(self.memory)])})"
 

@@ -59,20 +59,6 @@ def count_slices(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "b
     )
 
 
-def find_blocks(slice_labels: Shaped[Tensor, "slices"], gap: int = GAP) -> Int64[Tensor, "blocks 2"]:
-    """Blocks [start, stop) of positive slices in one bag; gaps of up to `gap` negatives are part of a block.
-
-    >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 1])).tolist()
-    [[0, 7]]
-    >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 0, 1])).tolist()
-    [[0, 3], [7, 8]]
-    """
-    lengths = torch.tensor([len(slice_labels)])
-    if count_slices(slice_labels, lengths).unlabelled.any():
-        raise UserError("find_blocks needs slice labels 0 or 1, but all of them are -1 (unknown): leave this bag out")
-    return _packed_blocks(slice_labels, lengths, gap)[0]
-
-
 @dataclass(frozen=True)
 class BlockStatistics:
     """Blocks of all positive bags of a dataset; `unlabelled` and `all_negative` bags were skipped."""
@@ -82,7 +68,6 @@ class BlockStatistics:
     fractions: Float64[Tensor, "blocks"]
     unlabelled: int
     all_negative: int
-    gap: int
 
     @property
     def mean_length(self) -> float:
@@ -108,16 +93,14 @@ class BlockStatistics:
             )
 
 
-def block_statistics(
-    slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"], gap: int = GAP
-) -> BlockStatistics:
+def block_statistics(slice_labels: Shaped[Tensor, "slices"], lengths: Int[Tensor, "bags"]) -> BlockStatistics:
     """Find the blocks of all packed bags at once; the end of a bag always ends a block.
 
     >>> block_statistics(torch.tensor([0, 1, 1, 1]), torch.tensor([3, 1])).lengths.tolist()
     [2, 1]
     """
     counts = count_slices(slice_labels, lengths)
-    blocks, bag = _packed_blocks(slice_labels, lengths, gap)
+    blocks, bag = find_blocks(slice_labels, lengths)
     length = blocks[:, 1] - blocks[:, 0]
     bags_with = torch.bincount(torch.bincount(bag, minlength=len(lengths))).tolist()
     return BlockStatistics(
@@ -126,26 +109,22 @@ def block_statistics(
         fractions=length.double() / lengths.to(bag.device)[bag],
         unlabelled=int(counts.unlabelled.sum()),
         all_negative=int(counts.all_negative.sum()),
-        gap=gap,
     )
 
 
-def _packed_blocks(slice_labels: Tensor, lengths: Tensor, gap: int) -> tuple[Tensor, Tensor]:
-    """Blocks [start, stop) in packed positions, and the bag of each."""
-    check_gap(gap)
+def find_blocks(slice_labels: Tensor, lengths: Tensor) -> tuple[Int64[Tensor, "blocks 2"], Int64[Tensor, "blocks"]]:
+    """Blocks [start, stop) in packed positions, and the bag of each; up to `GAP` negatives in a row are part of one.
+
+    >>> find_blocks(torch.tensor([1, 1, 1, 0, 0, 0, 1, 0, 0, 0, 0, 1]), torch.tensor([12]))[0].tolist()
+    [[0, 7], [11, 12]]
+    """
     positions = (slice_labels == 1).nonzero().squeeze(1)
     bag = find_bags(positions, lengths.to(slice_labels.device))
-    # Two successive positives belong to different blocks if more than `gap` negatives or a bag's end lie between them.
-    apart = (positions.diff() > gap + 1) | (bag.diff() > 0)
+    # Two successive positives belong to different blocks if more than `GAP` negatives or a bag's end lie between them.
+    apart = (positions.diff() > GAP + 1) | (bag.diff() > 0)
     edge = apart.new_ones(min(len(positions), 1))
     first, last = torch.cat([edge, apart]), torch.cat([apart, edge])
     return torch.stack([positions[first], positions[last] + 1], dim=1), bag[first]
-
-
-def check_gap(gap: int) -> None:
-    """Refuse a number of bridged negative slices below 0."""
-    if gap < 0:
-        raise UserError(f"gap must be 0 or more negative slices, got {gap}")
 
 
 def _describe(values: Tensor) -> dict[str, float]:

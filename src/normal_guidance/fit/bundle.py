@@ -15,7 +15,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
@@ -179,9 +179,6 @@ class ModelIdentity:
         date = f" on {self.date[:10]}" if self.date else ""
         training = f", trained{scans}{version}{date}" if scans or version or date else ""
         return f"model {self.short} ({self.method}){training}"
-
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 BUNDLE, WEIGHTS = "bundle.json", "model.safetensors"

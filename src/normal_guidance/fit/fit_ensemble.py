@@ -139,7 +139,6 @@ def fit_ensemble(
     plan: FoldPlan | None = None,
     *,
     device: torch.device | str = "cpu",
-    kinds: Sequence[MemberKind] | None = None,
     resume: Path | None = None,
     begin: Callable[[float], None] | None = None,
     watch: Callable[[float], object] = lambda share: None,
@@ -147,23 +146,22 @@ def fit_ensemble(
     """Fit an ensemble, on the CPU in the end.
 
     Args:
-        kinds: those to try; without them, `KINDS`.
         resume: a folder for finished kinds, which another call with the same scans and plan goes on from.
         begin: called with the seconds that it will take at most on this machine, before the work.
         watch: called with the share that is done.
     """
-    kinds, plan = kinds or KINDS, plan or make_plan(scans.labels.tolist(), patient_ids)
+    plan = plan or make_plan(scans.labels.tolist(), patient_ids)
     folds = torch.tensor(fold_scans(patient_ids, scans.labels.tolist(), plan.folds, plan.seed))
     scalings = fit_scalings(scans)
-    training = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in kinds]
-    files = [resume and resume / f"{kind.method}-{kind.form}.safetensors" for kind in kinds]
+    training = [KindTraining(kind, scans, scalings[kind.form], folds, plan.seed, device) for kind in KINDS]
+    files = [resume and resume / f"{kind.method}-{kind.form}.safetensors" for kind in KINDS]
     identity = _identity(scans, folds, scalings["together"], plan) if resume else ""
     kept = [_read(file, identity) for file in files]
     if begin is not None:
         begin(sum(each.seconds() for each, found in zip(training, kept, strict=True) if found is None))
 
     def report(number: int, share: float) -> None:
-        watch((number + share) / len(kinds))
+        watch((number + share) / len(KINDS))
 
     fitted, own = [], []
     for number, (each, file) in enumerate(zip(training, files, strict=True)):
@@ -176,13 +174,13 @@ def fit_ensemble(
         members = Members(each.kind, scalings[each.kind.form], found)
         own.append(predict_out_of_fold(members.to(device), scans, folds))
         fitted.append(members.to("cpu"))
-    choice = choose(kinds, own, scans.labels, patient_ids)
-    logits, attention = together(kinds, own, folds, scans, patient_ids)
+    choice = choose(KINDS, own, scans.labels, patient_ids)
+    logits, attention = together(KINDS, own, folds, scans, patient_ids)
     counted = [
         Members(
             replace(kind, attends=number in choice.attends, scores=number in choice.scores), each.scaling, each.weights
         )
-        for number, (kind, each) in enumerate(zip(kinds, fitted, strict=True))
+        for number, (kind, each) in enumerate(zip(KINDS, fitted, strict=True))
         if number in {*choice.attends, *choice.scores}
     ]
     return EnsembleFit(

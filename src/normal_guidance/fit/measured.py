@@ -43,9 +43,7 @@ from normal_guidance.statistics.skill import (
     Gain,
     MeanAuroc,
     PatientSpecific,
-    mean_auroc,
-    measure_gain,
-    patient_specific,
+    ScoredSlices,
 )
 from normal_guidance.sweep.loop import predict_bags
 
@@ -333,21 +331,25 @@ def fit_and_measure(
 
 def measure(scans: LabelledScans, prediction: Prediction) -> Measured:
     labels = scans.labels
-    positive, patients = int(labels.sum()), scans.patient_ids
-    counts, auroc = (positive, len(labels) - positive), scan_auroc(labels, patients, prediction.logit)
-    located = _localization(scans, prediction.slice_scores)
-    if located is None or scans.slice_labels is None:
+    positive = int(labels.sum())
+    counts = positive, len(labels) - positive
+    auroc, scored = scan_auroc(labels, scans.patient_ids, prediction.logit), _scored(scans, prediction.slice_scores)
+    if scored is None:
         return Measured(*counts, auroc, localization=None, gain=None, specific=None)
-    what = (prediction.slice_scores, scans.slice_labels, scans.lengths)
-    gain = measure_gain(*what, patient_ids=patients)
-    return Measured(*counts, auroc, located, gain, specific=patient_specific(*what, patient_ids=patients))
+    return Measured(*counts, auroc, scored.mean_auroc(), scored.gain(), scored.patient_specific())
 
 
-def _localization(scans: LabelledScans, scores: Float[Tensor, "slices"]) -> MeanAuroc | None:
+def _scored(scans: LabelledScans, scores: Float[Tensor, "slices"]) -> ScoredSlices | None:
+    """None where no scan has slices of both classes."""
     slices = scans.slice_labels
     if slices is None or not count_slices(slices, scans.lengths).mixed.any():
         return None
-    return mean_auroc(scores, slices, scans.lengths, patient_ids=scans.patient_ids)
+    return ScoredSlices(scores, slices, scans.lengths, scans.patient_ids)
+
+
+def _localization(scans: LabelledScans, scores: Float[Tensor, "slices"]) -> MeanAuroc | None:
+    scored = _scored(scans, scores)
+    return None if scored is None else scored.mean_auroc()
 
 
 def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked, ...]:

@@ -27,7 +27,12 @@ from normal_guidance.base.system import count_text, peak_bytes, size_text, time_
 from normal_guidance.fit.fit_ensemble import DrawnScans, estimate_fit, make_plan
 from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.scans.features.encoders import load_encoder
-from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingProgress, encode, estimate_encoding
+from normal_guidance.scans.features.encoding import (
+    EncodingEstimate,
+    EncodingTask,
+    encode,
+    estimate_encoding,
+)
 from normal_guidance.scans.features.encoding_machine import EncodingOptions
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.store import FeatureStore
@@ -107,24 +112,15 @@ class ScanFolder:
     def _window(self, manifest: Manifest) -> str:
         return self.window or default_window(manifest.table["modality"].to_pylist())[0]
 
-    def _encoding(self, manifest: Manifest) -> dict[str, Any]:
+    def _encoding(self, manifest: Manifest) -> EncodingTask:
         windows = parse_windows(self._window(manifest))
-        return {
-            "load": partial(load_encoder, self.encoder, channels=len(windows), offline=self.offline),
-            "preprocessing": Preprocessing(windows=windows, field=self.field),
-            "read": read_volume,
-            "options": EncodingOptions(device=self.device),
-            "workers": os.cpu_count() or 1,
-        }
+        load = partial(load_encoder, self.encoder, channels=len(windows), offline=self.offline)
+        way, options = Preprocessing(windows=windows, field=self.field), EncodingOptions(device=self.device)
+        return EncodingTask(manifest, load, way, read_volume, options=options, workers=os.cpu_count() or 1)
 
     def store(self, manifest: Manifest, out: Path, say: Say, watch: Watch) -> FeatureStore:
         """The features of the scans; a store that is there already, or half of one, is gone on with."""
-
-        def report(now: EncodingProgress) -> None:
-            share = now.slices / now.of if now.of else 0.0
-            watch(Shown("encoding", share, f"{now.slices:,} of {now.of:,} slices", now.of))
-
-        result = encode(manifest, out=out, watch=report, **self._encoding(manifest))
+        result = encode(self._encoding(manifest), out, watch=lambda now: watch(now.shown()))
         done = "before" if result.complete_before else f"in {time_text(result.seconds)}"
         field = f", the middle {self.field:g} mm" if self.field else ""
         say(
@@ -145,7 +141,7 @@ class ScanFolder:
             manifest = self.index(Path(folder) / "index", say, watch)
             indexing = time.monotonic() - begin
             watch(Shown("measuring", None, "encoding and fitting a few scans"))
-            encoding = estimate_encoding(manifest, out=out, **self._encoding(manifest))
+            encoding = estimate_encoding(self._encoding(manifest), out)
         width = encoding.store_bytes // (4 * encoding.slices)
         drawn = DrawnScans(torch.from_numpy(manifest.lengths), torch.from_numpy(manifest.labels), width)
         fitting = estimate_fit(drawn, manifest.patient_ids, self.device)

@@ -14,10 +14,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 
-from normal_guidance.base.errors import reading
-from normal_guidance.base.files import make_folder, write_atomically
 from normal_guidance.base.records import valid_json
 from normal_guidance.show.html import paragraph, raw_table
 
@@ -176,14 +173,3 @@ def csv_text(header: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def as_json(value: Mapping[str, object]) -> str:
     """JSON for a file; NaN and infinity become null."""
     return json.dumps(valid_json(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-
-
-def write_page(folder: Path, stem: str, markdown: str, latex: str, csv: str, json: str) -> list[Path]:
-    """Writes `stem`.md, .tex, .csv and .json, each whole or not at all; makes the folder if it is missing."""
-    make_folder(folder)
-    texts = {".md": markdown, ".tex": latex, ".csv": csv, ".json": json}
-    paths = [folder / f"{stem}{suffix}" for suffix in texts]
-    for path, text in zip(paths, texts.values(), strict=True):
-        with reading(path, "choose another folder", wrong="cannot be written"):
-            write_atomically(path, text.encode())
-    return paths

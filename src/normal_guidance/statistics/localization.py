@@ -11,7 +11,7 @@ the method. Hits and peak errors are expected values over ties broken at random:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.core.arrays import bag_of_rows, check_lengths, place_in_bag, running_sum, sum_per_bag
-from normal_guidance.core.blocks import GAP, check_gap, count_slices
+from normal_guidance.core.blocks import GAP, count_slices
 from normal_guidance.statistics.split_results import UNITS, PackedScans, whole_numbers
 
 TOPS = (1, 3, 5)  # numbers of slices to look at: the peak, then a few
@@ -41,7 +41,8 @@ def smallest_interval(
     # Of equally short intervals the one with the most attention is taken, and of those the first. For every first slice
     # a binary search in the running sum finds the last one: O(S log S), all scans at once.
     check_lengths(lengths, attention, "attention")
-    _check_shares([share])
+    if not 0 < share <= 1:
+        raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
     scans = PackedScans.of(lengths.to(attention.device))
     return _interval(whole_numbers(attention, scans), scans, share)
 
@@ -120,26 +121,20 @@ def localization_measures(
     *,
     scores: Float[Tensor, "slices"] | None = None,
     positions: Float[Tensor, "slices"] | None = None,
-    spacing: Float[Tensor, "scans"] | None = None,
-    tops: Sequence[int] = TOPS,
-    shares: Sequence[float] = SHARES,
-    gap: int = GAP,
 ) -> LocalizationMeasures:
     """Measures of one method's attention against the slice labels: 1, 0, or -1 (unknown) for all slices of a scan.
+
+    The truth of the overlap is the union of the scan's blocks (`core.blocks`), so that an interval without holes does
+    not lose to a label that skips a slice inside a lesion.  All other measures count labelled slices only.  A scan with
+    fewer than k slices shows all of them, and so always hits.
 
     Args:
         attention: 0 or more on every slice; only its shares within each scan matter.
         scores: the numbers that rank the slices, by default the attention; log-attention where attention underflows.
         positions: places of the slices along the scan's axis in mm, in spatial order; NaN where unknown.
-        spacing: mm between adjacent slices of each scan, instead of `positions`; NaN where unknown.
-        tops: values of k for top-k hits. A scan with fewer than k slices shows all of them, and so always hits.
-        shares: shares of the attention, each in (0, 1], for the overlap.
-        gap: the most negative slices that the truth of the overlap bridges. That truth is the union of the scan's
-            blocks (`core.blocks`), so that an interval without holes does not lose to a label that skips a slice inside
-            a lesion; 0 takes the positive slices unchanged. All other measures count labelled slices only.
 
-    >>> labels, lengths = torch.tensor([0, 1, 1, 0]), torch.tensor([4])
-    >>> found = localization_measures(torch.tensor([0.1, 0.2, 0.3, 0.4]), labels, lengths, spacing=torch.tensor([2.5]))
+    >>> labels, lengths, places = torch.tensor([0, 1, 1, 0]), torch.tensor([4]), torch.tensor([0.0, 2.5, 5.0, 7.5])
+    >>> found = localization_measures(torch.tensor([0.1, 0.2, 0.3, 0.4]), labels, lengths, positions=places)
     >>> {name: round(values.item(), 3) for name, values in found.columns().items()}
     {'top_1_hit': 0.0, 'top_3_hit': 1.0, 'top_5_hit': 1.0, 'peak_error_slices': 1.0, 'peak_error_mm': 2.5,
      'overlap_50': 0.333, 'overlap_90': 0.667, 'attention_on_positives': 0.5}
@@ -147,11 +142,6 @@ def localization_measures(
     scores = attention if scores is None else scores
     check_lengths(lengths, attention, "attention")
     check_lengths(lengths, scores, "scores")
-    for k in tops:
-        if k < 1:
-            raise UserError(f"top-{k} hit: k must be 1 or more slices")
-    _check_shares(shares)
-    check_gap(gap)
     device = attention.device
     slice_labels, lengths = slice_labels.to(device), lengths.to(device, torch.int64)
     counts, everything = count_slices(slice_labels, lengths), PackedScans.of(lengths)
@@ -159,22 +149,22 @@ def localization_measures(
     if scores.isnan().any():
         scan, index = everything.locate(scores.isnan())
         raise UserError(f"scan {scan}, position {index}: its score is NaN; leave out a model that has diverged")
-    along = _positions(positions, spacing, everything, device)
+    along = _positions(positions, everything, device)
     kept = counts.mixed.nonzero().squeeze(1)
     among = counts.mixed[everything.of_slice]
     scans, scores, weights, along = PackedScans.of(lengths[kept]), scores[among], weights[among], along[among]
     positive = slice_labels[among] == 1
     before, after = _neighbours(positive)
     peak = scores == scans.reduce(scores, "amax")[scans.of_slice]
-    # The true blocks: positive slices, and runs of at most `gap` negatives between two of them.
+    # The true blocks: positive slices, and runs of at most `GAP` negatives between two of them.
     inside = (before >= scans.starts[scans.of_slice]) & (after < scans.stops[scans.of_slice])
-    truth = inside & (after - before <= gap + 1)
+    truth = inside & (after - before <= GAP + 1)
     return LocalizationMeasures(
         kept=kept,
-        hits=_top_hits(scores, positive, scans, tops),
+        hits=_top_hits(scores, positive, scans),
         peak_error_slices=_mean_where(peak, _distance(scans.places.double(), before, after, scans), scans),
         peak_error_mm=_mean_where(peak, _distance(along, before, after, scans), scans),
-        overlaps={share: _overlap(truth, *_interval(weights, scans, share), scans) for share in shares},
+        overlaps={share: _overlap(truth, *_interval(weights, scans, share), scans) for share in SHARES},
         attention_on_positives=scans.count(weights * positive) / scans.count(weights).double(),
         unlabelled=int(counts.unlabelled.sum()),
         all_negative=int(counts.all_negative.sum()),
@@ -182,11 +172,11 @@ def localization_measures(
     )
 
 
-def _top_hits(scores: Tensor, positive: Tensor, scans: PackedScans, tops: Sequence[int]) -> dict[int, Tensor]:
+def _top_hits(scores: Tensor, positive: Tensor, scans: PackedScans) -> dict[int, Tensor]:
     """By k: the probability that the k highest scores include a positive, with ties broken at random."""
     order = _scan_after_scan(scores.argsort(descending=True, stable=True), scans.of_slice)
     hits = {}
-    for k in tops:
+    for k in TOPS:
         shown = scans.lengths.clamp(max=k)
         lowest = scores[order[scans.starts + shown - 1]][scans.of_slice]
         above, tied = scores > lowest, scores == lowest
@@ -227,35 +217,16 @@ def _overlap(truth: Tensor, first: Tensor, last: Tensor, scans: PackedScans) -> 
     return shared / (last + 1 - first + scans.count(truth) - shared).double()
 
 
-def _positions(positions: Tensor | None, spacing: Tensor | None, scans: PackedScans, device: torch.device) -> Tensor:
+def _positions(positions: Tensor | None, scans: PackedScans, device: torch.device) -> Tensor:
     """The place of every slice along its scan in mm, NaN where unknown."""
-    if positions is not None and spacing is not None:
-        raise UserError("both positions and spacing are given: pass the positions of the slices, or the spacing alone")
-    if positions is not None:
-        check_lengths(scans.lengths, positions, "positions")
-        positions = positions.to(device, torch.float64)
-        if positions.isinf().any():
-            scan, index = scans.locate(positions.isinf())
-            raise UserError(f"scan {scan}, position {index}: its position is infinite; use NaN where it is unknown")
-        return positions
-    if spacing is None:
+    if positions is None:
         return torch.full_like(scans.of_slice, torch.nan, dtype=torch.float64)
-    if spacing.shape != scans.lengths.shape:
-        raise UserError(
-            f"spacing has shape {tuple(spacing.shape)}; give one number for each of {len(scans.lengths)} scans"
-        )
-    spacing = spacing.to(device, torch.float64)
-    wrong = spacing.isinf() | (spacing <= 0)
-    if wrong.any():
-        scan = int(wrong.nonzero()[0])
-        raise UserError(f"scan {scan}: slice spacing {spacing[scan].item():g} mm; use NaN where it is unknown")
-    return scans.places.double() * spacing[scans.of_slice]
-
-
-def _check_shares(shares: Sequence[float]) -> None:
-    for share in shares:
-        if not 0 < share <= 1:
-            raise UserError(f"share is {share}; it must be above 0 and at most 1: .5 is half of the attention")
+    check_lengths(scans.lengths, positions, "positions")
+    positions = positions.to(device, torch.float64)
+    if positions.isinf().any():
+        scan, index = scans.locate(positions.isinf())
+        raise UserError(f"scan {scan}, position {index}: its position is infinite; use NaN where it is unknown")
+    return positions
 
 
 KEYS = 5  # the most key slices of a scan

@@ -109,51 +109,6 @@ def best_prior(
     return max(priors.items(), key=lambda prior: prior[1].mean_auroc.item())
 
 
-class _Resampling:
-    """The localization of one method's slice scores, and what its measures share: checks, draws, and the interval."""
-
-    def __init__(
-        self,
-        scores: Float[Tensor, "slices"],
-        slice_labels: Shaped[Tensor, "slices"],
-        lengths: Int[Tensor, "scans"],
-        patient_ids: Sequence[str] | None,
-    ) -> None:
-        self.measured = localization(scores.detach().cpu(), slice_labels.cpu(), lengths.cpu())
-        self.auroc = self.measured.auroc
-        if self.auroc.isnan().any():
-            scan = int(self.measured.kept[self.auroc.isnan()][0])
-            raise UserError(f"scan {scan}: a slice's score is NaN; leave out a model that has diverged")
-        names = [str(scan) for scan in range(len(lengths))] if patient_ids is None else patient_ids
-        if len(names) != len(lengths):
-            raise UserError(f"{len(names)} patient_ids for {len(lengths)} scans; give one for each scan")
-        self.patients = tuple(names[scan] for scan in self.measured.kept.tolist())
-
-    def draw(self, seed: int = 0, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
-        """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
-        if len({*self.patients}) < 2:
-            return {name: np.full(DRAWS, np.nan) for name in aurocs}
-        methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
-        scans = tuple(str(scan) for scan in range(len(self.patients)))
-        split = SplitResults(scans, self.patients, np.ones(len(scans), dtype=np.int64), methods)
-        return resample([split], seed=seed)["localization_auroc"]
-
-    def interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
-        """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1."""
-        # NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all
-        # the same: their spread of 0 says that they are few, not that the number is exact.
-        patients, low, high = len({*self.patients}), math.nan, math.nan
-        if patients >= 2 and math.isfinite(estimate) and np.isfinite(drawn).all():
-            error = float(drawn.std(ddof=1))
-            if error > ROUNDING or patients >= ALIKE:
-                reach = student_quantile(LEVEL, patients - 1) * error if error > ROUNDING else 0.0
-                low, high = estimate - reach, estimate + reach
-        left_out = {name: getattr(self.measured, name) for name in ("unlabelled", "all_negative", "all_positive")}
-        # Of NaN and a number, max and min give the first, NaN.
-        ends = {"low": max(low, least), "high": min(high, 1.0)}
-        return {**ends, "scans": len(self.measured.kept), "patients": patients, **left_out}
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Interval:
     """The interval of a measure, and the scans that it rests on or leaves out."""
@@ -169,25 +124,12 @@ class _Interval:
 
 @dataclass(frozen=True, kw_only=True)
 class MeanAuroc(_Interval):
-    """A localization AUROC, the plain mean over scans, with its interval; made by `mean_auroc`."""
+    """A localization AUROC, the plain mean over scans, with its interval; made by `ScoredSlices`."""
 
     auroc: float
 
     def __str__(self) -> str:
         return f"{digits(self.auroc)} {interval(self.low, self.high)}"
-
-
-def mean_auroc(
-    scores: Float[Tensor, "slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int[Tensor, "scans"],
-    *,
-    patient_ids: Sequence[str] | None = None,
-) -> MeanAuroc:
-    """The localization AUROC of one method's slice scores, with an interval made as that of `measure_skill`."""
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    value, drawn = resampling.measured.mean_auroc.item(), resampling.draw(own=resampling.auroc)
-    return MeanAuroc(auroc=value, **resampling.interval(value, drawn["own"], 0.0))
 
 
 def skill(auroc: float, prior: float) -> float:
@@ -211,27 +153,6 @@ class Skill(_Interval):
         )
 
 
-def measure_skill(
-    scores: Float[Tensor, "slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int[Tensor, "scans"],
-    *,
-    density: PositionDensity | None = None,
-    patient_ids: Sequence[str] | None = None,
-) -> Skill:
-    """The skill of one method's slice scores, with the interval of `differences`; `density` None if there is none."""
-    # Every draw recomputes both mean AUROCs on the same patients; the prior and the density stay as they are.
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    name, prior = best_prior(slice_labels, lengths, density)
-    drawn = resampling.draw(own=resampling.auroc, prior=prior.auroc)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
-    auroc, prior_auroc = resampling.measured.mean_auroc.item(), prior.mean_auroc.item()
-    value = skill(auroc, prior_auroc)
-    about = resampling.interval(value, skills, -math.inf)
-    return Skill(prior=name, auroc=auroc, prior_auroc=prior_auroc, skill=value, **about)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Gain(_Interval):
     """The localization AUROC of a method minus that of the distance from the middle, with its interval."""
@@ -249,22 +170,6 @@ class Gain(_Interval):
         return self.low > 0
 
 
-def measure_gain(
-    scores: Float[Tensor, "slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int[Tensor, "scans"],
-    *,
-    patient_ids: Sequence[str] | None = None,
-) -> Gain:
-    """How much better one method's slice scores localize than the distance from the middle, paired by patient."""
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    guess = localization(near_middle(lengths.cpu()), slice_labels.cpu(), lengths.cpu())
-    drawn = resampling.draw(own=resampling.auroc, guess=guess.auroc)
-    auroc, position = resampling.measured.mean_auroc.item(), guess.mean_auroc.item()
-    about = resampling.interval(auroc - position, drawn["own"] - drawn["guess"], -1.0)
-    return Gain(auroc=auroc, position=position, gain=auroc - position, **about)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PatientSpecific(_Interval):
     """How much better a scan's own attention localizes than that of other patients' scans; NaN where undefined."""
@@ -280,35 +185,95 @@ class PatientSpecific(_Interval):
         )
 
 
-def patient_specific(
-    scores: Float[Tensor, "slices"],
-    slice_labels: Shaped[Tensor, "slices"],
-    lengths: Int[Tensor, "scans"],
-    *,
-    patient_ids: Sequence[str] | None = None,
-    others: int = OTHERS,
-    seed: int = 0,
-) -> PatientSpecific:
-    """Own localization AUROC minus that by other patients' attention at the same relative positions."""
-    # 0 means that attention knows where findings lie in general, and nothing of this patient. Ranks within each scan
-    # make the measure the same for attention, its logarithm and its shares; numbers are whole until the last division,
-    # so equal scores tie exactly. Resampled patients keep the scans they are compared with.
-    resampling = _Resampling(scores, slice_labels, lengths, patient_ids)
-    if others < 1:
-        raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
-    scores, slice_labels, lengths = scores.detach().cpu(), slice_labels.cpu(), lengths.cpu().long()
-    mixed = resampling.measured.kept
-    kept = torch.isin(bag_of_rows(lengths), mixed)
-    drawn_others = _draw_others(resampling.patients, others, seed)
-    by_others = _auroc_by_others(scores[kept], slice_labels[kept], lengths[mixed], drawn_others)
-    drawn = resampling.draw(seed, own=resampling.auroc, others=by_others)
-    difference = (resampling.auroc - by_others).mean().item()
-    return PatientSpecific(
-        own=resampling.measured.mean_auroc.item(),
-        others=by_others.mean().item(),
-        difference=difference,
-        **resampling.interval(difference, drawn["own"] - drawn["others"], -1.0),
-    )
+class ScoredSlices:
+    """One method's slice scores, and the measures of how they localize, with intervals over resampled patients."""
+
+    def __init__(
+        self,
+        scores: Float[Tensor, "slices"],
+        slice_labels: Shaped[Tensor, "slices"],
+        lengths: Int[Tensor, "scans"],
+        patient_ids: Sequence[str] | None = None,
+    ) -> None:
+        self.scores, self.slice_labels, self.lengths = scores.detach().cpu(), slice_labels.cpu(), lengths.cpu()
+        self.measured = localization(self.scores, self.slice_labels, self.lengths)
+        self.auroc = self.measured.auroc
+        if self.auroc.isnan().any():
+            scan = int(self.measured.kept[self.auroc.isnan()][0])
+            raise UserError(f"scan {scan}: a slice's score is NaN; leave out a model that has diverged")
+        names = [str(scan) for scan in range(len(lengths))] if patient_ids is None else patient_ids
+        if len(names) != len(lengths):
+            raise UserError(f"{len(names)} patient_ids for {len(lengths)} scans; give one for each scan")
+        self.patients = tuple(names[scan] for scan in self.measured.kept.tolist())
+
+    def mean_auroc(self) -> MeanAuroc:
+        """The localization AUROC, with an interval made as that of `skill`."""
+        value, drawn = self.measured.mean_auroc.item(), self._draw(own=self.auroc)
+        return MeanAuroc(auroc=value, **self._interval(value, drawn["own"], 0.0))
+
+    def skill(self, density: PositionDensity | None = None) -> Skill:
+        """The skill, with the interval of `differences`; `density` None if there is none."""
+        # Every draw recomputes both mean AUROCs on the same patients; the prior and the density stay as they are.
+        name, prior = best_prior(self.slice_labels, self.lengths, density)
+        drawn = self._draw(own=self.auroc, prior=prior.auroc)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            skills = (drawn["own"] - drawn["prior"]) / (1 - drawn["prior"])
+        auroc, prior_auroc = self.measured.mean_auroc.item(), prior.mean_auroc.item()
+        value = skill(auroc, prior_auroc)
+        about = self._interval(value, skills, -math.inf)
+        return Skill(prior=name, auroc=auroc, prior_auroc=prior_auroc, skill=value, **about)
+
+    def gain(self) -> Gain:
+        """How much better they localize than the distance from the middle, paired by patient."""
+        guess = localization(near_middle(self.lengths), self.slice_labels, self.lengths)
+        drawn = self._draw(own=self.auroc, guess=guess.auroc)
+        auroc, position = self.measured.mean_auroc.item(), guess.mean_auroc.item()
+        about = self._interval(auroc - position, drawn["own"] - drawn["guess"], -1.0)
+        return Gain(auroc=auroc, position=position, gain=auroc - position, **about)
+
+    def patient_specific(self, others: int = OTHERS, seed: int = 0) -> PatientSpecific:
+        """Own localization AUROC minus that by other patients' attention at the same relative positions."""
+        # 0 means that attention knows where findings lie in general, and nothing of this patient. Ranks within each
+        # scan make the measure the same for attention, its logarithm and its shares; numbers are whole until the last
+        # division, so equal scores tie exactly. Resampled patients keep the scans they are compared with.
+        if others < 1:
+            raise UserError(f"others is {others}, but each scan needs at least 1 to compare with; use {OTHERS}")
+        lengths, mixed = self.lengths.long(), self.measured.kept
+        kept = torch.isin(bag_of_rows(lengths), mixed)
+        drawn_others = _draw_others(self.patients, others, seed)
+        by_others = _auroc_by_others(self.scores[kept], self.slice_labels[kept], lengths[mixed], drawn_others)
+        drawn = self._draw(seed, own=self.auroc, others=by_others)
+        difference = (self.auroc - by_others).mean().item()
+        return PatientSpecific(
+            own=self.measured.mean_auroc.item(),
+            others=by_others.mean().item(),
+            difference=difference,
+            **self._interval(difference, drawn["own"] - drawn["others"], -1.0),
+        )
+
+    def _draw(self, seed: int = 0, **aurocs: Float64[Tensor, "kept"]) -> dict[str, Float64[np.ndarray, "draws"]]:
+        """The mean of each AUROC over the same resampled patients; NaN for fewer than two patients."""
+        if len({*self.patients}) < 2:
+            return {name: np.full(DRAWS, np.nan) for name in aurocs}
+        methods = {name: MethodResults(auroc.numpy(), auroc.numpy()) for name, auroc in aurocs.items()}
+        scans = tuple(str(scan) for scan in range(len(self.patients)))
+        split = SplitResults(scans, self.patients, np.ones(len(scans), dtype=np.int64), methods)
+        return resample([split], seed=seed)["localization_auroc"]
+
+    def _interval(self, estimate: float, drawn: np.ndarray, least: float) -> dict[str, Any]:
+        """The fields of `_Interval`: Student's t times the spread of the draws, for a measure between `least` and 1."""
+        # NaN for fewer than two patients, where a draw is undefined, and for fewer than `ALIKE` patients who are all
+        # the same: their spread of 0 says that they are few, not that the number is exact.
+        patients, low, high = len({*self.patients}), math.nan, math.nan
+        if patients >= 2 and math.isfinite(estimate) and np.isfinite(drawn).all():
+            error = float(drawn.std(ddof=1))
+            if error > ROUNDING or patients >= ALIKE:
+                reach = student_quantile(LEVEL, patients - 1) * error if error > ROUNDING else 0.0
+                low, high = estimate - reach, estimate + reach
+        left_out = {name: getattr(self.measured, name) for name in ("unlabelled", "all_negative", "all_positive")}
+        # Of NaN and a number, max and min give the first, NaN.
+        ends = {"low": max(low, least), "high": min(high, 1.0)}
+        return {**ends, "scans": len(self.measured.kept), "patients": patients, **left_out}
 
 
 def _draw_others(patients: Sequence[str], others: int, seed: int) -> Int64[Tensor, "scans others"]:

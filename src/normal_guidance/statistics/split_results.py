@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 import numpy as np
+import torch
 from jaxtyping import Bool, Float, Float64, Int, Int64, Shaped
 from torch import Tensor
 
 from normal_guidance.base.errors import UserError
 from normal_guidance.base.records import NULL_IS_NAN, Between
 from normal_guidance.core.arrays import bag_of_rows, place_in_bag, sum_per_bag
-from normal_guidance.core.bags import LabelledScans
+from normal_guidance.core.bags import UNKNOWN, LabelledScans
 from normal_guidance.core.metrics import localization, scan_level
 
 Metric = Literal["localization_auroc", "localization_auprc", "scan_auroc", "scan_auprc"]
@@ -39,11 +40,10 @@ class Scores:
 def score(
     bags: LabelledScans, slice_scores: Float[Tensor, "slices"], scan_scores: Float[Tensor, "scans"] | None = None
 ) -> Scores:
-    """The scores of one method; `scan_scores` is None for a method without scan scores."""
-    if bags.slice_labels is None:
-        raise UserError(f"{bags} have no slice labels, so localization cannot be measured; use scan_level alone")
+    """The scores of one method; localization is NaN where no slice is labelled, and `scan_scores` None without any."""
     # Negative scans have no positive slice, so `localization` leaves them out by itself.
-    localized = localization(slice_scores, bags.slice_labels, bags.lengths)
+    known = torch.full(slice_scores.shape, UNKNOWN) if bags.slice_labels is None else bags.slice_labels
+    localized = localization(slice_scores, known, bags.lengths)
     scans = None if scan_scores is None else scan_level(scan_scores, bags.labels)
     return Scores(
         localization_auroc=localized.mean_auroc.item(),

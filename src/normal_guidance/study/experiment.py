@@ -46,7 +46,7 @@ from normal_guidance.fit.fit_ensemble import fit_ensemble, make_plan
 from normal_guidance.scans.features.store import FeatureStore, open_store
 from normal_guidance.scans.index.manifest import PARTS
 from normal_guidance.statistics.localization import Summary, localization_measures
-from normal_guidance.statistics.skill import PositionDensity, measure_skill, patient_specific
+from normal_guidance.statistics.skill import PositionDensity, ScoredSlices
 from normal_guidance.statistics.split_results import Scores, SplitResults, score, split_results
 from normal_guidance.study import drawn
 from normal_guidance.study.references import MakeGrid, run_reference, slice_reference_config
@@ -431,15 +431,9 @@ def _score_unswept(study: Study, method: str, seed: int) -> None:
 
 def _by_ensemble(study: Study, seed: int, test: Data) -> Prediction:
     """Predict test scans by what `nguide fit` makes of the training and validation scans; it has folds of its own."""
-    parts = [study.dataset.draw(seed, part) for part in ("train", "val")]
-    bags = [part if isinstance(part, Bags) else part.bags() for part in parts]
-    features, lengths, labels = (
-        torch.cat([getattr(part, name) for part in bags]) for name in ("features", "lengths", "labels")
-    )
-    both = Bags(features, lengths, labels)
-    patients = [patient for part in bags for patient in part.patient_ids]
-    plan = make_plan(both.labels.tolist(), patients, seed=seed)
-    return predict_bags(fit_ensemble(both, patients, plan, device=study.execution.device).ensemble, test)
+    both = Bags.pack([scan for part in ("train", "val") for scan in study.dataset.draw(seed, part)])
+    plan = make_plan(both.labels.tolist(), both.patient_ids, seed=seed)
+    return predict_bags(fit_ensemble(both, both.patient_ids, plan, device=study.execution.device).ensemble, test)
 
 
 def estimate_study(study: Study, jobs: Sequence[TrainingJob]) -> list[tuple[SweepEstimate, int]]:
@@ -516,9 +510,8 @@ class StudyPredictions:
 
     def beyond_position(self, method: str, density: PositionDensity | None) -> dict[str, Summary]:
         """What a guess by position cannot reach; `density` is that of the findings in labelled training scans."""
-        ranked, patients = self._ranked(method), self.scans.patient_ids
-        skill = measure_skill(*ranked, density=density, patient_ids=patients)
-        specific = patient_specific(*ranked, patient_ids=patients)
+        scored = ScoredSlices(*self._ranked(method), self.scans.patient_ids)
+        skill, specific = scored.skill(density), scored.patient_specific()
         return {
             "skill": Summary(skill.skill, "mean", skill.scans),
             "patient_specific": Summary(specific.difference, "mean", specific.scans),

@@ -295,7 +295,7 @@ def _data(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield from (grid.html() for grid in description_tables(name, parts))
     if parts["train"].blocks is not None:
         title = _literal(f"{name}, training scans")
-        path = figures.draw_density({title: parts["train"].density}, folder / "density.png")
+        path = figures.save(figures.plot_density({title: parts["train"].density}), folder / "density.png")
         yield html.figure(
             path, "Where the positive slices lie in a scan. Dotted: the density if all positions were equally likely."
         )
@@ -314,7 +314,7 @@ def _tables(experiment: Experiment, folder: Path) -> Iterator[str]:
             if cell.values and all(value == value for value in cell.values)
         ]
         if drawable:
-            path = figures.draw_methods(drawable, folder / f"{metric}.png", metric=TITLES[metric])
+            path = figures.save(figures.plot_methods(drawable, metric=TITLES[metric]), folder / f"{metric}.png")
             yield html.figure(path, f"{TITLES[metric]} of every method.")
     measured = [] if experiment.measures is None else experiment.measures.grids()
     yield from (grid.html() for grid in (*table.grids(), *measured))
@@ -329,7 +329,9 @@ def _differences(experiment: Experiment, folder: Path) -> Iterator[str]:
     yield html.paragraph(METHOD, note=True)
     for metric in SHOWN_METRICS:
         if rows := tested.forest(metric):
-            path = figures.draw_differences(rows, folder / f"differences_{metric}.png", metric=TITLES[metric])
+            path = figures.save(
+                figures.plot_differences(rows, metric=TITLES[metric]), folder / f"differences_{metric}.png"
+            )
             yield html.figure(path, f"Differences in {TITLES[metric]} with 95 % confidence intervals.")
     for grid in tested.grids():
         yield html.details(grid.title, Grid("", "", grid.header, grid.rows).html())
@@ -360,7 +362,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         )
         for number in chosen
     ]
-    path = figures.draw_attention(scans, folder / "attention.png")
+    path = figures.save(figures.plot_attention(scans), folder / "attention.png")
     yield html.figure(path, f"Attention on {len(scans)} random positive test scans of seed {first.seed}.")
     # One scan: where guidance would push unguided attention, and the attention of every head.
     number = chosen[0]
@@ -369,7 +371,9 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         unguided = first.predictions["abmil"].log_attention[0].split(lengths)[number].double().softmax(0)
         # Attention on one slice alone equals its normal reference, so no divergence pushes it.
         if (unguided > COLLAPSED).sum() > 2:
-            path = figures.draw_divergences(unguided, folder / "divergences.png", slice_labels=labels[number])
+            path = figures.save(
+                figures.plot_divergences(unguided, slice_labels=labels[number]), folder / "divergences.png"
+            )
             yield html.figure(path, f"Where each divergence would push ABMIL's attention on scan {scan}.")
     heads = {
         method_title(method): first.predictions[method].log_attention.split(lengths, dim=1)[number].softmax(-1)
@@ -377,7 +381,7 @@ def _attention(experiment: Experiment, folder: Path) -> Iterator[str]:
         if method in first.predictions
     }
     if heads:
-        path = figures.draw_heads(heads, folder / "heads.png", slice_labels=labels[number])
+        path = figures.save(figures.plot_heads(heads, slice_labels=labels[number]), folder / "heads.png")
         yield html.figure(path, f"References and attention of every head on scan {scan}.")
 
 
@@ -396,7 +400,7 @@ def _sensitivity(experiment: Experiment, folder: Path) -> Iterator[str]:
             for cell in row.cells
             if row.setting and cell.metric in SHOWN_METRICS and cell.values
         ]
-        path = figures.draw_sensitivity(settings, folder / f"sensitivity_{method}.png")
+        path = figures.save(figures.plot_sensitivity(settings), folder / f"sensitivity_{method}.png")
         yield html.figure(path, f"{method_title(method)}: sensitivity to divergence and λ.")
         yield from (grid.html() for grid in results.table.grids())
 
@@ -409,8 +413,8 @@ def _training(experiment: Experiment, folder: Path) -> Iterator[str]:
         history = read_history(result.folder / HISTORY_TABLE).to_pandas()
         name = f"{result.method}_{result.seed}"
         title = f"{method_title(result.method)}, seed {result.seed}"
-        curves = figures.draw_learning_curves(history, result.method, folder / f"curves_{name}.png")
-        heat = figures.draw_grid(history, folder / f"grid_{name}.png")
+        curves = figures.save(figures.plot_learning_curves(history, result.method), folder / f"curves_{name}.png")
+        heat = figures.save(figures.plot_grid(history), folder / f"grid_{name}.png")
         yield html.details(
             f"{title}: learning curves and grid",
             html.figure(curves, f"{title}: every configuration by epoch.")

@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from normal_guidance.base.errors import UserError
-from normal_guidance.base.files import read_json_as
+from normal_guidance.base.errors import UserError, reading
+from normal_guidance.base.files import make_folder, read_json_as, write_atomically
 from normal_guidance.base.system import time_text
 from normal_guidance.core.blocks import GAP, PERCENTILES
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
@@ -38,7 +38,6 @@ from normal_guidance.show.text_tables import (
     p_value,
     signed,
     thousandths,
-    write_page,
     yes_no,
 )
 from normal_guidance.statistics.differences import LEVEL, Difference
@@ -102,8 +101,14 @@ class Rendered:
         return as_json(self.content())
 
     def write(self, folder: Path, stem: str) -> list[Path]:
-        """Write `stem`.md, .tex, .csv and .json, each whole or not at all."""
-        return write_page(folder, stem, self.markdown(), self.latex(), self.csv(), self.json())
+        """Write `stem`.md, .tex, .csv and .json, each whole or not at all; make the folder if it is missing."""
+        make_folder(folder)
+        texts = {"md": self.markdown(), "tex": self.latex(), "csv": self.csv(), "json": self.json()}
+        written = {folder / f"{stem}.{ending}": text for ending, text in texts.items()}
+        for path, text in written.items():
+            with reading(path, "choose another folder", wrong="cannot be written"):
+                write_atomically(path, text.encode())
+        return [*written]
 
 
 @dataclass(frozen=True)

@@ -10,17 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import importing
 from normal_guidance.core.arrays import as_tensor
 from normal_guidance.core.attention_term import AttentionTerm
 from normal_guidance.core.layout import Layout
 from normal_guidance.core.prediction import Prediction
 
-try:
+with importing("lightning", "GuidanceCallback needs lightning"):
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
-except ImportError as error:
-    raise UserError(f"GuidanceCallback needs lightning; install it: {install_command('lightning')}") from error
 
 # Maps the inputs and the output of a module to the arguments of the guidance: attention, mask or lengths.
 FindAttention = Callable[[tuple[Any, ...], Any], Mapping[str, Any]]

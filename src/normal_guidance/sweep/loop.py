@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -57,13 +56,7 @@ def select_epoch(history: tuple[EpochScores, ...], *, train_above_val: bool = Fa
     return max(comparable, key=lambda epoch: (epoch.val_auroc, -epoch.val_loss), default=None)
 
 
-def train_model(
-    config: Config,
-    train: Bags | FeatureStore,
-    val: Bags | FeatureStore,
-    *,
-    on_epoch: Callable[[EpochScores], None] | None = None,
-) -> TrainedModel:
+def train_model(config: Config, train: Bags | FeatureStore, val: Bags | FeatureStore) -> TrainedModel:
     """Train one configuration: clipped gradients, reshuffled batches, last partial batch dropped; the model is on eval.
 
     The features of a store are loaded into memory; `sweep` reads them from the disk.
@@ -97,8 +90,6 @@ def train_model(
         best = select_epoch(history, train_above_val=config.train_above_val)
         if best is epoch:
             best_weights = copy.deepcopy(model.state_dict())
-        if on_epoch is not None:
-            on_epoch(epoch)
         rises = best is epoch and (before is None or epoch.val_auroc > before.val_auroc)
         if rises or epoch.val_auroc > peak:
             risen, peak = number, max(peak, epoch.val_auroc)

@@ -50,8 +50,6 @@ from normal_guidance.base.tables import read_columns
 from normal_guidance.base.tensor_files import read_tensors, write_tensors
 from normal_guidance.core.bags import Bags
 from normal_guidance.core.methods import EVERYTHING
-from normal_guidance.core.metrics import scan_level
-from normal_guidance.core.prediction import Prediction
 from normal_guidance.scans.features.store import DtypeName, FeatureStore, dtype_name, fingerprint_of
 from normal_guidance.scans.features.store_place import is_store
 from normal_guidance.scans.index.manifest import MANIFEST, Finding
@@ -560,24 +558,9 @@ def _write_predictions(
                 prediction = predict_bags(model, scans).on_host()
                 tables.append(prediction_table(scans, prediction, part=part, group=group))
                 if part == "test":
-                    scores[group] = _run_scores(scans, prediction)
+                    scores[group] = score(scans, prediction.slice_scores, prediction.logit)
     write_predictions_table(folder / PREDICTION_TABLE, tables)
     return scores
-
-
-def _run_scores(test: Data, prediction: Prediction) -> Scores:
-    """Compute all four scores; localization is NaN where no slice is labelled."""
-    if test.slice_labels is not None:
-        return score(test, prediction.slice_scores, prediction.logit)
-    scans = scan_level(prediction.logit, test.labels)
-    return Scores(
-        localization_auroc=math.nan,
-        localization_auprc=math.nan,
-        scan_auroc=scans.auroc.item(),
-        scan_auprc=scans.auprc.item(),
-        localized=0,
-        left_out=int(test.labels.sum()),
-    )
 
 
 def _report(

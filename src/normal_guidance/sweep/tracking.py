@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from normal_guidance.base.errors import UserError, choose_one_of, reason
 from normal_guidance.base.files import folder_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import environment_with, importing
 from normal_guidance.sweep.run import HISTORY_TABLE, REPORT, find_folders, load_run, read_history
 from normal_guidance.sweep.sweep import HISTORY
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 
 SERVER = "MLFLOW_TRACKING_URI"  # the variable that names MLflow's server
+RETRIES = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
 
 EXPERIMENT = "normal-guidance"  # that runs of MLflow belong to, unless MLFLOW_EXPERIMENT_NAME names another
 
@@ -70,14 +71,11 @@ def track(trainings: Sequence[Training], to: str, out: Path) -> str:
 def check_tracker(to: str) -> None:
     """Refuse an unknown tracker, a missing package and a server that does not answer, before hours of training."""
     choose_one_of("--track", to, TRACKERS)
-    try:
+    with importing("track", f"--track {to} needs the package {to}"):
         import_module("tensorboard.summary.writer.event_file_writer" if to == "tensorboard" else "mlflow.tracking")
-    except ImportError as error:
-        raise UserError(
-            f"--track {to} needs the package {error.name}; install it: {install_command('track')}"
-        ) from error
     if to == "mlflow" and SERVER in os.environ:
-        with _reached(os.environ[SERVER]) as client, _without_retries():
+        # MLflow asks once, unless its user said how often; it would ask for minutes.
+        with _reached(os.environ[SERVER]) as client, environment_with(RETRIES, os.environ.get(RETRIES, "0")):
             client.get_experiment_by_name(_experiment())
 
 
@@ -113,19 +111,6 @@ def _reached(uri: str) -> Iterator[MlflowClient]:
             f"--track mlflow: {uri} cannot be written to ({reason(error)}); start that server, or correct {SERVER}, or "
             "unset it to write to the folder of the output"
         ) from error
-
-
-@contextmanager
-def _without_retries() -> Iterator[None]:
-    """Let MLflow ask once, unless its user said how often; it would ask for minutes."""
-    name = "MLFLOW_HTTP_REQUEST_MAX_RETRIES"
-    before = os.environ.get(name)
-    os.environ.setdefault(name, "0")
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
 
 
 def _to_mlflow(trainings: Sequence[Training], out: Path) -> str:

@@ -21,7 +21,7 @@ from normal_guidance.clinic import NotPredicted, PredictOptions, ScanPrediction,
 from normal_guidance.clinic.predict import predicting
 from normal_guidance.clinic.predict.new_scans import find_scans
 from normal_guidance.clinic.predict.predicting import predict_found
-from normal_guidance.scans.features.encoding import encode
+from normal_guidance.scans.features.encoding import EncodingTask, encode
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.index import volumes
 from normal_guidance.scans.index.volumes import read_volume
@@ -253,7 +253,7 @@ def field(trained, tmp_path_factory):
     folder = tmp_path_factory.mktemp("field")
     parts = dict(zip(trained.store.scan_ids, trained.store.scans["part"], strict=True))
     way = Preprocessing(windows=(WINDOW,), field=FIELD)
-    store = encode(trained.manifest, tiny, folder / "store", preprocessing=way, read=read_volume, parts=parts).store
+    store = encode(EncodingTask(trained.manifest, tiny, way, read_volume, parts=parts), folder / "store").store
     run = train(folder / "run", store, replace(trained.config, epochs=1))
     return store, load_bundle(write_bundle(load_bundle(run), folder / "bundle"))
 

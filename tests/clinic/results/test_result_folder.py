@@ -3,7 +3,7 @@
 import json
 import re
 import shutil
-from dataclasses import replace
+from dataclasses import asdict, replace
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -85,7 +85,7 @@ def test_everything_is_there(scans, bundle, written, tmp_path):
     about = read(out / "summary.json")
     assert about["counts"] == {"predicted": 2, "refused": 1, "failed": 1}
     assert about["anonymous"] is False
-    assert about["model"] == json.loads(json.dumps({"identity": bundle.identity.as_json(), **bundle.as_json()}))
+    assert about["model"] == json.loads(json.dumps({"identity": asdict(bundle.identity), **bundle.as_json()}))
     assert {"unsuitable", "failed"} <= {problem.kind for problem in read_problems(out / "problems.csv")}
     with pytest.raises(UserError, match="exists and is not empty"):
         write(scans, bundle, out)
@@ -293,7 +293,7 @@ def test_every_result_says_what_was_sought_where_by_which_model_and_how_far_to_t
     content, summary = (read(path) for path in (written.folder / "prediction.json", tmp_path / "out" / "summary.json"))
     assert (content["cautions"], content["model_cautions"]) == (list(WARNED[:2]), list(WARNED[2:]))
     assert (content["sought"], content["source"]["body_part"]) == (odd.sought, "HEAD")
-    assert content["model"]["identity"] == model.identity.as_json()
+    assert content["model"]["identity"] == asdict(model.identity)
     line = rows_of_csv(tmp_path / "out" / "summary.csv")[0]
     assert (line["sought"], line["body_part"], line["model"]) == (odd.sought, "HEAD", bundle.identity.short)
     assert line["cautions"] == summary["scans"][0]["cautions"] == " ".join(WARNED[:2])

@@ -18,7 +18,7 @@ from normal_guidance.scans.features import encoding, encoding_machine
 from normal_guidance.scans.features.encoding import EncodingOptions, fingerprint_manifest
 from normal_guidance.scans.features.encoding_job import job_folder, open_job
 from normal_guidance.scans.features.preprocessing import Statistics
-from normal_guidance.scans.features.store import open_store
+from normal_guidance.scans.features.store import LACKING, open_store
 from normal_guidance.scans.index.manifest import Finding, Labels, Manifest, read_manifest, write_manifest
 from normal_guidance.scans.index.problems import read_problems
 
@@ -29,8 +29,9 @@ SLOW = pytest.mark.slow
 
 
 def run(manifest, out, *, work=encoding.encode, **changes):
-    arguments = {"preprocessing": PREPROCESSING, "read": read, "statistics": STATISTICS, "options": OPTIONS}
-    return work(manifest, changes.pop("load", load), out, **{**arguments, **changes})
+    usual = {"load": load, "preprocessing": PREPROCESSING, "read": read, "statistics": STATISTICS, "options": OPTIONS}
+    on_the_way = {name: changes.pop(name) for name in ("ray", "watch") if name in changes}
+    return work(encoding.EncodingTask(manifest, **{**usual, **changes}), out, **on_the_way)
 
 
 @pytest.fixture(scope="module")
@@ -429,15 +430,15 @@ def test_scans_that_are_back_are_taken_up(scans, shelf, tmp_path):
     lacking = run(scans, tmp_path / "store", **job)
     report = json.loads((tmp_path / "store" / "report.json").read_text())
     assert report["lacks"] == {scan: f"unreadable: {scan} is not there" for scan in GONE}
-    assert (lacking.store.lacking, lacking.complete_before) == (len(GONE), False)
+    assert (lacking.store.provenance[LACKING], lacking.complete_before) == (len(GONE), False)
     assert run(scans, tmp_path / "store", **job).complete_before, "nothing is back"
     shelf.move(GONE[:2], there=True)
-    assert run(scans, tmp_path / "store", **job).store.lacking == 1
+    assert run(scans, tmp_path / "store", **job).store.provenance[LACKING] == 1
     shelf.move(GONE[2:], there=True)
     shelf.seen.clear()
     whole = run(scans, tmp_path / "store", **job)
     assert shelf.seen == [*GONE[2:]], "nothing else is read"
-    assert (whole.store.lacking, whole.slices) == (0, LENGTHS[6])
+    assert (LACKING in whole.store.provenance, whole.slices) == (False, LENGTHS[6])
     assert contents(tmp_path / "store") == contents(tmp_path / "whole")
     assert sorted(file.name for file in tmp_path.iterdir()) == ["away", "shelf", "store", "whole"]
 

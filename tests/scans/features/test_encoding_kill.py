@@ -40,16 +40,16 @@ class Killer:
 
     def job(self, name: str, *, slow: bool = False, workers: int = 0) -> None:
         fake, options = self.fake, self.encoding.EncodingOptions(batch_size=4, unit=24, threads=1)
-        self.encoding.encode(
+        task = self.encoding.EncodingTask(
             self.manifest,
             fake.load,
-            self.folder / "stores" / name,
-            preprocessing=fake.PREPROCESSING,
-            read=fake.read_slowly if slow else fake.read,
+            fake.PREPROCESSING,
+            fake.read_slowly if slow else fake.read,
             parts=fake.make_parts(self.manifest),
             options=options,
             workers=workers,
         )
+        self.encoding.encode(task, self.folder / "stores" / name)
 
     def judge(self, name: str) -> bool:
         """Whether the store is the same as one that was never interrupted, and nothing else is left."""

@@ -25,7 +25,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -135,7 +135,7 @@ def prediction_json(prediction: ScanPrediction, bundle: Bundle, *, anonymize: bo
 
 
 def _model_json(bundle: Bundle) -> dict[str, Any]:
-    return {"identity": bundle.identity.as_json(), **bundle.as_json()}
+    return {"identity": asdict(bundle.identity), **bundle.as_json()}
 
 
 def _finding_json(prediction: ScanPrediction, anonymize: bool) -> dict[str, Any]:

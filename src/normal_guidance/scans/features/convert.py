@@ -149,7 +149,6 @@ def import_store(
     *,
     labels: str | Path | None = None,
     findings: Sequence[Finding] = (),
-    dtype: torch.dtype | None = None,
     tell: Callable[[str], object] = lambda line: None,
 ) -> FeatureStore:
     """Writes a new store from files of features; scans of two encoders are an error.
@@ -160,7 +159,6 @@ def import_store(
         form: one of `IMPORT_FORMATS`; found from the files if left out.
         labels: a .csv or .parquet table of labels and patients, see docs/howto/own-features.md.
         findings: columns of that table with a label each, in place of the column label.
-        dtype: number format of the stored features; that of the files if left out.
         tell: receives a line about the keys that were found, and a line for each warning.
 
     Example:
@@ -205,7 +203,6 @@ def import_store(
         stream(),
         provenance=provenance,
         recipe=first.recipe,
-        dtype=dtype,
         findings=findings,
         further=further,
     )

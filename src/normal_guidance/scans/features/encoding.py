@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
@@ -72,6 +72,7 @@ from normal_guidance.scans.features.windows import Decoding, Reader, word_of
 from normal_guidance.scans.index.manifest import Manifest, ScanRow, Values
 from normal_guidance.scans.index.problems import Problem, read_problems, summarize, write_problems
 from normal_guidance.scans.index.splits import refuse_other_scans, refuse_overlap
+from normal_guidance.show.progress_bar import Shown
 
 PROBLEMS = "problems.csv"
 
@@ -84,6 +85,11 @@ class EncodingProgress:
     slices: int
     of: int
     begun_with: int  # slices that an earlier start of the job had done
+
+    def shown(self) -> Shown:
+        """The same as a bar shows it."""
+        share = self.slices / self.of if self.of else 0.0
+        return Shown(self.stage, share, f"{self.slices:,} of {self.of:,} slices", self.of)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,8 +126,6 @@ def _sha256(content: Any) -> str:
     return hashlib.sha256(json.dumps(content).encode()).hexdigest()
 
 
-DEFAULTS = EncodingOptions()
-
 MEASURED = 64  # scans whose mean and sd normalise all, where no split names training scans: more hardly change them
 
 
@@ -137,54 +141,58 @@ class EncodingResult:
     complete_before: bool = False  # whether the store was there already, and this start could add nothing
 
 
+@dataclass(frozen=True, eq=False)
+class EncodingTask:
+    """What to encode and how; the encoder's size replaces that of `preprocessing`, and the job keeps float32."""
+
+    manifest: Manifest
+    load: Load
+    preprocessing: Preprocessing
+    read: Reader
+    # None: those of the windows for an encoder that normalises by itself (`Encoder.unit_range`), else the mean of the
+    # means and sds of the training scans or, without `parts`, of `MEASURED` scans.
+    statistics: Statistics | None = None
+    parts: Mapping[str, str] | None = None
+    root: Path | None = None
+    options: EncodingOptions = field(default_factory=EncodingOptions)
+    dtype: torch.dtype = torch.float32  # of the store
+    workers: int = 0  # decode (on Ray, per task); with 0, this process does, and a decoder that crashes ends the job
+    timeout: float = TIMEOUT  # seconds for a scan, after which its worker is ended
+
+
 def encode(
-    manifest: Manifest,
-    load: Load,
+    task: EncodingTask,
     out: str | Path,
     *,
-    preprocessing: Preprocessing,
-    read: Reader,
-    statistics: Statistics | None = None,
-    parts: Mapping[str, str] | None = None,
-    root: Path | None = None,
-    options: EncodingOptions = DEFAULTS,
-    dtype: torch.dtype = torch.float32,
-    workers: int = 0,
-    timeout: float = TIMEOUT,
     ray: str | None = None,
     watch: Callable[[EncodingProgress], object] = lambda progress: None,
 ) -> EncodingResult:
     """Encodes the scans of a manifest into a new store; the same call continues a job that was killed.
 
-    It also tries again the scans that an existing store lacks.  The size of `preprocessing` is replaced by the
-    encoder's; `dtype` is the store's, as the job itself keeps float32.
+    It also tries again the scans that an existing store lacks.
     """
-    # `statistics` None: those of the windows for an encoder that normalises by itself (`Encoder.unit_range`), else the
-    # mean of the means and sds of the training scans or, without `parts`, of `MEASURED` scans.  `workers` decode (on
-    # Ray, per task); with 0, this process does, and a decoder that crashes ends the job.  `timeout`: seconds for a
-    # scan, after which its worker is ended.
-    out, root = Path(out).absolute(), _root_of(manifest, root)
-    options = replace(options, threads=options.threads or _threads_of(recorded_identity(out)))
+    out, root, manifest, parts = Path(out).absolute(), _root_of(task), task.manifest, task.parts
+    options = replace(task.options, threads=task.options.threads or _threads_of(recorded_identity(out)))
     # With Ray the workers run on other machines; and a store that exists is probably complete.
-    with start_workers(workers, timeout, 0 if ray or out.exists() else len(manifest)) as pool:
+    with start_workers(task.workers, task.timeout, 0 if ray or out.exists() else len(manifest)) as pool:
         # With Ray, this process needs only the encoder's fingerprint: the devices are in other machines.
-        encoder = load() if ray else load(device=options.device, precision=options.precision)
-        preprocessing = _fit_preprocessing(preprocessing, encoder, statistics, parts)
+        encoder = task.load() if ray else task.load(device=options.device, precision=options.precision)
+        preprocessing = _fit_preprocessing(task, encoder)
         by = "some scans" if parts is None else "training scans"
         if preprocessing.statistics is not None:
-            by = "given statistics" if statistics else "the encoder's range"
-        identity = _identity_of(manifest, encoder, preprocessing, by, parts, options)
+            by = "given statistics" if task.statistics else "the encoder's range"
+        identity = _identity_of(task, encoder, preprocessing, by, options)
         done = _completed_before(out, identity)
         if done is not None and len(done.store) == len(manifest) and not job_folder(out).exists():
             return done
         check_scans(manifest, parts)
         engine = identity["execution"]["engine"]
-        setup = Setup(load, encoder.fingerprint, engine, torch.__version__, options, workers, timeout)
+        setup = Setup(task.load, encoder.fingerprint, engine, torch.__version__, options, task.workers, task.timeout)
         with open_job(out, identity) as job, ExitStack() as stack:
             done = _completed_before(out, identity)  # another process may just have completed it
             if done is None or len(done.store) < len(manifest):
-                inputs = Inputs(Decoding(read, root, options.repair), preprocessing)
-                plan = EncodingPlan(manifest, parts, inputs, options, dtype, out, identity, watch)
+                inputs = Inputs(Decoding(task.read, root, options.repair), preprocessing)
+                plan = EncodingPlan(manifest, parts, inputs, options, task.dtype, out, identity, watch)
                 machine: Machine | Cluster = Machine(setup, encoder, pool)
                 if ray is not None:
                     machine = Cluster(stack.enter_context(connected(ray)), setup)
@@ -199,8 +207,8 @@ def encode(
         return done
 
 
-def _root_of(manifest: Manifest, root: Path | None) -> Path:
-    root = Path(root or manifest.root)
+def _root_of(task: EncodingTask) -> Path:
+    root = Path(task.root or task.manifest.root)
     if not root.is_dir():
         raise UserError(f"the scans' folder {root} does not exist; give the folder where they lie now (--root FOLDER)")
     return root
@@ -472,46 +480,39 @@ def _threads_of(before: Mapping[str, Any] | None) -> int:
     return threads if type(threads) is int and threads > 0 else torch.get_num_threads()
 
 
-def _fit_preprocessing(
-    preprocessing: Preprocessing, encoder: Encoder, statistics: Statistics | None, parts: Mapping[str, str] | None
-) -> Preprocessing:
+def _fit_preprocessing(task: EncodingTask, encoder: Encoder) -> Preprocessing:
     """The preprocessing for this encoder; its statistics stay None if the training scans must be measured first."""
-    if encoder.channels != preprocessing.channels:
+    given = task.preprocessing
+    if encoder.channels != given.channels:
         raise UserError(
             f"encoder {encoder.name} takes {encoder.channels} channels, but the number of windows is "
-            f"{preprocessing.channels}; give one window for each channel"
+            f"{given.channels}; give one window for each channel"
         )
-    fitted = replace(preprocessing, size=encoder.size)
-    if statistics is not None:
-        fitted = fitted.with_statistics(statistics)
+    fitted = replace(given, size=encoder.size)
+    if task.statistics is not None:
+        fitted = fitted.with_statistics(task.statistics)
         fitted.refuse_misfit()
         return fitted
     if encoder.unit_range:
         return fitted.to_unit_range()
-    if parts is not None and "train" not in parts.values():
+    if task.parts is not None and "train" not in task.parts.values():
         raise UserError("no scan of the split is of part 'train', so mean and sd are unknown; give another split")
     return fitted
 
 
 def _identity_of(
-    manifest: Manifest,
-    encoder: Encoder,
-    preprocessing: Preprocessing,
-    by: str,
-    parts: Mapping[str, str] | None,
-    options: EncodingOptions,
+    task: EncodingTask, encoder: Encoder, preprocessing: Preprocessing, by: str, options: EncodingOptions
 ) -> dict[str, Any]:
     """Everything that identifies a job, as in its config.json and the store's report.json."""
-    device = torch.device(
-        options.device
-    ).type  # with Ray, of other machines than this one, which has loaded the encoder
+    # With Ray, the device is of other machines than this one, which has loaded the encoder.
+    device = torch.device(options.device).type
     execution = {**asdict(options), "device": device, "engine": encoder.engine if device == "cpu" else TORCH}
     return {
-        "manifest": fingerprint_manifest(manifest),
+        "manifest": fingerprint_manifest(task.manifest),
         "encoder": {"name": encoder.name, "fingerprint": encoder.fingerprint},
         "preprocessing": preprocessing.to_dict(),
         "normalized_by": by,
-        "split": None if parts is None else _sha256(sorted(parts.items())),
+        "split": None if task.parts is None else _sha256(sorted(task.parts.items())),
         "execution": execution,
         "versions": {"torch": torch.__version__, "numpy": np.__version__},
     }
@@ -580,37 +581,23 @@ class EncodingEstimate:
     total_s: float
 
 
-def estimate_encoding(
-    manifest: Manifest,
-    load: Load,
-    out: str | Path,
-    *,
-    preprocessing: Preprocessing,
-    read: Reader,
-    statistics: Statistics | None = None,
-    parts: Mapping[str, str] | None = None,
-    root: Path | None = None,
-    options: EncodingOptions = DEFAULTS,
-    dtype: torch.dtype = torch.float32,
-    workers: int = 0,
-    timeout: float = TIMEOUT,
-) -> EncodingEstimate:
-    """Estimates what `encode` would take with the same arguments, from scans drawn with the same draws every time."""
-    begin = time.monotonic()
-    root = _root_of(manifest, root)
-    check_scans(manifest, parts)
+def estimate_encoding(task: EncodingTask, out: str | Path) -> EncodingEstimate:
+    """Estimates what `encode` would take of a task, from scans drawn with the same draws every time."""
+    begin, root, manifest, options = time.monotonic(), _root_of(task), task.manifest, task.options
+    check_scans(manifest, task.parts)
     rows = _draw(manifest, BATCHES * options.batch_size)
-    with start_workers(workers, timeout, len(rows)) as pool:
-        encoder = load(device=options.device, precision=options.precision)
-        fitted = _fit_preprocessing(preprocessing, encoder, statistics, parts)
-        inputs = Inputs(Decoding(read, root, options.repair), fitted)
-        setup = Setup(load, encoder.fingerprint, encoder.engine, torch.__version__, options, workers, timeout)
+    with start_workers(task.workers, task.timeout, len(rows)) as pool:
+        encoder = task.load(device=options.device, precision=options.precision)
+        fitted = _fit_preprocessing(task, encoder)
+        inputs = Inputs(Decoding(task.read, root, options.repair), fitted)
+        same = (encoder.fingerprint, encoder.engine, torch.__version__)
+        setup = Setup(task.load, *same, options, task.workers, task.timeout)
         machine, starting = Machine(setup, encoder, pool), time.monotonic() - begin
         to_normalise = 0.0
         if fitted.statistics is None:
             measured, rate = _measure(machine, inputs, next(in_units(rows, len, 4 * options.batch_size)))
             inputs = inputs._replace(preprocessing=fitted.with_statistics(measured))
-            to_normalise = float(to_measure(manifest, parts).lengths.sum()) / rate
+            to_normalise = float(to_measure(manifest, task.parts).lengths.sum()) / rate
         scans, measured_slices, failed, first_batch, rate = _try(machine, inputs, rows, options.batch_size)
     if len(failed) == scans:
         scan, reason = next(iter(failed.items()))
@@ -628,7 +615,7 @@ def estimate_encoding(
         batch_size=options.batch_size,
         device=options.device,
         device_bytes=peak_bytes(options.device),
-        store_bytes=slices * encoder.width * dtype.itemsize,
+        store_bytes=slices * encoder.width * task.dtype.itemsize,
         job_bytes=slices * encoder.width * torch.float32.itemsize,
         free_bytes=disk(Path(out))[1],
         measured_scans=scans,

@@ -307,11 +307,6 @@ class FeatureStore:
         summary = scans_behind(self.provenance)
         return None if summary is None or summary.slice_spacing is None else summary.slice_spacing.median
 
-    @property
-    def lacking(self) -> int:
-        """Scans of the index that could not be encoded; report.json says why, and encoding again takes them up."""
-        return int(self.provenance.get(LACKING, 0))
-
     def part(self, name: str) -> FeatureStore:
         """The scans of one part: 'train', 'val' or 'test'."""
         choose_one_of("part", name, PARTS)
@@ -381,27 +376,18 @@ class FeatureStore:
             raise UserError(f"store {self.folder} has no label of finding {name!r} for these scans; choose another")
         return replace(self._view(scans.drop(columns=[*columns, *columns.values()])), findings=(finding,))
 
-    def rows(
-        self, scan_numbers: Int[Tensor, "chosen"], out: Float[Tensor, "room features"] | None = None
-    ) -> Float[Tensor, "slices features"]:
+    def rows(self, scan_numbers: Int[Tensor, "chosen"]) -> Float[Tensor, "slices features"]:
         """The slices of some scans, one scan below the other: a copy, and nothing else is read from the disk.
 
-        With `out`, the first rows of it are filled and returned, in its dtype; it may be pinned memory, and larger
-        than needed.  Safe to call from several threads, and made for it: one copy for all scans, without Python's
-        lock, which a busy training loop would give back only every 5 ms.
+        Safe to call from several threads, and made for it: one copy for all scans, without Python's lock, which a busy
+        training loop would give back only every 5 ms.
 
         Features that are damaged or not finite are refused, when a scan is first read.
         """
         numbers = scan_numbers.tolist()
         self._refuse_damage(numbers)
         chosen = [self._features_of[number] for number in numbers]
-        slices = sum(map(len, chosen))
-        if out is None:
-            out = torch.empty(slices, self.width, dtype=self.dtype)
-        if len(out) < slices or out.shape[1] != self.width:  # torch would resize it
-            raise ValueError(f"out has the shape {tuple(out.shape)}, but {(slices, self.width)} is needed")
-        filled = out[:slices]
-        return torch.cat(chosen, out=filled) if chosen else filled
+        return torch.cat(chosen) if chosen else torch.empty(0, self.width, dtype=self.dtype)
 
     def bags(self) -> Bags:
         """All scans, loaded into memory and checked by `Bags`."""
@@ -655,11 +641,10 @@ def _checksum(features: Float[Tensor, "slices features"]) -> str:
     return hashlib.sha256(raw_bytes(features)).hexdigest()
 
 
-def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStore:
+def open_store(folder: str | Path) -> FeatureStore:
     """Opens a store: reads its index, checks that its files fit together, and maps its shards.
 
-    `verify` says whether features are compared with their checksums when they are first read; by default they are,
-    unless the environment has NGUIDE_VERIFY=0.
+    Features are compared with their checksums when they are first read, unless the environment has NGUIDE_VERIFY=0.
 
     Example:
         >>> open_store("nowhere")
@@ -680,6 +665,6 @@ def open_store(folder: str | Path, *, verify: bool | None = None) -> FeatureStor
             f"{file.fingerprint[:12]}); {AGAIN}"
         )
     shards = map_shards(folder, scans, file)
-    verified = os.environ.get("NGUIDE_VERIFY") != "0" if verify is None else verify
+    verify = os.environ.get("NGUIDE_VERIFY") != "0"
     made = (file.features, dtype, file.provenance, file.recipe)
-    return FeatureStore(folder, scans, *made, shards, findings, verified)
+    return FeatureStore(folder, scans, *made, shards, findings, verify)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO, Literal, NamedTuple
 
 from normal_guidance.base.errors import UserError, reading
 from normal_guidance.base.files import make_folder, remove_left_drafts, write_atomically
-from normal_guidance.base.system import install_command
+from normal_guidance.base.system import environment_with, install_command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -81,18 +81,14 @@ def network(*, offline: bool) -> Iterator[None]:
         yield
         return
     before = os.environ.get("HF_HUB_OFFLINE")
-    os.environ["HF_HUB_OFFLINE"] = "1"
     remembered = sys.modules.get("huggingface_hub.constants")
     remembers = getattr(remembered, "HF_HUB_OFFLINE", None)
     if remembered is not None:
         vars(remembered)["HF_HUB_OFFLINE"] = True
     try:
-        yield
+        with environment_with("HF_HUB_OFFLINE", "1"):
+            yield
     finally:
-        if before is None:
-            del os.environ["HF_HUB_OFFLINE"]
-        else:
-            os.environ["HF_HUB_OFFLINE"] = before
         now = sys.modules.get("huggingface_hub.constants")
         if now is not None:  # imported inside the block, it has kept the block's value
             vars(now)["HF_HUB_OFFLINE"] = remembers if remembered is not None else before not in (None, "", "0")

@@ -1,4 +1,4 @@
-"""Figures.  A function `plot_...` makes a `Figure` from tensors, arrays and rows; `draw_...` writes it to a file.
+"""Figures.  A function `plot_...` makes a `Figure` from tensors, arrays and rows; `save` writes it to a file.
 
 attention     along the slices of scans: attention, with labels and thumbnails; what each divergence does to it; the
               heads' normal references; where the positive slices lie
@@ -23,11 +23,8 @@ from typing import TYPE_CHECKING
 from normal_guidance.base.system import lazy_names
 
 if TYPE_CHECKING:
+    from normal_guidance.show.figure_style import save as save
     from normal_guidance.study.figures.attention import AttendedScan as AttendedScan
-    from normal_guidance.study.figures.attention import draw_attention as draw_attention
-    from normal_guidance.study.figures.attention import draw_density as draw_density
-    from normal_guidance.study.figures.attention import draw_divergences as draw_divergences
-    from normal_guidance.study.figures.attention import draw_heads as draw_heads
     from normal_guidance.study.figures.attention import plot_attention as plot_attention
     from normal_guidance.study.figures.attention import plot_density as plot_density
     from normal_guidance.study.figures.attention import plot_divergences as plot_divergences
@@ -35,16 +32,10 @@ if TYPE_CHECKING:
     from normal_guidance.study.figures.comparisons import ForestRow as ForestRow
     from normal_guidance.study.figures.comparisons import MethodValues as MethodValues
     from normal_guidance.study.figures.comparisons import SettingValues as SettingValues
-    from normal_guidance.study.figures.comparisons import draw_differences as draw_differences
-    from normal_guidance.study.figures.comparisons import draw_methods as draw_methods
-    from normal_guidance.study.figures.comparisons import draw_sensitivity as draw_sensitivity
     from normal_guidance.study.figures.comparisons import plot_differences as plot_differences
     from normal_guidance.study.figures.comparisons import plot_methods as plot_methods
     from normal_guidance.study.figures.comparisons import plot_sensitivity as plot_sensitivity
-    from normal_guidance.study.figures.deletion import draw_trust as draw_trust
     from normal_guidance.study.figures.deletion import plot_trust as plot_trust
-    from normal_guidance.study.figures.training import draw_grid as draw_grid
-    from normal_guidance.study.figures.training import draw_learning_curves as draw_learning_curves
     from normal_guidance.study.figures.training import plot_grid as plot_grid
     from normal_guidance.study.figures.training import plot_learning_curves as plot_learning_curves
 

@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,6 @@ from normal_guidance.show.figure_style import (
     fill_truth,
     label_slices,
     method_color,
-    save,
     shortened,
     styled,
 )
@@ -122,29 +120,19 @@ def random_scans(candidates: Sequence[int], count: int = SCANS, *, seed: int = 0
     return [candidates[number] for number in sorted(chosen)]
 
 
-def draw_attention(scans: Sequence[AttendedScan], path: Path, *, reference: str | None = None) -> Path:
-    """Writes the figure of `plot_attention`.
-
-    Example:
-        >>> import tempfile, torch
-        >>> scan = AttendedScan("scan 1", {"abmil": torch.rand(30)}, torch.ones(30, dtype=torch.int64))
-        >>> draw_attention([scan], Path(tempfile.mkdtemp()) / "attention.png").name
-        'attention.png'
-    """
-    return save(plot_attention(scans, reference=reference), path)
-
-
 @styled
-def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = None) -> Figure:
+def plot_attention(scans: Sequence[AttendedScan]) -> Figure:
     """Attention along the slices: one column per scan, one row for each of `PANELS`, thumbnails above.
 
     Slices labelled positive are filled.  Each curve is scaled to its peak: a narrow bell would flatten the others.
-    The normal reference of the method `reference` is dashed.
+
+    Example:
+        >>> import torch
+        >>> scan = AttendedScan("scan 1", {"abmil": torch.rand(30)}, torch.ones(30, dtype=torch.int64))
+        >>> len(plot_attention([scan]).axes)
+        1
     """
     rows = _rows(scans)
-    if reference is not None and reference not in scans[0].attention:
-        drawn = ", ".join(scans[0].attention)
-        raise UserError(f"reference {reference!r} is not among the methods to draw; choose one of {drawn}")
     width = WIDTH if len(scans) > 2 else 3.6 * len(scans)
     most = max(len(scan.thumbnails or ()) for scan in scans)
     strip = 0.9 * width / len(scans) / most + 0.2 if most else 0.0  # inches: square thumbnails and their numbers
@@ -160,7 +148,7 @@ def plot_attention(scans: Sequence[AttendedScan], *, reference: str | None = Non
         ratios = [strip, CURVES_HEIGHT - 0.6] if is_first and strip else [1]
         axes = part.subplots(len(ratios), len(scans), height_ratios=ratios, squeeze=False)
         for scan, top, panel in zip(scans, axes[0], axes[-1], strict=True):
-            _draw_scan(panel, scan, methods, reference)
+            _draw_scan(panel, scan, methods)
             panel.tick_params(labelleft=scan is scans[0])
             if top is not panel:
                 _draw_thumbnails(top, panel, scan, most)
@@ -197,16 +185,13 @@ def _rows(scans: Sequence[AttendedScan]) -> list[list[str]]:
     return [row for row in rows if row]
 
 
-def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str], reference: str | None) -> None:
+def _draw_scan(panel: Axes, scan: AttendedScan, methods: Sequence[str]) -> None:
     slices = np.arange(1, scan.slices + 1)
     fill_truth(panel, scan.truth())
     for method in methods:
         attention, color, title = scan.curve(method), method_color(method), method_title(method)
         peak, guided = attention.max(), method in EVERY_METHOD and EVERY_METHOD[method].guided
         panel.plot(slices, attention / peak, color=color, label=title, lw=1.8 if guided else 1.3)
-        if method == reference:
-            bell = normal_reference(attention[None])[0] / peak
-            panel.plot(slices, bell, color=color, ls="--", lw=1, label=f"{title}: normal reference")
     panel.set(xlim=(0.5, scan.slices + 0.5), ylim=(0, 1.12), yticks=[0, 0.5, 1])
 
 
@@ -261,23 +246,16 @@ def pull(attention: Float[Tensor, "slices"], divergence: DivergenceName) -> Floa
     return -gradient
 
 
-def draw_divergences(attention: Array, path: Path, *, slice_labels: Array | None = None) -> Path:
-    """Writes the figure of `plot_divergences`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_divergences(torch.rand(30), Path(tempfile.mkdtemp()) / "divergences.png").name
-        'divergences.png'
-    """
-    return save(plot_divergences(attention, slice_labels=slice_labels), path)
-
-
 @styled
 def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> Figure:
     """One panel per divergence: attention, its normal reference, and an arrow on each slice for the `pull` of guidance.
 
     Gradients of the three divergences differ in size.  In each panel the longest arrow is as long as the largest
     distance of attention from its reference; the panel says by how much arrows were stretched for that.
+
+    Example:
+        >>> len(plot_divergences(torch.rand(30)).axes)
+        3
     """
     attention = with_axes(attention, "attention", "slices")
     attention = attention.double() / attention.sum()
@@ -310,22 +288,15 @@ def plot_divergences(attention: Array, *, slice_labels: Array | None = None) -> 
     return figure
 
 
-def draw_heads(attention: Mapping[str, Array], path: Path, *, slice_labels: Array | None = None) -> Path:
-    """Writes the figure of `plot_heads`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_heads({"before training": torch.rand(8, 30)}, Path(tempfile.mkdtemp()) / "heads.png").name
-        'heads.png'
-    """
-    return save(plot_heads(attention, slice_labels=slice_labels), path)
-
-
 @styled
 def plot_heads(attention: Mapping[str, Array], *, slice_labels: Array | None = None) -> Figure:
     """One row per model: the normal reference of each head, its attention, and the mean of all heads.
 
     Attention is divided by its sum over the slices first, as guidance does: a class token also attends to itself.
+
+    Example:
+        >>> len(plot_heads({"before training": torch.rand(8, 30)}).axes)
+        2
     """
     if not isinstance(attention, Mapping) or not attention:
         raise UserError("there are no heads to draw; give a dict: the attention (heads, slices) of a model by its name")
@@ -358,20 +329,14 @@ def _draw_heads(panel: Axes, curves: Float[Tensor, "heads slices"], slice_labels
     panel.set_ylim(bottom=0)
 
 
-def draw_density(densities: Mapping[str, Float[np.ndarray, "bins"]], path: Path) -> Path:
-    """Writes the figure of `plot_density`.
-
-    Example:
-        >>> import tempfile
-        >>> draw_density({"head CT": np.ones(20)}, Path(tempfile.mkdtemp()) / "density.png").name
-        'density.png'
-    """
-    return save(plot_density(densities), path)
-
-
 @styled
 def plot_density(densities: Mapping[str, Float[np.ndarray, "bins"]]) -> Figure:
-    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part."""
+    """Where in a scan the positive slices lie: density by relative position, one panel per dataset or part.
+
+    Example:
+        >>> len(plot_density({"head CT": np.ones(20)}).axes)
+        1
+    """
     if not densities:
         raise UserError("densities are empty; give the density of at least one dataset")
     figure = Figure(figsize=(min(WIDTH, 3.2 * len(densities)), 2.4), layout="constrained")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -16,7 +15,7 @@ from normal_guidance.base.errors import UserError
 from normal_guidance.core.guidance import DIVERGENCE_TITLES, DIVERGENCES, DivergenceName
 from normal_guidance.core.methods import method_title
 from normal_guidance.core.metrics import MeanSd
-from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, save, styled
+from normal_guidance.show.figure_style import DIVERGENCE_COLORS, METHOD_MARKERS, WIDTH, method_color, styled
 from normal_guidance.show.text_tables import interval, signed
 
 SEED, MEAN, PUBLISHED = "ours, one seed", "mean of ours", "published mean ± sd"  # their names in legends
@@ -39,21 +38,15 @@ class MethodValues:
     title: str | None = None
 
 
-def draw_methods(rows: Sequence[MethodValues], path: Path, *, metric: str = "localization AUROC") -> Path:
-    """Writes the figure of `plot_methods`.
-
-    Example:
-        >>> import tempfile
-        >>> rows = [MethodValues("ng", (0.87, 0.86), MeanSd(0.871, 0.002, "population"))]
-        >>> draw_methods(rows, Path(tempfile.mkdtemp()) / "localization.png").name
-        'localization.png'
-    """
-    return save(plot_methods(rows, metric=metric), path)
-
-
 @styled
 def plot_methods(rows: Sequence[MethodValues], *, metric: str = "localization AUROC") -> Figure:
-    """One row per method: a dot per seed, their mean, and the published mean ± sd just below."""
+    """One row per method: a dot per seed, their mean, and the published mean ± sd just below.
+
+    Example:
+        >>> rows = [MethodValues("ng", (0.87, 0.86), MeanSd(0.871, 0.002, "population"))]
+        >>> len(plot_methods(rows).axes)
+        1
+    """
     if not rows:
         raise UserError("there is no method to draw; give the values of at least one")
     figure = Figure(figsize=(0.78 * WIDTH, 0.9 + 0.36 * len(rows)), layout="constrained")
@@ -104,21 +97,15 @@ class SettingValues:
     published: MeanSd | None = None
 
 
-def draw_sensitivity(rows: Sequence[SettingValues], path: Path) -> Path:
-    """Writes the figure of `plot_sensitivity`.
-
-    Example:
-        >>> import tempfile
-        >>> rows = [SettingValues("localization AUROC", "forward_kl", weight, (0.8, 0.9)) for weight in (0.1, 1.0)]
-        >>> draw_sensitivity(rows, Path(tempfile.mkdtemp()) / "sensitivity.png").name
-        'sensitivity.png'
-    """
-    return save(plot_sensitivity(rows), path)
-
-
 @styled
 def plot_sensitivity(rows: Sequence[SettingValues]) -> Figure:
-    """One panel per metric: its mean by lambda, a line per divergence, a dot per seed, and published numbers."""
+    """One panel per metric: its mean by lambda, a line per divergence, a dot per seed, and published numbers.
+
+    Example:
+        >>> rows = [SettingValues("localization AUROC", "forward_kl", weight, (0.8, 0.9)) for weight in (0.1, 1.0)]
+        >>> len(plot_sensitivity(rows).axes)
+        1
+    """
     metrics = list(dict.fromkeys(row.metric for row in rows))
     if not metrics:
         raise UserError("there is no setting to draw; give the values of at least one divergence and lambda")
@@ -182,21 +169,15 @@ class ForestRow:
         return f"{signed(self.estimate)} {interval(self.low, self.high)}"
 
 
-def draw_differences(rows: Sequence[ForestRow], path: Path, *, metric: str = "localization AUROC") -> Path:
-    """Writes the figure of `plot_differences`.
-
-    Example:
-        >>> import tempfile
-        >>> rows = [ForestRow("NG against ABMIL", 0.135, 0.09, 0.18, significant=True)]
-        >>> draw_differences(rows, Path(tempfile.mkdtemp()) / "differences.png").name
-        'differences.png'
-    """
-    return save(plot_differences(rows, metric=metric), path)
-
-
 @styled
 def plot_differences(rows: Sequence[ForestRow], *, metric: str = "localization AUROC") -> Figure:
-    """A forest plot: one row per difference, drawn and in numbers; significant ones are filled and dark."""
+    """A forest plot: one row per difference, drawn and in numbers; significant ones are filled and dark.
+
+    Example:
+        >>> rows = [ForestRow("NG against ABMIL", 0.135, 0.09, 0.18, significant=True)]
+        >>> len(plot_differences(rows).axes)
+        1
+    """
     if not rows:
         raise UserError("there is no difference to draw; give at least one")
     figure = Figure(figsize=(WIDTH, 0.95 + 0.27 * len(rows)), layout="constrained")

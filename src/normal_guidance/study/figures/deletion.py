@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from normal_guidance.show.figure_style import BLUE, GREEN, ORANGE, RED, WIDTH, save, styled
+from normal_guidance.show.figure_style import BLUE, GREEN, ORANGE, RED, WIDTH, styled
 from normal_guidance.study.trust.attention_tests import By, Curves, Kind, Score
 
 LINES: dict[str, dict[str, Any]] = {
@@ -28,11 +27,6 @@ SHARE: dict[By, str] = {
     "slices": "share of a scan's slices",
     "attention": "fewest slices that hold this share of attention",
 }
-
-
-def draw_trust(curves: Mapping[Kind, Curves], path: Path, *, by: By = "slices") -> Path:
-    """Writes the figure of `plot_trust`."""
-    return save(plot_trust(curves, by=by), path)
 
 
 @styled

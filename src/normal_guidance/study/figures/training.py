@@ -5,8 +5,6 @@ Both figures read a run's history.parquet (`normal_guidance.sweep.run.history_ta
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 from matplotlib import colormaps
@@ -16,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.show.figure_style import RED, WIDTH, method_color, save, styled
+from normal_guidance.show.figure_style import RED, WIDTH, method_color, styled
 from normal_guidance.show.text_tables import digits
 
 GROUP = ["divergence", "guidance_weight", "seed"]
@@ -42,11 +40,6 @@ def selected_epochs(history: pd.DataFrame) -> pd.DataFrame:
             f"history holds {len(groups)} groups that differ in {', '.join(GROUP)}; give the rows of one of them"
         )
     return history[history["selected"]].sort_values(["winner", "val_auroc", "config"], ascending=[False, False, True])
-
-
-def draw_learning_curves(history: pd.DataFrame, method: str, path: Path) -> Path:
-    """Writes the figure of `plot_learning_curves`."""
-    return save(plot_learning_curves(history, method), path)
 
 
 @styled
@@ -97,11 +90,6 @@ def _draw_curves(panel: Axes, history: pd.DataFrame, column: str, winner: pd.Ser
         winner["epoch"], winner[column], ls="", marker="o", ms=6, color="black", mec="white", zorder=4,
         label=f"selected epoch {winner['epoch']:.0f}, validation AUROC {digits(winner['val_auroc'])}",
     )  # fmt: skip
-
-
-def draw_grid(history: pd.DataFrame, path: Path) -> Path:
-    """Writes the figure of `plot_grid`."""
-    return save(plot_grid(history), path)
 
 
 @styled
