@@ -209,5 +209,5 @@ def test_collate_takes_a_scan_that_a_sampler_drew_twice() -> None:
 @pytest.mark.parametrize("number", [100, -4])
 def test_a_scan_that_is_not_there_is_named(number: int) -> None:
     for index in (number, [0, number]):
-        with pytest.raises(IndexError, match=f"scan {number} is asked for, but there are 3 scans, counted from 0"):
+        with pytest.raises(IndexError, match=f"no scan {number} in the bags; give its id, or its number from 0 to 2"):
             some_bags()[index]

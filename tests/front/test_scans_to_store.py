@@ -100,9 +100,21 @@ def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanF
     assert not (tmp_path / "model.store").exists()
 
 
+def test_a_choice_between_series_is_said(folder: ScanFolder, tmp_path: Path) -> None:
+    """Of a patient's folder with two series the larger one is taken, which its user must know."""
+    names = [line.partition(",")[0] for line in folder.table.read_text().splitlines()[1:]]
+    one, other = (folder.scans / "scans" / name for name in names[:2])
+    shutil.copytree(other, one / "second")
+    lines, _ = told(folder.index, tmp_path / "index")
+    assert lines[0] == f"Guessed: the largest of several series, in 1 scan; see {tmp_path / 'index' / 'problems.csv'}"
+
+
 def test_a_forecast_says_what_it_takes_and_writes_nothing(folder: ScanFolder, tmp_path: Path) -> None:
-    before = files_of(tmp_path)
-    forecast = folder.forecast(tmp_path / "model", lambda line: None, lambda shown: None)
+    folder.table.write_text(folder.table.read_text() + "gone,Q,scans/gone,1,\n")
+    before, said = files_of(tmp_path), list[str]()
+    forecast = folder.forecast(tmp_path / "model", said.append, lambda shown: None)
+    assert "for instance gone: " in said[0]
+    assert "problems.csv" not in said[0], "it is gone when the line is read"
     assert files_of(tmp_path) == before
     slices = pd.read_csv(folder.table)["slice_labels"].str.split().str.len().sum()
     assert forecast.encoding.store_bytes == 4 * WIDTH * slices  # float32
