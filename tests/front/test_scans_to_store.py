@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.front.fitted_model import fit
 from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import read_manifest
@@ -90,6 +91,12 @@ def test_a_folder_with_other_things_is_refused_before_the_work(folder: ScanFolde
     with pytest.raises(UserError, match="is a folder that is not empty"):
         told(scans_to_store, folder, folder.scans)
     assert not folder.scans.with_name(f"{folder.scans.name}.index").exists()
+
+
+def test_a_threshold_that_cannot_be_is_refused_before_the_work(folder: ScanFolder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="sensitivity is 95; give a share above 0"):
+        fit(folder.scans, folder.table, out=tmp_path / "model", sensitivity=95)
+    assert not (tmp_path / "model.index").exists()
 
 
 def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanFolder, tmp_path: Path) -> None:
