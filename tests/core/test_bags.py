@@ -214,6 +214,6 @@ def test_a_scan_that_is_not_there_is_named(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1.5, None, slice(2)])
-def test_what_is_no_number_of_a_scan_is_named(number: object) -> None:
-    with pytest.raises(TypeError, match="no scan .* in store s; give its id, or its number from 0 to 1"):
+def test_what_is_no_number_of_a_scan_is_named(number: object, unchecked: None) -> None:
+    with pytest.raises(TypeError, match=r"no scan .* in store s; give its id, or its number from 0 to 1"):
         number_of_scan(number, ("a", "b"), "store s")  # type: ignore[arg-type]
