@@ -2,7 +2,7 @@
 
     git clone https://github.com/rcuocolo/PROSTATEx_masks
     nguide index prostatex PROSTATEx_masks -o index
-    nguide encode index --window adc --field 70 --offline -o store
+    nguide encode index --field 70 --offline -o store
     nguide fit store -o model
     .venv/bin/python docs/draw_readme_picture.py index store model
 

@@ -20,7 +20,7 @@ from normal_guidance.fit.slice_finder import SliceFinder
 from normal_guidance.front import scans_to_store
 from normal_guidance.scans.features.encoders import Encoder
 from normal_guidance.scans.features.encoding import EncodingTask, encode
-from normal_guidance.scans.features.preprocessing import Preprocessing, Statistics
+from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.indexing import index
 from normal_guidance.scans.index.manifest import ScanRow, read_manifest
@@ -42,7 +42,7 @@ def tiny(device: str = "cpu", precision: str = "float32", *, scale: float = 1.0)
     layer = torch.nn.Linear(SIZE * SIZE, WIDTH, bias=False)
     layer.weight.data = weights
     module = torch.nn.Sequential(torch.nn.Flatten(), layer).requires_grad_(False)
-    return Encoder("tiny", 1, SIZE, WIDTH, Statistics((0.25,), (0.5,)), f"tiny-{scale}", module, device)
+    return Encoder("tiny", 1, SIZE, WIDTH, True, f"tiny-{scale}", module, device)
 
 
 def use_tiny(monkeypatch: pytest.MonkeyPatch, **options: float) -> None:

@@ -47,6 +47,10 @@ def test_help_answers_and_flags_have_no_type_in_it(words):
         ("index --table labels.csv scans -o idx", "nguide index folder scans --table labels.csv"),
         ("sweep store splits/split-1.csv -o m", "(splits/split-1.csv). A table of parts goes behind --split."),
         ("--no-such-flag", "No such option: --no-such-flag"),
+        (
+            "phantom folder out --scans 0",
+            "Invalid value for '--scans': Input should be greater than or equal to 1. '0' was",
+        ),
     ],
 )
 def test_a_word_that_is_not_taken_gets_a_hint(words, hint):

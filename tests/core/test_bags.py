@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from normal_guidance.base.errors import UserError
-from normal_guidance.core.bags import UNKNOWN, Bag, Bags, collate
+from normal_guidance.core.bags import UNKNOWN, Bag, Bags, collate, number_of_scan
 
 
 def some_bags() -> Bags:
@@ -207,5 +207,11 @@ def test_collate_takes_a_scan_that_a_sampler_drew_twice() -> None:
 @pytest.mark.parametrize("number", [100, -4])
 def test_a_scan_that_is_not_there_is_named(number: int) -> None:
     for index in (number, [0, number]):
-        with pytest.raises(IndexError, match=f"scan {number} is asked for, but there are 3 scans, counted from 0"):
+        with pytest.raises(IndexError, match=f"no scan {number} in the bags; give its id, or its number from 0 to 2"):
             some_bags()[index]
+
+
+@pytest.mark.parametrize("number", [1.5, None, slice(2)])
+def test_what_is_no_number_of_a_scan_is_named(number: object, unchecked: None) -> None:
+    with pytest.raises(TypeError, match=r"no scan .* in store s; give its id, or its number from 0 to 1"):
+        number_of_scan(number, ("a", "b"), "store s")  # type: ignore[arg-type]

@@ -77,7 +77,7 @@ def test_text_in_html_is_escaped(tmp_path: Path) -> None:
     assert "&lt;b&gt;1" in write_store(tmp_path / "store", odd, provenance={})._repr_html_()
 
 
-def test_a_store_gives_its_scans_by_number_and_by_id(store: FeatureStore) -> None:
+def test_a_store_gives_its_scans_by_number_and_by_id(store: FeatureStore, unchecked: None) -> None:
     bags = store.bags()
     for scan in (store[1], store["S0001"], store[np.int64(-69)], bags["S0001"], list(store)[1]):
         assert (scan.scan_id, scan.patient_id, scan.label) == ("S0001", "S0001", int(bags.labels[1]))
@@ -107,7 +107,9 @@ def test_a_model_says_and_draws_what_it_does(model: FittedModel, store: FeatureS
     assert right.get_title() == "scan AUROC"
 
 
-def test_a_model_lists_and_draws_its_scans_as_its_folder_has_them(model: FittedModel, store: FeatureStore) -> None:
+def test_a_model_lists_and_draws_its_scans_as_its_folder_has_them(
+    model: FittedModel, store: FeatureStore, unchecked: None
+) -> None:
     kept = read_predictions(model.folder / "predictions.parquet", part="out-of-fold").to_pandas()
     table = model.to_pandas()
     for name in ("scan_id", "patient_id", "label", "slices"):
@@ -150,7 +152,7 @@ def test_predictions_agree_with_the_files_of_the_command(new: Predictions, tmp_p
         assert len(new.plot(scan).axes[0].patches) == (one.is_positive is True)  # the interval
 
 
-def test_predictions_are_a_sequence(new: Predictions, model: FittedModel) -> None:
+def test_predictions_are_a_sequence(new: Predictions, model: FittedModel, unchecked: None) -> None:
     assert new[0] is new["S0090"] is next(iter(new))
     assert [one.row.scan_id for one in new[:2]] == ["S0090", "S0091"]
     assert isinstance(new[:2], Predictions)
@@ -171,7 +173,7 @@ def test_arrays_have_their_labels_beside_them(tmp_path: Path, monkeypatch: pytes
     assert len(made.plot(0).axes) == 1
 
 
-def test_what_cannot_be_fitted_is_refused(store: FeatureStore, tmp_path: Path) -> None:
+def test_what_cannot_be_fitted_is_refused(store: FeatureStore, tmp_path: Path, unchecked: None) -> None:
     with pytest.raises(ng.UserError, match=r"store .* has 30 test scans of its own; leave test= out"):
         ng.fit(store, out=tmp_path / "model", test=draw(30, 3, first=90))
     with pytest.raises(ng.UserError, match="out: got Tensor; it is the folder for the model"):

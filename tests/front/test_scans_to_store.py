@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.front.fitted_model import fit
 from normal_guidance.front.scans_to_store import ScanFolder, scans_to_store
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.index.manifest import read_manifest
@@ -92,6 +93,12 @@ def test_a_folder_with_other_things_is_refused_before_the_work(folder: ScanFolde
     assert not folder.scans.with_name(f"{folder.scans.name}.index").exists()
 
 
+def test_a_threshold_that_cannot_be_is_refused_before_the_work(folder: ScanFolder, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"sensitivity is 95.0; give a share above 0"):
+        fit(folder.scans, folder.table, out=tmp_path / "model", sensitivity=95.0)
+    assert not (tmp_path / "model.index").exists()
+
+
 def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanFolder, tmp_path: Path) -> None:
     lines = folder.table.read_text().splitlines()
     folder.table.write_text("\n".join(lines[:4]))
@@ -100,9 +107,21 @@ def test_too_few_scans_are_refused_before_their_slices_are_encoded(folder: ScanF
     assert not (tmp_path / "model.store").exists()
 
 
+def test_a_choice_between_series_is_said(folder: ScanFolder, tmp_path: Path) -> None:
+    """Of a patient's folder with two series the larger one is taken, which its user must know."""
+    names = [line.partition(",")[0] for line in folder.table.read_text().splitlines()[1:]]
+    one, other = (folder.scans / "scans" / name for name in names[:2])
+    shutil.copytree(other, one / "second")
+    lines, _ = told(folder.index, tmp_path / "index")
+    assert lines[0] == f"Guessed: the largest of several series, in 1 scan; see {tmp_path / 'index' / 'problems.csv'}"
+
+
 def test_a_forecast_says_what_it_takes_and_writes_nothing(folder: ScanFolder, tmp_path: Path) -> None:
-    before = files_of(tmp_path)
-    forecast = folder.forecast(tmp_path / "model", lambda line: None, lambda shown: None)
+    folder.table.write_text(folder.table.read_text() + "gone,Q,scans/gone,1,\n")
+    before, said = files_of(tmp_path), list[str]()
+    forecast = folder.forecast(tmp_path / "model", said.append, lambda shown: None)
+    assert "for instance gone: " in said[0]
+    assert "problems.csv" not in said[0], "it is gone when the line is read"
     assert files_of(tmp_path) == before
     slices = pd.read_csv(folder.table)["slice_labels"].str.split().str.len().sum()
     assert forecast.encoding.store_bytes == 4 * WIDTH * slices  # float32

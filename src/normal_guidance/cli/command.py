@@ -242,6 +242,8 @@ class Command(PlainFlags, TyperCommand):
 
 def _hint(ctx: Any, error: Exception) -> str:
     """Return what to do about a word that a command does not take, or misses; empty if there is nothing to say."""
+    if wrong := getattr(error.__cause__, "errors", None):  # typer's message of such a value does not repeat it
+        return f"{wrong()[0]['input']!r} was given."
     option = getattr(error, "option_name", None)
     # Another error has an option's name too: that of one without its value.
     if type(error).__name__ == "NoSuchOption" and not getattr(error, "possibilities", None):

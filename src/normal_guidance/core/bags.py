@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import index
 from typing import Any, Protocol, overload, runtime_checkable
 
 import torch
@@ -126,7 +127,12 @@ def _as_label(label: object, who: str) -> int:
 def number_of_scan(scan: int | str, scan_ids: Sequence[str], where: str) -> int:
     """The number of a scan, counted from 0, by its id, or by a number that may count from the end."""
     if not isinstance(scan, str):
-        return range(len(scan_ids))[scan]
+        try:
+            return range(len(scan_ids))[index(scan)]
+        except (IndexError, TypeError) as error:  # not a UserError: Python's sequences end with an IndexError
+            raise type(error)(
+                f"no scan {scan!r} in {where}; give its id, or its number from 0 to {len(scan_ids) - 1}"
+            ) from None
     if scan not in scan_ids:
         raise UserError(f"no scan {scan!r} in {where}; its {len(scan_ids)} scans are {shorten(', '.join(scan_ids))}")
     return scan_ids.index(scan)
@@ -307,11 +313,7 @@ class Bags:
 
     def _places(self, numbers: Sequence[int]) -> list[int]:
         """The numbers of scans, those counted from the end turned into those from the start."""
-        beyond = [number for number in numbers if not -len(self) <= number < len(self)]
-        if beyond:
-            # Not a UserError: Python's sequences end with this error.
-            raise IndexError(f"scan {int(beyond[0])} is asked for, but there are {len(self)} scans, counted from 0")
-        return [int(number) % len(self) for number in numbers]
+        return [number_of_scan(int(number), self.scan_ids, "the bags") for number in numbers]
 
     def __iter__(self) -> Iterator[Bag]:
         return (self[i] for i in range(len(self)))

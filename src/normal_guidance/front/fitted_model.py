@@ -30,6 +30,7 @@ from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
 from normal_guidance.show.html import notebook_html
 from normal_guidance.show.progress_bar import Shown, show_job
+from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.skill import MeanAuroc
 
 ScansToFit: TypeAlias = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
@@ -208,6 +209,7 @@ def fit(
     if not isinstance(out, str | Path):
         raise UserError(f"out: got {type(out).__name__}; it is the folder for the model, such as out='model'")
     check_device(device)
+    check_sensitivity(sensitivity)  # before the scans are encoded
     with TemporaryDirectory() as folder, show_job("fit", progress=progress) as (say, watch):
         if isinstance(labels, str | Path):
             if not isinstance(scans, str | Path):
@@ -249,7 +251,9 @@ def _as_store(
     for what, given in (("labels", labels), ("patient_ids", patient_ids)):
         if given is not None and isinstance(scans, FeatureStore | str | Path):
             where = scans.folder if isinstance(scans, FeatureStore) else scans
-            raise UserError(f"{what}: the feature store {where} has its own; leave {what}= out")
+            raise UserError(
+                f"{what}: store {where} has its own; leave {what}= out (a folder of scans: labels=TABLE.csv)"
+            )
     if isinstance(scans, str | Path):
         return open_store(scans)
     bags = as_scans(scans, labelled=labels is None, name=name)

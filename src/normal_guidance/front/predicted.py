@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from normal_guidance.base.errors import UserError
+from normal_guidance.base.system import count_text
 from normal_guidance.clinic.predict.new_scans import NotPredicted, find_scans
 from normal_guidance.clinic.predict.predicting import (
     DEFAULTS,
@@ -96,8 +97,8 @@ class Predictions(Sequence[Outcome]):
 
     def __repr__(self) -> str:
         positive = sum(one.is_positive is True for one in self._predicted)
-        lacking = len(self) - len(self._predicted)
-        return f"Predictions({len(self)} scans, {positive} positive{f', {lacking} not predicted' if lacking else ''})"
+        scans, lacking = count_text(len(self), "scan"), len(self) - len(self._predicted)
+        return f"Predictions({scans}, {positive} positive{f', {lacking} not predicted' if lacking else ''})"
 
     def _repr_html_(self) -> str:
         table = self.to_pandas()

@@ -85,6 +85,9 @@ class ScanFolder:
             manifest = made.manifest
             if warning := left_out_line(made, out):
                 say(warning)
+            if several := {problem.scan_id for problem in made.problems if problem.kind == "mixed_series"}:
+                scans = count_text(len(several), "scan")
+                say(f"Guessed: the largest of several series, in {scans}; see {out / 'problems.csv'}")
         for guess in manifest.about.get("guessed", ()):
             say(f"Guessed: {guess}")
         patients, positive = len({*manifest.patient_ids}), int(manifest.labels.sum())
@@ -138,7 +141,8 @@ class ScanFolder:
         """What all of it would take, by indexing the scans and by encoding and fitting a few; nothing stays."""
         with TemporaryDirectory() as folder:
             begin = time.monotonic()
-            manifest = self.index(Path(folder) / "index", say, watch)
+            index_of_it = Path(folder) / "index"  # which will not be there to be looked at
+            manifest = self.index(index_of_it, lambda line: say(line.partition(f"; see {folder}")[0]), watch)
             indexing = time.monotonic() - begin
             watch(Shown("measuring", None, "encoding and fitting a few scans"))
             encoding = estimate_encoding(self._encoding(manifest), out)

@@ -218,7 +218,12 @@ def test_folder_rows_that_cannot_be_used_do_not_stop_the_others(folder, cells, k
         ),
         ("", "cannot be read"),
         ("scan_id,scan_id,path,label\na,b,c,1\n", "column scan_id occurs twice"),
-        (b"scan_id,path,label\n\xff\xfe,a,1\n", "cannot be read"),
+        (
+            b"scan_id,path,label\n\xff\xfe,a,1\n",
+            r"table .*labels.csv cannot be read .*; save it again, a .csv in UTF-8",
+        ),
+        # the label of one scan must not go to another of the same patient
+        ("patient,label\nP,1\nQ,0\nP,0\n", "has 2 rows of patient 'P', and no column that tells their scans apart"),
     ],
 )
 def test_folder_tables_that_cannot_be_used(folder, text, message):

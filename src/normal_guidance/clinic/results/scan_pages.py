@@ -222,6 +222,7 @@ def _facts(facts: Mapping[str, str | None]) -> str:
 Seen = tuple[ScanPrediction, Path | None]  # with the folder of its pictures
 PICTURED = 500  # the index has small pictures of so many scans, the most probable ones; of each a few kB
 SMALL = 72  # their height in pixels
+LEGEND = "Line: attention along the slices; dots: key slices; shaded: the interval of the model below."
 
 
 def index_page(lines: Sequence[Line], bundle: Bundle, others: Sequence[Problem], seen: Sequence[Seen] = ()) -> str:
@@ -252,7 +253,7 @@ def index_page(lines: Sequence[Line], bundle: Bundle, others: Sequence[Problem],
     noted = [html.paragraph(f"Files that belong to no scan: {counts}; see problems.csv.", note=True)] if others else []
     title = "Scans by probability" + (f" of {names[0]}" if names else "")
     sections = [
-        Section(title, [html.raw_table(header, rows, cards=True)] if rows else []),
+        Section(title, [html.raw_table(header, rows, cards=True), html.paragraph(LEGEND, note=True)] if rows else []),
         Section("Not predicted", [html.table(("scan", "state", "why"), reasons, words=True)] if reasons else []),
         Section("Model", [*_models(bundle), *noted]),
     ]

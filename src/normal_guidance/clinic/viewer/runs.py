@@ -95,8 +95,8 @@ def find_splits(folder: Path) -> list[SplitPredictions]:
             by_seed.setdefault(seed, {})[method] = run
     if not by_seed:
         raise UserError(
-            f"{folder} holds neither {PREDICTION_TABLE} nor METHOD/SEED/{PREDICTION_TABLE}; give what nguide "
-            "experiment, nguide sweep or nguide predict wrote, once it has ended"
+            f"{folder} holds neither {PREDICTION_TABLE} nor METHOD/SEED/{PREDICTION_TABLE}; give what nguide fit, "
+            "predict, sweep or experiment wrote, once it has ended"
         )
     splits = [SplitPredictions(str(seed), tuple(_sources_of_seed(runs))) for seed, runs in sorted(by_seed.items())]
     return [split for split in splits if split.sources]

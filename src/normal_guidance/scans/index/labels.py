@@ -76,7 +76,7 @@ def read_table(
         raise UserError(f"{option} {path}: the ending is unknown; give a .csv or .parquet file")
     if not path.is_file():
         raise UserError(f"{option} {path} is not a file; give the table of labels")
-    with reading(f"{option} {path}", "write it again", pa.ArrowException):
+    with reading(f"{option} {path}", "save it again, a .csv in UTF-8", pa.ArrowException):
         if suffix == ".parquet":
             ask(parquet_columns, path)
             table = read_parquet(path)

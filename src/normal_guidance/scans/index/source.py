@@ -241,12 +241,18 @@ class FolderScans(ScanSource):
         self.findings = options.findings
         needed = ["scan_id"] if self.findings else ["scan_id", "label"]  # findings are labels
         instead = {"label": SLICES, "scan_id": ("path", "patient_id")}
-        columns, _ = read = read_labels(options.table, "--table", COLUMNS, needed, self.findings, instead)
+        columns, _ = read = read_labels(options.table, "table", COLUMNS, needed, self.findings, instead)
         self.guessed = [f"column {read.guesses()}"] if read.guessed else []
         if "scan_id" not in columns:
             by = "path" if "path" in columns else "patient_id"
             columns["scan_id"] = [stem_of(cell) if by == "path" else cell for cell in columns[by]]
             self.guessed.append(f"scans are called by their {by}")
+            twice, rows = Counter(columns["scan_id"]).most_common(1)[0] if columns["scan_id"] else ("", 0)
+            if by == "patient_id" and rows > 1:  # the label of one scan would go to another of the same patient
+                raise UserError(
+                    f"table {options.table} has {rows} rows of patient {twice!r}, and no column that tells their scans "
+                    "apart; name such a column scan_id, or add a column path with each scan's file or folder"
+                )
         self.rows = _usable_rows(options.table, columns, report)
         self.expected_groups = len(self.rows)
         self.found: dict[str, list[str]] | None = None  # the files of scans without a path
@@ -387,7 +393,7 @@ def _usable_rows(path: Path, columns: Mapping[str, Sequence[str]], report: Repor
         else:
             rows[row["scan_id"]] = row
     if not rows:
-        raise UserError(f"--table {path} has no usable row{first}; each needs a scan and a label, 0 or 1")
+        raise UserError(f"table {path} has no usable row{first}; each needs a scan and a label, 0 or 1")
     return rows
 
 
