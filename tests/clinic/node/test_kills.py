@@ -28,14 +28,15 @@ STEPS = {
 
 
 class Program:
-    def __init__(self, folder, bundle, archive: int, *more: object) -> None:
+    def __init__(self, folder, bundle, archive: int, *more: object, settle: float = 0.5) -> None:
         self.port, self.status_port, self.log = free_port(), free_port(), folder / "log"
         self.words = [folder / "state", "--model", bundle, "--port", self.port, "--from", "SENDER@127.0.0.1"]
         self.words += ["--to", f"ARCHIVE@127.0.0.1:{archive}", "--status", f"127.0.0.1:{self.status_port}"]
-        self.words += ["--settle", 0.5, "--workers", 0, *more]
+        self.words += ["--workers", 0, *more]
+        self.settle = settle
 
     def start(self, die: str = "") -> subprocess.Popen[str]:
-        process = start_program(self.words, die, self.log)
+        process = start_program([*self.words, "--settle", self.settle], die, self.log)
         wait_until(lambda: read_status(self.status_port) or process.poll() is not None, "the node starts")
         return process
 
@@ -85,7 +86,7 @@ def test_a_kill_at_any_step_loses_nothing_and_doubles_nothing(step, trained, ser
 def test_sigterm_ends_a_node_in_the_middle_of_an_association_and_the_state_is_kept(trained, series, tmp_path):
     files = series()
     with small_archive() as (archive, got):
-        node = Program(tmp_path, trained.bundle, archive, "--settle", 1000)
+        node = Program(tmp_path, trained.bundle, archive, settle=1000)
         first = node.start()
         association = associate(node.port)
         statuses = [association.send_c_store(dcmread(file)).get("Status") for file in files[:5]]
@@ -97,7 +98,7 @@ def test_sigterm_ends_a_node_in_the_middle_of_an_association_and_the_state_is_ke
         assert node.queue() == {"receiving": 1}
         second.send_signal(signal.SIGINT)
         assert second.wait(HANGS) == 0
-        node.words += ["--settle", 0.5]
+        node.settle = 0.5
         third = node.start()
         send_until_accepted(node.port, files)
         wait_until(lambda: node.queue() == {"done": 1})
