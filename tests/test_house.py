@@ -13,7 +13,7 @@ from normal_guidance import clinic
 
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "normal_guidance"
 
-SOURCE_LINES = 44_827
+SOURCE_LINES = 44_830
 """At most so many lines of Python in the package.  A feature pays for itself by what it replaces; whoever raises this
 number says why in the same commit."""
 

@@ -96,6 +96,8 @@ def test_a_folder_with_other_things_is_refused_before_the_work(folder: ScanFolde
 def test_a_threshold_that_cannot_be_is_refused_before_the_work(folder: ScanFolder, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"sensitivity is 95.0; give a share above 0"):
         fit(folder.scans, folder.table, out=tmp_path / "model", sensitivity=95.0)
+    with pytest.raises(UserError, match=r"coverage is 90; give a number between 0 and 1"):
+        fit(folder.scans, folder.table, out=tmp_path / "model", coverage=90)
     assert not (tmp_path / "model.index").exists()
 
 

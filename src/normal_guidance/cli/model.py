@@ -101,11 +101,12 @@ def fit(
     from normal_guidance.fit.fit_ensemble import make_plan
     from normal_guidance.fit.fit_page import PAGE, leaderboard
     from normal_guidance.fit.fitting import finished_before, fit_findings, fit_model, inputs_of, training_scans
+    from normal_guidance.fit.measured import check_shares
     from normal_guidance.scans.features.store import open_store
     from normal_guidance.show.progress_bar import Shown, make_console, print_grid, say, watch
-    from normal_guidance.statistics.calibration import check_sensitivity, describe
+    from normal_guidance.statistics.calibration import describe
 
-    check_sensitivity(sensitivity)  # before the scans are encoded
+    check_shares(sensitivity, coverage)  # before the scans are encoded
     asked = {"scans": scans, "split": split, "sensitivity": sensitivity, "coverage": coverage, "seed": seed}
     options: dict[str, Any] = {"sensitivity": sensitivity, "coverage": coverage}
     options["device"] = choose_execution(device, "auto").device

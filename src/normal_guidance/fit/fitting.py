@@ -27,11 +27,9 @@ from normal_guidance.base.records import valid_json
 from normal_guidance.fit.bundle import BUNDLE, Bundle, fill_folder, load_bundle, make_bundle, training_record
 from normal_guidance.fit.fit_ensemble import FoldPlan, make_plan
 from normal_guidance.fit.fit_page import PAGE, findings_page, fit_page
-from normal_guidance.fit.measured import OUT_OF_FOLD, MeasuredFit, fit_and_measure
+from normal_guidance.fit.measured import OUT_OF_FOLD, MeasuredFit, check_shares, fit_and_measure
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.index.manifest import choose_finding, write_findings
-from normal_guidance.statistics.calibration import check_sensitivity
-from normal_guidance.statistics.conformal import check_coverage
 from normal_guidance.sweep.config import Execution
 from normal_guidance.sweep.predictions import prediction_table, write_predictions_table
 from normal_guidance.sweep.run import PREDICTION_TABLE, environment, features_of
@@ -155,9 +153,7 @@ def fit_findings(
     **options: Any,
 ) -> FittedFindings:
     """Fit and write a model of each finding, or of those named; those with too few scans are skipped, but not all."""
-    check_sensitivity(options.get("sensitivity"))  # a mistake of the command is not one of a finding
-    if options.get("coverage") is not None:
-        check_coverage(options["coverage"])
+    check_shares(options.get("sensitivity"), options.get("coverage"))  # a mistake of the command, not of a finding
     chosen = [choose_finding(store.findings, name, f"store {store.folder}") for name in names] or store.findings
     models: dict[str, ModelFit] = {}
     skipped: dict[str, str] = {}

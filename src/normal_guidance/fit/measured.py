@@ -107,6 +107,13 @@ class PromisedIntervals:
         return lines
 
 
+def check_shares(sensitivity: float | None, coverage: float | None) -> None:
+    """Refuse, before any work, a sensitivity or a coverage that is none."""
+    check_sensitivity(sensitivity)
+    if coverage is not None:
+        check_coverage(coverage)
+
+
 def check_promise(coverage: float | None, scans: LabelledScans) -> None:
     """Refuse a coverage that is not a probability, or that these scans cannot promise; None asks for nothing."""
     if coverage is None:

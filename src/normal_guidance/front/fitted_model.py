@@ -21,7 +21,7 @@ from normal_guidance.core.bags import number_of_scan
 from normal_guidance.fit.fit_ensemble import make_plan
 from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.fit.fitting import ModelFit, fit_model, training_scans
-from normal_guidance.fit.measured import COLUMNS, Measured, Ranked
+from normal_guidance.fit.measured import COLUMNS, Measured, Ranked, check_shares
 from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_labels
 from normal_guidance.front.predicted import NewScans, Predictions, predict
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
@@ -30,7 +30,6 @@ from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
 from normal_guidance.show.html import notebook_html
 from normal_guidance.show.progress_bar import Shown, show_job
-from normal_guidance.statistics.calibration import check_sensitivity
 from normal_guidance.statistics.skill import MeanAuroc
 
 ScansToFit: TypeAlias = ScansLike | str | Path  # scans in memory, in a feature store, or the folder of one
@@ -209,7 +208,7 @@ def fit(
     if not isinstance(out, str | Path):
         raise UserError(f"out: got {type(out).__name__}; it is the folder for the model, such as out='model'")
     check_device(device)
-    check_sensitivity(sensitivity)  # before the scans are encoded
+    check_shares(sensitivity, coverage)  # before the scans are encoded
     with TemporaryDirectory() as folder, show_job("fit", progress=progress) as (say, watch):
         if isinstance(labels, str | Path):
             if not isinstance(scans, str | Path):
