@@ -85,7 +85,6 @@ def ensemble_times(scans: Bags) -> tuple[float, float]:
             for name, theta in training.parameters.items()
         }
         kinds.append(Members(kind, scalings[kind.form], weights))
-        training._forget()
     ensemble = Ensemble(kinds).eval()
     return step, timed(lambda: predict_bags(ensemble, scans))
 
