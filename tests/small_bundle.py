@@ -1,9 +1,12 @@
 """A small model for the tests of everything behind `nguide predict`: phantoms, a tiny encoder, one short run."""
 
 import os
+import shutil
 import signal
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 
 import numpy as np
@@ -59,10 +62,16 @@ def few_settings(patch: pytest.MonkeyPatch, **constants: object) -> None:
                 patch.setattr(module, name, value)
 
 
+@cache
+def _drawn() -> TemporaryDirectory[str]:
+    folder = TemporaryDirectory()
+    write_phantom("folder", Path(folder.name) / "scans", scans=16, seed=3, size=32, slices=12, positive=0.5)
+    return folder
+
+
 def draw_scans(folder: Path) -> Path:
     """Draw 16 small scans, with their table labels.csv, for `nguide fit SCANS LABELS`."""
-    write_phantom("folder", folder / "scans", scans=16, seed=3, size=32, slices=12, positive=0.5)
-    return folder / "scans"
+    return shutil.copytree(Path(_drawn().name) / "scans", folder / "scans")
 
 
 def fit_scans_quickly(patch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,6 @@
 """`nguide fit SCANS LABELS -o MODEL`: from a folder of scans and its table to a model, in one command."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -12,15 +11,10 @@ from small_bundle import draw_scans, fit_scans_quickly
 from small_command import document, nguide, refusal
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw_scans(tmp_path_factory.mktemp("drawn"))
-
-
 @pytest.fixture
-def scans(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def scans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     fit_scans_quickly(monkeypatch)
-    return shutil.copytree(drawn, tmp_path / "scans")
+    return draw_scans(tmp_path)
 
 
 def test_a_folder_and_its_table_become_a_model(scans: Path, tmp_path: Path) -> None:

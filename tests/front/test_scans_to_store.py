@@ -17,15 +17,10 @@ from normal_guidance.show.progress_bar import Shown
 from small_bundle import WIDTH, draw_scans, fit_scans_quickly
 
 
-@pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return draw_scans(tmp_path_factory.mktemp("drawn"))
-
-
 @pytest.fixture
-def folder(drawn: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanFolder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScanFolder:
     fit_scans_quickly(monkeypatch)
-    scans = shutil.copytree(drawn, tmp_path / "scans")
+    scans = draw_scans(tmp_path)
     return ScanFolder(scans, scans / "labels.csv")
 
 

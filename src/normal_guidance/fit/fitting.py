@@ -90,7 +90,7 @@ def inputs_of(
     sensitivity: float | None = None,
     coverage: float | None = None,
 ) -> str:
-    """A hash of all that a model depends on."""
+    """A hash of what a model is fitted to and asked for."""
     of_test = None if test is None else test.fingerprint
     return sha256(repr((scans.fingerprint, of_test, plan, sensitivity, coverage)).encode()).hexdigest()
 

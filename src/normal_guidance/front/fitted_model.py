@@ -26,7 +26,7 @@ from normal_guidance.fit.slice_finder import Labels, ScansLike, as_scans, with_l
 from normal_guidance.front.predicted import NewScans, Predictions, predict
 from normal_guidance.front.scan_figure import Images, plot_scan, slices_under
 from normal_guidance.scans.features.store import FeatureStore, open_store, write_store
-from normal_guidance.scans.index.manifest import MANIFEST, read_manifest
+from normal_guidance.scans.index.manifest import MANIFEST, beside, read_manifest
 from normal_guidance.show.figure_style import METHOD_COLORS, WIDTH, Picture, styled
 from normal_guidance.show.html import notebook_html
 from normal_guidance.show.progress_bar import Shown, show_job
@@ -137,12 +137,13 @@ class FittedModel:
         return plot_scan(title, attention, self._images(str(row["scan_id"]), attention), truth=truth)
 
     def _images(self, scan: str, attention: Tensor) -> Images:
-        for place in (self.folder.with_name(name) for name in (f"{self.folder.name}.index", "index")):
+        for place in (beside(self.folder, "index"), self.folder.with_name("index")):
             if self.measured.bundle.encoder and (place / MANIFEST).is_file():
                 manifest = read_manifest(place)
-                with suppress(UnreadableError, ValueError):  # the curve is there without them
-                    row = manifest[manifest.scan_ids.index(scan)]
-                    return slices_under(row, manifest.root, attention, self.measured.bundle)
+                if scan in (ids := manifest.scan_ids):
+                    with suppress(UnreadableError):  # the curve is there without them
+                        row = manifest[ids.index(scan)]
+                        return slices_under(row, manifest.root, attention, self.measured.bundle)
         return []
 
     @property

@@ -27,18 +27,13 @@ from normal_guidance.base.system import count_text, peak_bytes, size_text, time_
 from normal_guidance.fit.fit_ensemble import DrawnScans, estimate_fit, make_plan
 from normal_guidance.fit.fit_page import PAGE
 from normal_guidance.scans.features.encoders import load_encoder
-from normal_guidance.scans.features.encoding import (
-    EncodingEstimate,
-    EncodingTask,
-    encode,
-    estimate_encoding,
-)
+from normal_guidance.scans.features.encoding import EncodingEstimate, EncodingTask, encode, estimate_encoding
 from normal_guidance.scans.features.encoding_machine import EncodingOptions
 from normal_guidance.scans.features.preprocessing import Preprocessing
 from normal_guidance.scans.features.store import FeatureStore
 from normal_guidance.scans.features.windows import default_window, parse_windows
 from normal_guidance.scans.index.indexing import IndexProgress, index, left_out_line
-from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, read_manifest
+from normal_guidance.scans.index.manifest import MANIFEST, Finding, Manifest, beside, read_manifest
 from normal_guidance.scans.index.volumes import read_volume
 from normal_guidance.show.progress_bar import Shown
 
@@ -115,7 +110,7 @@ class ScanFolder:
     def _window(self, manifest: Manifest) -> str:
         return self.window or default_window(manifest.table["modality"].to_pylist())[0]
 
-    def _encoding(self, manifest: Manifest) -> EncodingTask:
+    def _task(self, manifest: Manifest) -> EncodingTask:
         windows = parse_windows(self._window(manifest))
         load = partial(load_encoder, self.encoder, channels=len(windows), offline=self.offline)
         way, options = Preprocessing(windows=windows, field=self.field), EncodingOptions(device=self.device)
@@ -123,7 +118,7 @@ class ScanFolder:
 
     def store(self, manifest: Manifest, out: Path, say: Say, watch: Watch) -> FeatureStore:
         """The features of the scans; a store that is there already, or half of one, is gone on with."""
-        result = encode(self._encoding(manifest), out, watch=lambda now: watch(now.shown()))
+        result = encode(self._task(manifest), out, watch=lambda now: watch(now.shown()))
         done = "before" if result.complete_before else f"in {time_text(result.seconds)}"
         field = f", the middle {self.field:g} mm" if self.field else ""
         say(
@@ -145,7 +140,7 @@ class ScanFolder:
             manifest = self.index(index_of_it, lambda line: say(line.partition(f"; see {folder}")[0]), watch)
             indexing = time.monotonic() - begin
             watch(Shown("measuring", None, "encoding and fitting a few scans"))
-            encoding = estimate_encoding(self._encoding(manifest), out)
+            encoding = estimate_encoding(self._task(manifest), out)
         width = encoding.store_bytes // (4 * encoding.slices)
         drawn = DrawnScans(torch.from_numpy(manifest.lengths), torch.from_numpy(manifest.labels), width)
         fitting = estimate_fit(drawn, manifest.patient_ids, self.device)
@@ -174,11 +169,6 @@ class Forecast(NamedTuple):
             f"Memory: {size_text(self.memory_bytes)}",
             f"Time: about {time_text(self.total_s)} ({stages}). Nothing was written.",
         ]
-
-
-def beside(model: Path, what: str) -> Path:
-    """The folder beside a model that keeps what it was made from: its index, its store."""
-    return model.with_name(f"{model.name}.{what}")
 
 
 def scans_to_store(folder: ScanFolder, model: Path, say: Say, watch: Watch) -> FeatureStore:

@@ -29,6 +29,7 @@ from normal_guidance.clinic.node.incoming import hash_of
 from normal_guidance.clinic.node.partners import Peer
 from normal_guidance.clinic.predict.dicomweb import refuse_open_token
 from normal_guidance.clinic.predict.job import PREDICTION
+from normal_guidance.scans.index.manifest import slice_name
 
 with importing("node", "HL7 and FHIR need hl7apy, requests and fhir.resources"):
     import requests
@@ -232,7 +233,7 @@ def _of_finding(finding: FindingResult, group: str) -> Iterator[tuple[str, ...]]
         call = "10828004^Positive^SCT" if finding.positive else "260385009^Negative^SCT"
         yield "CE", f"call^Scan by the threshold^{SCHEME}", group, call
     if finding.positive is not False:
-        slices = ", ".join(f"{key}" if image is None else f"{key} (image {image})" for key, image in finding.key_slices)
+        slices = ", ".join(slice_name(*numbers) for numbers in finding.key_slices)
         yield "ST", f"key_slices^Key slices from 1 and image numbers^{SCHEME}", group, slices
     yield "ST", f"model^Fingerprint of the model^{SCHEME}", group, finding.model
 

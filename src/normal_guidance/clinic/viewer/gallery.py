@@ -25,7 +25,7 @@ from normal_guidance.clinic.viewer.runs import PredictionFolder, ScanResult, Spl
 from normal_guidance.scans.features.store import open_store
 from normal_guidance.scans.features.windows import Window, window_from_json
 from normal_guidance.scans.index.geometry import orientation_letters
-from normal_guidance.scans.index.manifest import FINDINGS, MANIFEST, Manifest, ScanRow, read_manifest
+from normal_guidance.scans.index.manifest import FINDINGS, MANIFEST, Manifest, ScanRow, beside, read_manifest
 from normal_guidance.scans.index.problems import Caution
 from normal_guidance.sweep.predictions import read_predictions
 from normal_guidance.sweep.run import NOT_OURS
@@ -279,7 +279,7 @@ def open_gallery(folder: Path, index: Path | None = None, store: Path | None = N
     # New scans have their index in the folder; `nguide fit SCANS` keeps it as MODEL.index beside the model.
     made = folder.resolve()
     model = made.parent if (made.parent / FINDINGS).is_file() else made
-    places = (folder, model.with_name(f"{model.name}.index"))
+    places = (folder, beside(model, "index"))
     scans = index or next((place for place in places if (place / MANIFEST).is_file()), None)
     manifest = None if scans is None else read_manifest(scans)
     bundle = folder / runs.BUNDLE

@@ -4,8 +4,8 @@ There are three kinds: the paper's ViT-B/16, EfficientNet-Lite0 (whose weights c
 works without any network), and every vision model that Hugging Face's `AutoModel` loads.
 
 The ViT is torchvision's `vit_b_16`, written here: a second vision library's releases are tied to torch's.  Of Hugging
-Face's models only architectures of transformers
-itself and only safetensors files are loaded: no code of a model's repository runs.
+Face's models only architectures of transformers itself and only safetensors files are loaded: no code of a model's
+repository runs.
 """
 
 from __future__ import annotations

@@ -287,9 +287,7 @@ class ScanRow(ManifestExtra):
         return len(self.files)
 
     def slice_name(self, position: int) -> str:
-        """The number of a slice, and DICOM's InstanceNumber where there is one: "5 (image 12)"."""
-        number = self.instance_numbers and self.instance_numbers[position]
-        return str(position + 1) if number is None else f"{position + 1} (image {number})"
+        return slice_name(position + 1, self.instance_numbers[position] if self.instance_numbers else None)
 
     def cut(self, places: Sequence[int]) -> ScanRow:
         """The scan with these slices only, to read their pixels; their labels are left out."""
@@ -300,6 +298,16 @@ class ScanRow(ManifestExtra):
             frames=tuple(self.frames[place] for place in places),
             positions=tuple(self.positions[place] for place in places),
         )
+
+
+def beside(model: Path, what: str) -> Path:
+    """The folder beside a model that keeps what `nguide fit SCANS` made it from: its "index", its "store"."""
+    return model.with_name(f"{model.name}.{what}")
+
+
+def slice_name(number: int, image: int | None) -> str:
+    """The number of a slice, and DICOM's InstanceNumber where there is one: "5 (image 12)"."""
+    return str(number) if image is None else f"{number} (image {image})"
 
 
 @dataclass(frozen=True)
