@@ -20,10 +20,9 @@ from normal_guidance.core.bags import LabelledScans
 from normal_guidance.core.blocks import count_slices
 from normal_guidance.core.methods import ENSEMBLE, method_title
 from normal_guidance.core.prediction import Prediction
-from normal_guidance.fit.ensemble import MemberKind, prior_attention
+from normal_guidance.fit.ensemble import prior_attention
 from normal_guidance.fit.fit_ensemble import (
     KINDS,
-    Choice,
     EnsembleFit,
     FoldPlan,
     fit_ensemble,
@@ -367,7 +366,10 @@ def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked,
     for number, (kind, found) in enumerate(zip(KINDS, fit.kinds, strict=True)):
         attends, scores = number in fit.choice.attends, number in fit.choice.scores
         where = [name for name, counts in (("attention", attends), ("score", scores)) if counts]
-        why = f"counts in {' and '.join(where)}" if where else _why_not(kind, fit.choice)
+        spare = fit.choice.usual and not kind.scores  # it would attend where no guided kind does
+        why = "for where guidance fails" if spare else "left out: tells scans apart worse"
+        if where:
+            why = f"counts in {' and '.join(where)}"
         auroc = scan_auroc(scans.labels, scans.patient_ids, found.logits)
         located = _localization(scans, found.attention) if kind.attends else None
         title = method_title(kind.method)
@@ -375,16 +377,6 @@ def rank(fit: EnsembleFit, own: Measured, scans: LabelledScans) -> tuple[Ranked,
     guess = _localization(scans, prior_attention(scans.lengths))
     position = Ranked("position", "Position: the middle of the scan", False, False, "for comparison", None, guess, None)
     return (first, *sorted(rows, key=lambda row: row.log_loss or 0.0), position)
-
-
-def _why_not(kind: MemberKind, choice: Choice) -> str:
-    if kind.scores:
-        return "left out: it tells scans apart clearly worse than the best kind"
-    return (
-        "for where guidance fails"
-        if choice.usual
-        else "left out: kinds without guidance tell scans apart clearly better"
-    )
 
 
 def _trusted(measured: Measured, fit: EnsembleFit) -> str:

@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
@@ -90,7 +91,12 @@ class ScanFolder:
             f"Scans: {len(manifest):,} of {count_text(patients, 'patient')}, {positive:,} positive, "
             f"{count_text(int(manifest.lengths.sum()), 'slice')}{' (indexed before)' if before else ''}"
         )
-        make_plan(manifest.labels.tolist(), manifest.patient_ids)  # too few to learn from: refused before the encoding
+        try:
+            make_plan(manifest.labels.tolist(), manifest.patient_ids)  # too few to learn from
+        except UserError:  # before the encoding; with a corrected table the same command begins anew
+            if not before:
+                rmtree(out)
+            raise
         return manifest
 
     def _check(self, out: Path, manifest: Manifest) -> None:
