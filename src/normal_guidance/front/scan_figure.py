@@ -62,6 +62,6 @@ def plot_scan(
     for column, (name, image) in enumerate(images):
         shown = figure.add_subplot(grid[1, column])
         shown.imshow(image, cmap="gray", vmin=low, vmax=high)
-        shown.set_title(f"slice {name}", fontsize=8)
+        shown.set_title(f"slice {name}".replace(" (", "\n("), fontsize=8)  # in two lines: eight stand side by side
         shown.set_axis_off()
     return figure
